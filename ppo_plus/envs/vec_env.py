@@ -71,10 +71,9 @@ class GymVectorEnv(BatchedVecEnv):
 
     Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, natively vectorized environments
     (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in the autoreset modes ``SAME_STEP``
-    and ``NEXT_STEP`` (see :mod:`ppo_plus.envs.vec_env`). ``env_method`` reaches the single environments of a
-    ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once; for their attributes use its own ``get_attr`` and ``set_attr``.
-
-    The adapter owns the environment from now on.
+    and ``NEXT_STEP`` (see :mod:`ppo_plus.envs.vec_env`), and owns them from now on. ``env_method`` reaches the single
+    environments of a ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once; for their attributes use its own
+    ``get_attr`` and ``set_attr``.
 
     What the environment calls ``info`` are *columns*: an array with a row per environment for each key, and under
     ``"_" + key`` which of the rows are set.
