@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ppo_plus.distributed.torchrun import job, launch, launched, require_any_gpu
+from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
     add_algo_argument,
@@ -161,10 +161,6 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
         if args.seed < 0:
             args.seed = int(np.random.default_rng().integers(2**32))
         args.seed = join(device).lead(args.seed)
-    if folder is None and job() is not None and not args.dry_run:
-        from ppo_plus.zoo.train import restarted_run
-
-        folder = restarted_run(Path(args.log_folder), args.env)
     return _prepare_new(args) if folder is None else _prepare_resumed(folder, args)
 
 
