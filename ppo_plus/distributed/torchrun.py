@@ -42,10 +42,8 @@ def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
 
 
 def join(device: str) -> "Ranks":
-    """Join the process group, if torchrun started this process; it is left when this process ends.
-
-    :param device: device of the model; gloo connects CPUs, NCCL GPUs
-    """
+    """Join the process group, if torchrun started this process; it is left when this process ends. Gloo connects CPUs,
+    NCCL GPUs."""
     import torch as th
     from torch import distributed as dist
 
