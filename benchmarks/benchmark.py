@@ -4,7 +4,6 @@
     python benchmarks/benchmark.py --only CartPole-v1-x8 HalfCheetah-v5-x1 --rounds 9
     python benchmarks/benchmark.py --scaling --json benchmarks/results/scaling.json
     python benchmarks/benchmark.py --learning --json benchmarks/results/learning_check.json
-    python benchmarks/benchmark.py --all-cores --json benchmarks/results/all_cores.json
     python benchmarks/benchmark.py --quick          # only whether it runs: its figures mean nothing
 
 **Time** is that of whole training, rollouts and updates together, per environment step. Contenders get the same
@@ -14,8 +13,6 @@ rollout in a fresh process, libraries imported and model made before it; where t
 filled and with an empty compiler cache. **Memory** is the peak of the process, and how much of it training added.
 **Where the time goes** comes from a separate round with clocks around methods. ``--scaling`` leaves environments out:
 they replay random observations. ``--learning`` asks whether returns differ from SB3's by more than seeds do.
-``--all-cores`` lets all use the whole machine, each in the vector environments it may choose from: PPO_Plus in those of
-``make_vec``, which ``--vec-env auto`` picks, and SB3 in each of its own.
 """
 
 import argparse
@@ -57,7 +54,6 @@ from report.speed import (
     UPDATE,
     Measured,
     Results,
-    all_cores_table,
     comparison,
     details_table,
     learning_row,
@@ -66,7 +62,7 @@ from report.speed import (
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 #: One thread each, torch's and XLA's; libraries read it when they are imported, so it is set before processes start.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
@@ -77,15 +73,6 @@ CONTENDERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "PPO_Plus eager": ("ppo_plus", "PPO_Plus", {"compile": False}),
     COMPILED: ("ppo_plus", "PPO_Plus", {"compile": True}),
     SBX: ("sbx", "PPO", {}),
-}
-#: Those of ``--all-cores``: which of the above, in which vector environment, and torch's threads (``None``: torch's
-#: choice for SB3, PPO_Plus's own for itself).
-ALL_CORES: dict[str, tuple[str, str, int | None]] = {
-    "SB3, DummyVecEnv": (REFERENCE, "DummyVecEnv", None),
-    "SB3, DummyVecEnv, one thread": (REFERENCE, "DummyVecEnv", 1),
-    "SB3, SubprocVecEnv": (REFERENCE, "SubprocVecEnv", None),
-    "SB3, SubprocVecEnv, one thread": (REFERENCE, "SubprocVecEnv", 1),
-    "PPO_Plus, make_vec": (COMPILED, "make_vec", None),
 }
 
 
@@ -115,13 +102,10 @@ class Workload:
     reference: tuple[str, str] = ("stable_baselines3", "PPO")
     wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
 
-    def make_env(self, seed: int, vec_env: str = "DummyVecEnv") -> VecEnv:
+    def make_env(self, seed: int) -> VecEnv:
         if not isinstance(self.env, str):
             return Replay(self.env, self.n_envs, seed)
-        if vec_env == "make_vec":
-            return import_module("ppo_plus").make_vec(self.env, self.n_envs, seed)  # type: ignore[no-any-return]
-        kind: Any = SubprocVecEnv if vec_env == "SubprocVecEnv" else DummyVecEnv
-        return make_vec_env(self.env, self.n_envs, seed=seed, wrapper_class=self.wrapper, vec_env_cls=kind)
+        return make_vec_env(self.env, self.n_envs, seed=seed, wrapper_class=self.wrapper)
 
     def shrunk(self) -> "Workload":
         """The least that still takes every path: two epochs of two minibatches."""
@@ -263,9 +247,7 @@ class Trainee:
     """One contender on one workload."""
 
     def __init__(self, contender: str, workload: Workload, seed: int, device: str):
-        contender, vec_env, threads = ALL_CORES.get(contender, (contender, "DummyVecEnv", 1))
-        if threads is not None:
-            th.set_num_threads(threads)
+        th.set_num_threads(1)
         if contender == SBX and workload.arguments.get("use_sde"):
             raise ValueError('gSDE is accepted but "not properly implemented", as its source says')
         if contender == SBX and workload.wrapper is Masked:
@@ -276,7 +258,7 @@ class Trainee:
         make = getattr(import_module(module), algorithm)
         if module == "ppo_plus":
             arguments = arguments | workload.own
-        env = workload.make_env(seed, vec_env)
+        env = workload.make_env(seed)
         self.memory_before = peak_memory()
         own = {name: getattr(workload, name) for name in ("n_steps", "batch_size", "n_epochs")}
         self.model = make(workload.policy, env, seed=seed, device=device, **own, **workload.arguments, **arguments)
@@ -401,13 +383,13 @@ def compare(
 
 def facts(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the figures depend on."""
-    packages = ("sb3_contrib", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax", "envpool")
+    packages = ("sb3_contrib", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax")
     found = machine.facts(*packages)
     return found | {
         "machine": f"{found['machine']}, {machine.processor()}",
         "load before": round(os.getloadavg()[0], 2),
         "device": arguments.device if arguments.device == "cpu" else th.cuda.get_device_name(arguments.device),
-        "threads": "all" if arguments.all_cores else 1,
+        "threads": 1,
         "seeds": list(range(arguments.seeds)) if arguments.learning else arguments.seed,
         "rounds": arguments.rounds,
         "quick": arguments.quick,
@@ -418,7 +400,6 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--scaling", action="store_true", help=f"cost against {', '.join(SCALING)}")
-    mode.add_argument("--all-cores", action="store_true", help="whole training with all cores, of HalfCheetah-v5-x8")
     mode.add_argument("--learning", action="store_true", help="compare what is learned, not how fast")
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"some of {', '.join(WORKLOADS)}")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
@@ -429,7 +410,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="file for everything that was measured")
     arguments = parser.parse_args()
     known = list(SCALING if arguments.scaling else LEARNING if arguments.learning else WORKLOADS)
-    arguments.only = arguments.only or (["HalfCheetah-v5-x8"] if arguments.all_cores else known)
+    arguments.only = arguments.only or known
     if set(arguments.only) - set(known):
         parser.error(f"--only takes some of {', '.join(known)}")
     if arguments.quick:
@@ -451,9 +432,7 @@ def measure(workloads: dict[Any, Workload], contenders: list[str], arguments: ar
     for title, workload in workloads.items():
         print(f"{title} ...", file=sys.stderr)
         given = arguments.rounds, arguments.seed, arguments.device
-        results[str(title)] = compare(
-            workload, contenders, *given, details=not (arguments.scaling or arguments.all_cores)
-        )
+        results[str(title)] = compare(workload, contenders, *given, details=not arguments.scaling)
         for name, result in results[str(title)].items():
             if result.error:
                 print(f"{title}: {name} was not measured ({result.error})\n")
@@ -483,13 +462,6 @@ def run_scaling(arguments: argparse.Namespace) -> dict[str, Any]:
     return everything
 
 
-def run_all_cores(arguments: argparse.Namespace) -> dict[str, Any]:
-    workloads = selected(WORKLOADS, arguments.only, arguments.quick)
-    results = measure(workloads, list(ALL_CORES), arguments)
-    show(all_cores_table(results))
-    return {"workloads": workloads, "results": results}
-
-
 def run_learning(arguments: argparse.Namespace) -> dict[str, Any]:
     returns: dict[str, dict[str, list[float]]] = {}
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
@@ -508,11 +480,10 @@ def run_learning(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     arguments = parse_arguments()
-    if not arguments.all_cores:
-        os.environ |= ONE_THREAD
+    os.environ |= ONE_THREAD
     about = facts(arguments)
     print(", ".join(f"{key} {value}" for key, value in about.items()) + "\n")
-    modes = {"scaling": run_scaling, "learning": run_learning, "all_cores": run_all_cores}
+    modes = {"scaling": run_scaling, "learning": run_learning}
     run = next((run for mode, run in modes.items() if getattr(arguments, mode)), run_speed)
     results = run(arguments)
     if arguments.json:

@@ -23,6 +23,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from machine import facts  # the modules beside this one
@@ -31,7 +32,6 @@ from report.results import write
 from stable_baselines3 import PPO
 
 from ppo_plus import PPO_Plus, TensorEnv, Transition, as_vec_env
-from ppo_plus.envs.tensors.env import box
 
 #: Steps of an episode, of a rollout, and how a rollout is learned from.
 LIMIT, ROLLOUT, MINIBATCHES, EPOCHS = 250, 24, 4, 5
@@ -46,7 +46,7 @@ class SwingUp(TensorEnv):
     """
 
     def __init__(self, num_envs: int, device: str) -> None:
-        super().__init__(num_envs, box(5), spaces.Box(-1.0, 1.0, (1,)), device)
+        super().__init__(num_envs, spaces.Box(-np.inf, np.inf, (5,)), spaces.Box(-1.0, 1.0, (1,)), device)
         self.state = th.zeros(num_envs, 4, device=device)
         self.t = th.zeros(num_envs, dtype=th.long, device=device)
         self.running = th.zeros(num_envs, device=device)

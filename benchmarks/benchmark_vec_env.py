@@ -13,7 +13,7 @@ in SB3's ``AtariWrapper`` where ale-py is installed, else an environment that co
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -72,25 +72,20 @@ class Task:
 
     :param spec: how Gymnasium makes it, also in other processes
     :param wrapper: of each environment
-    :param pool: EnvPool's name of it; ``None``: it has none
-    :param pool_arguments: EnvPool's arguments
     """
 
     spec: EnvSpec
     wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
-    pool: str | None = None
-    pool_arguments: dict[str, Any] = field(default_factory=dict)
 
 
 def find_task(name: str) -> Task:
     """A task by its name: ``Atari``, or a Gymnasium id."""
     if name != "Atari":
-        return Task(gym.spec(name), pool=name)
+        return Task(gym.spec(name))
     if find_spec("ale_py") is None or find_spec("cv2") is None:
         return Task(EnvSpec("LikeAtari-v0", entry_point=LikeAtari, disable_env_checker=True))
     gym.register_envs(import_module("ale_py"))
-    arguments = {"stack_num": 1, "episodic_life": True, "reward_clip": True}
-    return Task(gym.spec("PongNoFrameskip-v4"), AtariWrapper, "Pong-v5", arguments)
+    return Task(gym.spec("PongNoFrameskip-v4"), AtariWrapper)
 
 
 def make_sb3(task: Task, n_envs: int, kind: type[VecEnv], **kwargs: Any) -> VecEnv:
@@ -114,18 +109,11 @@ def make_gym(task: Task, n_envs: int, mode: str) -> VecEnv:
     )
 
 
-def make_envpool(task: Task, n_envs: int, num_threads: int) -> VecEnv:
-    """EnvPool's; 0 threads are as many as there are cores."""
-    make = import_module("envpool").make_gymnasium
-    return as_vec_env(make(task.pool, num_envs=n_envs, num_threads=num_threads, seed=0, **task.pool_arguments))
-
-
 def makers(task: Task) -> dict[str, Callable[[int], VecEnv]]:
     """How to make each kind that is to be had for this task."""
     kinds: dict[str, Callable[[int], VecEnv]] = {
         "SB3 DummyVecEnv": partial(make_sb3, task, kind=DummyVecEnv),
         "SB3 SubprocVecEnv": partial(make_sb3, task, kind=SubprocVecEnv),
-        "Supervised, here": partial(make_sb3, task, kind=SupervisedVecEnv, processes=False),
         "Supervised, in processes": partial(make_sb3, task, kind=SupervisedVecEnv),
         "Supervised, with a time limit": partial(make_sb3, task, kind=SupervisedVecEnv, timeout=60),
         "Gymnasium sync": partial(make_gym, task, mode="sync"),
@@ -133,9 +121,6 @@ def makers(task: Task) -> dict[str, Callable[[int], VecEnv]]:
     }
     if task.spec.vector_entry_point is not None:
         kinds["Gymnasium native"] = partial(make_gym, task, mode="vector_entry_point")
-    if find_spec("envpool") is not None and task.pool in import_module("envpool").list_all_envs():
-        kinds["EnvPool, 1 thread"] = partial(make_envpool, task, num_threads=1)
-        kinds["EnvPool, all threads"] = partial(make_envpool, task, num_threads=0)
     return kinds
 
 
@@ -205,9 +190,9 @@ def main() -> None:
         "--kinds",
         nargs="+",
         # Each further kind in processes has 64 of them, which together need more memory than most machines have.
-        default=["SB3", "Gymnasium", "EnvPool, all"],
+        default=["SB3", "Gymnasium"],
         metavar="NAME",
-        help="what their names begin with (%(default)s); further: Supervised, EnvPool, 1 thread",
+        help="what their names begin with (%(default)s); further: Supervised",
     )
     parser.add_argument(
         "--quick", action="store_true", help="one short round of 2 environments, to see whether it runs"
@@ -219,7 +204,7 @@ def main() -> None:
         arguments.n_envs, arguments.rounds, seconds = [2], 1, 0.0
 
     # Before it makes a load itself.
-    about = facts("gymnasium", "numpy", "envpool", "mujoco", "ale_py") | {"load before": f"{getloadavg()[0]:.1f}"}
+    about = facts("gymnasium", "numpy", "mujoco", "ale_py") | {"load before": f"{getloadavg()[0]:.1f}"}
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     results: dict[str, dict[int, dict[str, list[float]]]] = {}
     for name in arguments.env:

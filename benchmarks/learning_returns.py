@@ -178,8 +178,7 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
     package, name = ARMS[job.arm].algorithm.split(".")
     algorithm = getattr(import_module(package), name)
     env = make_envs(training)
-    simulators = ["envpool", "ale-py"] if training.vec_env == "envpool" else ["mujoco"]
-    version = versions(*simulators)
+    version = versions("ale-py" if job.arm == "atari" else "mujoco")
     model = make_model(algorithm, training, env)
     wall, cpu = time.perf_counter(), time.process_time()
     episodes = Episodes()

@@ -448,20 +448,6 @@ ROLLOUT = (
         "tests/envs/tensors/test_normalize.py",
     ),
     Fault(
-        "rsl-rl-time-outs-terminate",
-        "envs/tensors/simulators.py",
-        "truncated = ended & timed.bool()",
-        "truncated = ~ended & timed.bool()",
-        "tests/envs/tensors/test_simulators.py",
-    ),
-    Fault(
-        "mjlab-not-reset",
-        "envs/tensors/simulators.py",
-        'self._resets_itself = getattr(self.cfg, "auto_reset", True)',
-        "self._resets_itself = True",
-        "tests/envs/tensors/test_simulators.py",
-    ),
-    Fault(
         "lazy-twice",
         "rollout/lazy.py",
         "self._value, self._make = self._make(), None",
@@ -1022,13 +1008,6 @@ ZOO = (
     ),
 )
 DISTRIBUTED = (
-    Fault(
-        "first-update-is-measured",
-        "distributed/shared.py",
-        "self._n_updates == 2",
-        "self._n_updates == 1",
-        "tests/distributed/test_shared.py",
-    ),
     Fault(
         "ranks-share-a-seed",
         "distributed/ranks.py",

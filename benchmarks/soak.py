@@ -12,8 +12,7 @@ evaluations, bit by bit. It is
 - trained on a small file system that fills up for a while: it warns, or ends with exit code 28, and is resumed;
 - trained with a system clock that jumps by up to an hour, forwards and backwards.
 
-Of runs of several processes a random one is killed, or torchrun, which started them, or all; and in some of these runs
-torchrun restarts them by itself.
+Of runs of several processes a random one is killed, or torchrun, which started them, or all.
 
 In some of the runs environments raise, return NaN or another shape, hang or die as a process, by chances drawn from
 their generator, so that the same faults come again in the run that is interrupted.
@@ -67,14 +66,12 @@ class Kind(NamedTuple):
     :param timesteps: for how long
     :param further: further arguments of ``ppo-plus train``
     :param processes: how many train
-    :param restarts: how often torchrun may restart them
     """
 
     env_id: str
     timesteps: int
     further: str
     processes: int = 1
-    restarts: int = 0
 
     @property
     def ways(self) -> dict[str, int]:
@@ -82,17 +79,9 @@ class Kind(NamedTuple):
         return WAYS if self.processes == 1 else WAYS_OF_SEVERAL
 
     @property
-    def launcher(self) -> list[str]:
-        """What starts ``ppo-plus``: torchrun, where it is to restart processes."""
-        if not self.restarts:
-            return []
-        torchrun = "-m torch.distributed.run --standalone"
-        return f"{torchrun} --nproc-per-node {self.processes} --max-restarts {self.restarts}".split()
-
-    @property
     def starts(self) -> list[str]:
         """Arguments with which ``ppo-plus`` starts several processes itself."""
-        return [] if self.restarts or self.processes == 1 else ["--processes", str(self.processes)]
+        return [] if self.processes == 1 else ["--processes", str(self.processes)]
 
 
 COMMON = "--gym-packages soak_envs --no-progress --eval-episodes 2 --n-eval-envs 1 --restart-envs 1000"
@@ -116,7 +105,6 @@ RUNS = {
         "--vec-env subproc --env-timeout 10 -params n_envs:2 n_steps:128 n_epochs:4 compile:False",
     ),
     "two processes, VecNormalize": Kind("SoakWhole-v0", 30_000, f"{TOGETHER} normalize:True", 2),
-    "two processes, restarted": Kind("SoakWhole-v0", 30_000, TOGETHER, 2, restarts=100),
 }
 #: What an environment did, by words of the line that reports its restart.
 KINDS = {"raised": "raises", "not finite": "NaN", "of shape": "another shape", "died": "dies", "no answer": "hangs"}
@@ -273,7 +261,7 @@ class Soak:
         environment = {**os.environ, **self.clock.variables, "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = str(Path(__file__).parent)
         with output.open("a") as file:
-            command = [sys.executable, *self.kind.launcher, "-m", "ppo_plus", "train", *arguments]
+            command = [sys.executable, "-m", "ppo_plus", "train", *arguments]
             return subprocess.Popen(
                 command, env=environment, stdout=file, stderr=subprocess.STDOUT, text=True, start_new_session=True
             )
@@ -354,9 +342,8 @@ class Soak:
                 return way, True
             workers = _workers(process.pid)
             self.interrupt(process, way, disk)
-            if way != "kill a process" or not self.kind.restarts:
-                self.await_end(process, workers)
-                return way, False
+            self.await_end(process, workers)
+            return way, False
 
     def await_end(self, process: "subprocess.Popen[str]", workers: list[int]) -> None:
         """Wait until a run has ended, and all its processes have."""

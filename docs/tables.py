@@ -64,12 +64,9 @@ VEC_ENVS = {
     "Gymnasium sync": "Gymnasium, sequential",
     "Gymnasium async": "Gymnasium, in processes",
     "Gymnasium native": "Gymnasium, native vector environment",
-    "EnvPool, 1 thread": "EnvPool, one thread",
-    "EnvPool, all threads": "EnvPool, one thread per core",
 }
 SUPERVISED = {
     "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
-    "Supervised, here": "`SupervisedVecEnv(processes=False)`",
     "SB3 SubprocVecEnv": "SB3 `SubprocVecEnv`",
     "Supervised, in processes": "`SupervisedVecEnv`",
     "Supervised, with a time limit": "`SupervisedVecEnv(timeout=60)`",
@@ -422,8 +419,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "supervised": lambda: vec_envs("supervised", SUPERVISED),
     "supervised-about": lambda: about("supervised"),
     "vec-envs-about": lambda: about("vec_env"),
-    "all-cores": lambda: speed.all_cores_table(measured("all_cores")),
-    "all-cores-about": lambda: about("all_cores"),
     "processes-training": lambda: processes.training_table(read("processes")),
     "processes-updates": lambda: processes.updates_table(read("processes")),
     "processes-messages": lambda: processes.messages_table(read("processes")),

@@ -354,7 +354,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
+        """As SB3's, also for ids of environments and for vector environments of Gymnasium."""
         made = PPO_Plus._checked_env(env, verbose)
         if not isinstance(made, VecEnv):
             # SB3 puts it into a Monitor, which resumes with it, and says so.
@@ -511,8 +511,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
                 if log_interval is not None and iteration % log_interval == 0:
                     self.dump_logs(iteration)
-                with self.shared.updating():
-                    self.train()
+                self.train()
                 call.iteration, call.between_rollouts = iteration, True
             callback.on_training_end()
         return self

@@ -179,7 +179,7 @@ PRIVATE: dict[str, set[str]] = {
     "_log_success_callback": {"zoo.callbacks"},
     "_maybe_recommend_cpu": {"ppo"},
     "_modules": {"compiling.constants", "saving.format.values"},
-    "_n_updates": {"distributed.shared", "ppo", "saving.model", "zoo.callbacks"},
+    "_n_updates": {"ppo", "saving.model", "zoo.callbacks"},
     "_num_timesteps_at_start": {"saving.model"},
     "_obs_buffer": {"envs.resumable.known_envs"},
     "_options": {"envs.lean_vec_env", "envs.resumable.known_envs", "envs.supervised.vec_env", "envs.vec_env"},

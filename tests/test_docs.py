@@ -352,7 +352,7 @@ def test_every_metric_is_described():
     described = set(re.findall(r"^\| .*?(?= \|)", text, re.MULTILINE))
     described = {name for cell in described for name in re.findall(r"`((?:rollout|time|train|eval|faults)/\w+)`", cell)}
     keys = Keys()
-    restarts = dict(vec_env_cls=SupervisedVecEnv, vec_env_kwargs=dict(restarts=1, processes=False))
+    restarts = dict(vec_env_cls=SupervisedVecEnv, vec_env_kwargs=dict(restarts=1))
     cases = [
         ("Pendulum-v1", {}, dict(use_sde=True, clip_range_vf=0.2, target_kl=0.1)),
         ("CartPole-v1", restarts, {}),

@@ -96,7 +96,7 @@ ARMS = {
     "mujoco-shared": Arm(entry="mujoco"),
     "entry": Arm(entry="{task}", steps=None),
     # Ten million frames, four to each action: training episodes are as long as their actions, others as their frames.
-    "atari": Arm(entry="atari", steps=2_500_000, vec_env="envpool"),
+    "atari": Arm(entry="atari", steps=2_500_000, vec_env="subproc"),
     "trpo": Arm(
         "sb3_contrib.TRPO",
         ZOO_TRPO,
@@ -318,6 +318,5 @@ STAGES: dict[str, list[Cell]] = {
     ],
     # Runs of BipedalWalker are five times as long.
     "entries": [Cell("entry", task, range(20, 23 if "Bipedal" in task else 30)) for task in GOALS["entry"]],
-    # pip install envpool
     "atari": [Cell("atari", "PongNoFrameskip-v4", range(20, 21))],
 }

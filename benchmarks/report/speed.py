@@ -89,19 +89,6 @@ def details_table(results: Results) -> list[str]:
     return markdown([*header, *(f"{section}, µs" for section in SECTIONS)], rows)
 
 
-def all_cores_table(results: Results) -> list[str]:
-    """A row for each workload and contender: its time, and how many times faster PPO_Plus is."""
-    rows = []
-    for title, by_contender in results.items():
-        *others, ours = by_contender.values()
-        for name, result in by_contender.items():
-            if not result.error:
-                # The others are compared with the last one.
-                cell = time_cell(ours, result) if result in others and not ours.error else ""
-                rows.append([title, name, f"{median(result.us_per_step):.1f} µs", cell.partition(", ")[2]])
-    return markdown(["workload, all cores", "contender", "time per environment step", "PPO_Plus is faster"], rows)
-
-
 def learning_row(name: str, returns: dict[str, list[float]]) -> list[str]:
     """The interquartile means over seeds with their 95 % intervals, and whether the intervals overlap."""
     from ppo_plus.zoo.tune.statistics import iqm_interval

@@ -23,11 +23,8 @@ class Reduction:
         self._names: tuple[str, ...] = ()
 
     def __call__(self, found: tuple[Losses, Gradient] | None, targets: list[Any], n: int) -> tuple[Losses, Gradient]:
-        """The loss and the gradient of the minibatch that all processes have a part of.
-
-        :param found: those of this one's part; ``None``: it has none
-        :param targets: what the gradient is with respect to; missing in all processes, a part of it stays missing
-        """
+        """The loss and the gradient with respect to ``targets`` of the minibatch, given those of this process's part
+        of it, if it has one. A part of the gradient that is missing in all processes stays missing."""
         if found is not None:
             self._names = tuple(found[0].diagnostics)
         elif not self._names:
@@ -55,11 +52,8 @@ class Reduction:
 
 
 def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterator[Iterable[Rows]]:
-    """Epochs with as many minibatches in each process, of which the last ones may have no rows.
-
-    :param normalizes: whether the loss is to find :attr:`~ppo_plus.Batch.normalized` advantages, for which rollouts
-        have a place (:func:`with_room`)
-    """
+    """Epochs with as many minibatches in each process, of which the last ones may have no rows; with
+    :attr:`~ppo_plus.Batch.normalized` advantages if it ``normalizes``, for which rollouts have a place."""
     for epoch in epochs:
         minibatches = list(epoch)
         if not minibatches:

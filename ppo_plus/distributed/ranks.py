@@ -25,11 +25,7 @@ class RanksError(RuntimeError):
 
 
 class Ranks:
-    """This process among those that train one model.
-
-    :param rank: its number, from 0
-    :param size: how many there are
-    """
+    """This process, ``rank`` from 0, among ``size`` that train one model."""
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size
@@ -57,10 +53,8 @@ class Ranks:
         return f"rank {self.rank} of {self.size}"
 
     def seed(self, seed: int | None) -> int | None:
-        """The seed of what differs between processes: environments, noise, the order of minibatches.
-
-        :param seed: the run's, which is also that of rank 0; ``None``: none
-        """
+        """The seed of what differs between processes (environments, noise, the order of minibatches), from the run's,
+        which is also that of rank 0."""
         if not self.several or (seed is not None and self.leads):
             return seed
         return derived_seed(None if seed is None else [seed, self.rank])
@@ -102,11 +96,7 @@ class Ranks:
             tensor.detach().copy_(whole)
 
     def require_same(self, facts: dict[str, Any]) -> None:
-        """Refuse processes that differ in what has to be the same.
-
-        :param facts: by name
-        :raises RanksError: they differ; on all of them
-        """
+        """:raises RanksError: processes differ in facts that have to be the same; on all of them"""
         require_equal(self.gather_values(as_text(facts)))
 
     @contextmanager
@@ -154,10 +144,7 @@ def as_text(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def require_equal(by_rank: Sequence[dict[str, str]]) -> None:
-    """Compare the facts of all processes.
-
-    :raises RanksError: they differ
-    """
+    """:raises RanksError: the facts of processes differ"""
     for name in by_rank[0]:
         values = {other.get(name): rank for rank, other in reversed(list(enumerate(by_rank)))}
         if len(values) > 1:

@@ -1,10 +1,7 @@
 """Training by several processes: what they exchange after each rollout (episodes, normalization statistics, and whether
 to continue), and in each update (:mod:`ppo_plus.distributed.gradients`)."""
 
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -47,7 +44,6 @@ class SharedTraining(SingleProcess):
         self._episodes: list[tuple[Any, Any]] = []
         #: Seconds that processes have waited for each other, on average.
         self.waited = 0.0
-        self._n_updates = 0
 
     def begin(self, env: VecEnv) -> None:
         """Start training: all processes take the normalization statistics of rank 0."""
@@ -100,24 +96,6 @@ class SharedTraining(SingleProcess):
         turns = zip_longest(*(other.episodes for other in others))
         infos = [{"episode": each[0], "is_success": each[1]} for turn in turns for each in turn if each is not None]
         return all(other.keep_training for other in others), infos, max(other.num_timesteps for other in others)
-
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Warn where an update is one that a single process would make as fast: even one that needed as much time as
-        all of them together need to compute."""
-        start, waited = time.monotonic(), self.ranks.waited
-        yield
-        self._n_updates += 1
-        waited = self.ranks.waited - waited
-        computed = time.monotonic() - start - waited
-        # The first one compiles, in each process for itself.
-        if self.ranks.leads and self._n_updates == 2 and waited > (self.ranks.size - 1) * computed:
-            warnings.warn(
-                f"{self.ranks.size} processes waited for each other for {waited / (waited + computed):.0%} of an "
-                "update, which one process would make as fast: networks or minibatches are too small for so many. What "
-                "pays is a larger batch_size, or fewer processes with faster environments, such as --vec-env subproc",
-                stacklevel=4,
-            )
 
     def normalize_advantages(self, buffer: Any) -> None:
         valid = ... if buffer.valid is None else buffer.valid

@@ -1,7 +1,6 @@
 """Training by one process, which exchanges nothing."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -25,10 +24,7 @@ class SingleProcess:
     scheduled: Mapping[str, Any] = MappingProxyType({})
 
     def record(self, infos: Sequence[dict[str, Any]], dones: Any) -> tuple[Sequence[dict[str, Any]], Any]:
-        """The infos and dones of a step that are to be logged now.
-
-        :param dones: which episodes have ended; ``None``: none of them, as in SB3
-        """
+        """The infos and dones of a step that are to be logged now; ``dones`` may be ``None``, as in SB3."""
         return infos, dones
 
     def synchronize(
@@ -40,35 +36,20 @@ class SingleProcess:
         facts: Callable[[], dict[str, Any]],
         policy: nn.Module,
     ) -> tuple[bool, list[dict[str, Any]], int]:
-        """End a rollout.
+        """End a rollout: statistics of ``env`` become those of all processes, and weights that differ by rounding are
+        made the same. Returns whether all want to continue, infos of at most ``keep`` episodes of each to log now, and
+        the largest count of timesteps, since one may have stopped early.
 
-        :param env: this process's environments, whose statistics become those of all
-        :param keep_training: whether this process wants to continue
-        :param keep: how many episodes are reported, at most
-        :param facts: returns what has to be the same in all processes
-        :param policy: with its optimizer; its weights are made the same where they differ by rounding
-        :return: whether all want to continue; infos of episodes that are to be logged now; and the largest count of
-            timesteps, since one may have stopped early
-        :raises RanksError: facts or weights differ
+        :raises RanksError: weights, or what ``facts`` returns, differ
         """
         return keep_training, [], num_timesteps
 
-    def updating(self) -> AbstractContextManager[None]:
-        """The context of an update."""
-        return nullcontext()
-
     def normalize_advantages(self, buffer: Any) -> None:
-        """Normalize the advantages of the rollouts of all processes, as those of one.
-
-        :param buffer: this process's :class:`ppo_plus.RolloutBuffer`
-        """
+        """Normalize the advantages of the rollouts of all processes, as those of one."""
         buffer.normalize_advantages()
 
     def prepare(self, rollout: Any, normalizes: bool) -> Any:
-        """The rollout as :meth:`epochs` need it.
-
-        :param normalizes: whether advantages are normalized in each minibatch
-        """
+        """The rollout as :meth:`epochs` need it; ``normalizes``: advantages are normalized in each minibatch."""
         return rollout
 
     def epochs(self, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterable[Iterable[Rows]]:
@@ -79,12 +60,8 @@ class SingleProcess:
         """Average the statistics that layers keep of the data, such as those of batch normalization."""
 
     def explained_variance(self, values: np.ndarray, returns: np.ndarray) -> float:
-        r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`.
-
-        :param values: shape ``(B,)``
-        :param returns: shape ``(B,)``
-        :return: NaN where returns do not vary
-        """
+        r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`, of values and
+        returns ``(B,)``; NaN where returns do not vary."""
         return float(explained_variance(values, returns))
 
     def log(self) -> dict[str, float]:

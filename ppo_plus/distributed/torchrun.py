@@ -5,19 +5,14 @@ Torch is imported within the functions, because the command line asks :func:`lau
 
 import atexit
 import ctypes
-import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
-from uuid import uuid4
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
     from ppo_plus.distributed.ranks import Ranks
 
 #: What torchrun sets for each process; see ``torch.distributed.run``.
@@ -28,20 +23,11 @@ PR_SET_PDEATHSIG = 1
 PARENT = os.getppid()
 #: How long a process may wait for the others: one of them may be evaluating.
 GROUP_TIMEOUT = timedelta(hours=2)
-#: Seconds between two checks of the store.
-POLL_INTERVAL = 0.02
 
 
 def launched() -> bool:
     """Whether torchrun, or a similar launcher, started this process together with others."""
     return all(name in os.environ for name in VARIABLES) and int(os.environ["WORLD_SIZE"]) > 1
-
-
-def job() -> str | None:
-    """torchrun's id of this job, which stays the same after a restart; ``None`` if no id is unique to this job."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID")
-    # Jobs without --rdzv-id share the id "none", which identifies this one only if torchrun itself restarted it.
-    return None if name == "none" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" else name
 
 
 def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
@@ -56,23 +42,23 @@ def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
 
 
 def join(device: str) -> "Ranks":
-    """Join the process group, if torchrun started this process; it is left when this process ends.
-
-    :param device: device of the model; gloo connects CPUs, NCCL GPUs
-    """
+    """Join the process group, if torchrun started this process; it is left when this process ends. Gloo connects CPUs,
+    NCCL GPUs."""
     import torch as th
+    from torch import distributed as dist
 
     from ppo_plus.distributed.ranks import Ranks
 
     if not launched():
         return Ranks.present()
+    require_no_restarts()
     end_with_torchrun()
     on_gpu = device.startswith("cuda") or (device == "auto" and th.cuda.is_available())
     if on_gpu:
         require_any_gpu(device)
         _select_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     # gloo in addition to NCCL, for what is on the CPU, such as an optimizer's step count.
-    join_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=GROUP_TIMEOUT)
     # If the group is not left, gloo's threads end the process with an error.
     atexit.register(Ranks.present().leave)
     return Ranks.present()
@@ -90,6 +76,16 @@ def _select_gpu(local_rank: int) -> None:
     th.cuda.set_device(local_rank)
 
 
+def require_no_restarts() -> None:
+    """:raises ValueError: torchrun would restart processes, which would begin a new run"""
+    n = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if n != "0":
+        raise ValueError(
+            f"torchrun --max-restarts {n}: restarted processes do not resume by themselves. Leave it out, and resume "
+            "with --resume RUN after a process has ended"
+        )
+
+
 def require_any_gpu(device: str) -> None:
     """:raises ValueError: the device is one GPU, which all processes would share"""
     if device.startswith("cuda:"):
@@ -104,45 +100,3 @@ def end_with_torchrun() -> None:
         if os.getppid() != PARENT:
             # torchrun ended before this call.
             signal.raise_signal(signal.SIGTERM)
-
-
-def join_group(backend: str) -> None:
-    """Create the process group from the environment variables (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, …)."""
-    from torch import distributed as dist
-
-    store, rank, size = next(iter(dist.rendezvous("env://")))
-    store = unused_store(store, rank, size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=GROUP_TIMEOUT)
-
-
-def unused_store(store: "Store", rank: int, size: int, timeout: timedelta = timedelta(minutes=5)) -> "Store":
-    """A part of the store that nobody has written to.
-
-    torchrun gives the same store to restarted processes. There they would find the addresses of the killed processes
-    and wait for them. torchrun's restart count differs between machines, so it cannot tell the attempts apart.
-    Therefore each process announces itself under a new random name, and rank 0 proposes an attempt with all announced
-    names until all of them have answered.
-
-    :raises TimeoutError: some processes did not announce themselves
-    """
-    from torch import distributed as dist
-
-    name, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
-    store.set_timeout(timeout)
-    store.set(f"hello/{rank}", name)
-    attempt, proposed = "", [""] * size
-    while time.monotonic() < until:
-        if rank == 0:
-            present = [store.get(f"hello/{i}").decode() for i in range(size)]
-            if present != proposed:
-                attempt, proposed = uuid4().hex, present
-                store.set("attempt", json.dumps([attempt, proposed]))
-        else:
-            attempt, proposed = json.loads(store.get("attempt"))
-        if proposed[rank : rank + 1] == [name]:
-            store.set(f"{attempt}/{rank}", "here")
-            # All must answer first: one of the names may belong to an earlier process.
-            if store.check([f"{attempt}/{i}" for i in range(size)]):
-                return dist.PrefixStore(attempt, store)
-        time.sleep(POLL_INTERVAL)
-    raise TimeoutError(f"some of {size} processes that train together did not start within {timeout}")

@@ -1,30 +1,22 @@
 """The environments of an experiment, for training and for evaluation."""
 
-import re
 import sys
-import time
 from copy import deepcopy
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
 from ppo_plus.envs.errors import check_spaces
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.make_vec import BATCHED, pick
-from ppo_plus.envs.normalization import VecNormalizeTransitions
+from ppo_plus.envs.make_vec import require_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
-from ppo_plus.zoo.registry import find_env, is_atari
-
-#: Kinds of vector environments that step single environments.
-VEC_ENVS = ("dummy", "subproc")
+from ppo_plus.zoo.registry import find_env
 
 #: Added to the experiment's seed for evaluation environments, so that no episode is both trained and evaluated on.
 EVAL_SEED = 2**31
@@ -51,46 +43,31 @@ def make_envs(
     :param evaluation: single environments with unnormalized rewards and fixed statistics
     :param monitor_dir: folder for the ``monitor.csv`` files, which are overwritten unless you ``append``
     :param first: number of the first environment, if other processes have others; it shifts seeds and file names
-    :param restarts: how many failed environments to replace by new ones
-    :param timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
+    :param restarts: how many failed environments to replace by new ones; more than 0: in processes
+    :param timeout: seconds that an environment may take for a step or a reset, in processes; ``None``: no limit
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
-    :raises ValueError: restarts or a time limit for environments that do not support them
+    :raises ValueError: no such kind of vector environment
     """
     if n_envs is None:
         n_envs = 1 if evaluation else experiment.n_envs
-    experiment = choose_vec_env(experiment.replace(n_envs=n_envs), restarts, timeout)
-    check_supervision(experiment.vec_env, restarts, timeout)
+    experiment = experiment.replace(n_envs=n_envs)
+    require_vec_env(experiment.vec_env)
     if seed is None:
         seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
     kwargs = experiment.env_kwargs
     if evaluation and experiment.eval_env_kwargs is not None:
         kwargs = experiment.eval_env_kwargs
     kwargs = {**deepcopy(kwargs), **env_kwargs}
-    if evaluation or experiment.vec_env not in BATCHED:
-        env: Any = _make_single(
-            experiment,
-            seed + first,
-            kwargs,
-            restarts,
-            timeout,
-            start_index=first,
-            monitor_dir=None if monitor_dir is None else str(monitor_dir),
-            monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
-        )
-    else:
-        if experiment.vec_env == "envpool" and is_atari(experiment.env_id):
-            experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
-        if experiment.env_wrapper or experiment.monitor_kwargs:
-            raise ValueError(
-                f"vec_env={experiment.vec_env!r} has no single environments, which env_wrapper and monitor_kwargs are "
-                f"for: use one of {', '.join(VEC_ENVS)}"
-            )
-        name: Any = experiment.env_id if experiment.vec_env == "envpool" else find_env(experiment.env_id)
-        env = BATCHED[experiment.vec_env](name, n_envs, seed + first, kwargs)
-        if monitor_dir is not None:
-            path = monitor_dir / (f"{first}.monitor.csv" if first else "all.monitor.csv")
-            header: dict[str, float | str] = {"t_start": time.time(), "env_id": experiment.env_id}
-            env.episode_log = ResultsWriter(str(path), header=header, override_existing=not append)
+    env: Any = _make_single(
+        experiment,
+        seed + first,
+        kwargs,
+        restarts,
+        timeout,
+        start_index=first,
+        monitor_dir=None if monitor_dir is None else str(monitor_dir),
+        monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
+    )
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         arguments = dict(experiment.normalize)
@@ -99,57 +76,24 @@ def make_envs(
             arguments["gamma"] = experiment.hyperparams["gamma"]
         if evaluation:
             arguments.update(training=False, norm_reward=False)
-        env = (VecNormalizeTransitions if experiment.vec_env in BATCHED else VecNormalize)(env, **arguments)
+        env = VecNormalize(env, **arguments)
     if experiment.frame_stack is not None:
         env = VecFrameStack(env, experiment.frame_stack)
     # The algorithm does the same with its training environments.
     return PPO_Plus._wrap_env(env)
 
 
-def check_supervision(vec_env: str, restarts: int = 0, timeout: float | None = None) -> None:
-    """:raises ValueError: restarts or a time limit for environments that do not support them"""
-    if timeout is not None and vec_env not in ("subproc", "auto"):
-        raise ValueError(
-            f"--env-timeout {timeout:g}: only an environment in a separate process can be ended when it hangs: "
-            "add --vec-env subproc"
-        )
-    if restarts and vec_env in BATCHED:
-        raise ValueError(
-            f"--restart-envs {restarts}: --vec-env {vec_env} has no single environments to restart: use one of "
-            f"{', '.join(VEC_ENVS)}"
-        )
-
-
-def choose_vec_env(experiment: Experiment, restarts: int = 0, timeout: float | None = None) -> Experiment:
-    """The experiment with the fastest vector environment in place of ``"auto"``, which is printed with the reason."""
-    if experiment.vec_env != "auto":
-        return experiment
-    if timeout is not None:
-        kind, why = "subproc", "--env-timeout needs environments in separate processes"
-    else:
-        names = ("env_kwargs", "env_wrapper", "monitor_kwargs", "vec_env_wrapper", "frame_stack")
-        given = [name for name in names if getattr(experiment, name)] + (["--restart-envs"] if restarts else [])
-        needs_single = f"single environments are needed for {' and '.join(given)}" if given else ""
-        kind, why = pick(experiment.env_id, experiment.n_envs, partial(_make_one, experiment), needs_single)
-    _print(f"--vec-env auto: {kind} ({why})")
-    return experiment.replace(vec_env=kind)
-
-
-def _make_one(experiment: Experiment) -> Resumable:
-    """One training environment."""
-    return _resumable(gym.make(find_env(experiment.env_id), **deepcopy(experiment.env_kwargs)), experiment.env_wrapper)
-
-
 def _make_single(
     experiment: Experiment, seed: int, kwargs: dict[str, Any], restarts: int, timeout: float | None, **monitors: Any
 ) -> VecEnv:
     """Environments that are stepped one by one, or each in its process."""
-    make, processes = partial(gym.make, find_env(experiment.env_id)), experiment.vec_env == "subproc"
+    make = partial(gym.make, find_env(experiment.env_id))
+    processes = experiment.vec_env == "subproc" or restarts > 0 or timeout is not None
     if processes:
         # A mistake raises its own error here; in a worker process it would only end the process.
         make(**kwargs).close()
-    cls: Any = SupervisedVecEnv if processes or restarts > 0 else LeanVecEnv
-    supervision = {"restarts": restarts, "timeout": timeout, "processes": processes, "report": _print}
+    cls: Any = SupervisedVecEnv if processes else LeanVecEnv
+    supervision = {"restarts": restarts, "timeout": timeout, "report": _print}
     return make_vec_env(
         make,
         experiment.n_envs,
@@ -157,7 +101,7 @@ def _make_single(
         wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
         env_kwargs=kwargs,
         vec_env_cls=cls,
-        vec_env_kwargs=supervision if cls is SupervisedVecEnv else {},
+        vec_env_kwargs=supervision if processes else {},
         **monitors,
     )
 
@@ -165,19 +109,6 @@ def _make_single(
 def _print(line: str) -> None:
     """Print above the progress bar, if there is one."""
     tqdm.write(line, file=sys.stderr)
-
-
-def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tuple[Experiment, dict[str, Any]]:
-    """EnvPool's name of the game, and its arguments in place of ``AtariWrapper`` (whose defaults the others have)."""
-    game = re.fullmatch(r"(\w+)NoFrameskip-v4", experiment.env_id)
-    if game is None or kwargs or [(part.cls, part.kwargs) for part in experiment.env_wrapper] != [(AtariWrapper, {})]:
-        raise ValueError(
-            f"vec_env='envpool' makes Atari games named ...NoFrameskip-v4, in a plain AtariWrapper and without "
-            f"env_kwargs, but not {experiment.env_id!r} in {experiment.env_wrapper} with {kwargs}: use 'subproc', or "
-            "pass envpool.make_gymnasium(...) to PPO_Plus in Python"
-        )
-    arguments = {"episodic_life": True, "reward_clip": True, "stack_num": experiment.frame_stack or 1}
-    return experiment.replace(env_id=f"{game[1]}-v5", env_wrapper=(), frame_stack=None), arguments
 
 
 def _resumable(env: Any, parts: tuple[Part, ...]) -> Resumable:

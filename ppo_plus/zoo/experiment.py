@@ -53,9 +53,7 @@ class Experiment:
     :param vec_env_wrapper: wrappers of the vector environment, the innermost first
     :param hyperparams: the other arguments of ``PPO_Plus``
     :param eval_env_kwargs: arguments of evaluation environments; ``None`` for ``env_kwargs``
-    :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in separate processes,
-        ``"gymnasium"`` and ``"envpool"`` all at once (training environments only); ``"auto"`` picks the fastest
-        backend that gives the same task, by the rule in :mod:`ppo_plus.envs.make_vec`
+    :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in separate processes
     """
 
     env_id: str

@@ -17,18 +17,17 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.distributed.torchrun import job
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.commands import command, this_command
-from ppo_plus.zoo.envs import choose_vec_env, make_envs
+from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, saved_experiment
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
 from ppo_plus.zoo.plot import plot_learning_curve
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
-from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder, runs_of
+from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,6 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     options, ranks = options or Options(), Ranks.present()
     # Before the folder is created, which would stay if another process found a mistake.
     part = experiment.for_each_process(ranks.size)
-    if experiment.vec_env == "auto":
-        # The same one in all processes.
-        kind = choose_vec_env(part, **options.supervision()).vec_env if ranks.leads else ""
-        experiment = experiment.replace(vec_env=ranks.lead(kind))
     folder = ranks.lead(new_folder(Path(options.log_folder), experiment.env_id) if ranks.leads else None)
     assert folder is not None
     try:
@@ -108,7 +103,7 @@ def make_eval_envs(experiment: Experiment, options: Options, ranks: Ranks) -> Ve
 
 def _write_settings(experiment: Experiment, options: Options, folder: RunFolder) -> None:
     # rl_zoo3 uses `env_kwargs` of this file unless they are null; ours are in the settings.
-    first = {"algo": ALGO, "env": experiment.env_id, "env_kwargs": None, "job": job()}
+    first = {"algo": ALGO, "env": experiment.env_id, "env_kwargs": None}
     folder.settings.mkdir()
     write_text(folder.settings / "config.yml", yaml.safe_dump(experiment.settings()))
     write_text(folder.settings / "args.yml", yaml.safe_dump(first | experiment.beside_settings() | asdict(options)))
@@ -139,22 +134,6 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
         env = _make_train_envs(experiment, options, ranks, folder.path, append=True)
         model = PPO_Plus.resume(folder.checkpoints, env, experiment.device, **_shown(experiment, options))
     return Run(experiment, options, folder, model, make_eval_envs(experiment, options, ranks))
-
-
-def restarted_run(log_folder: Path, env_id: str) -> RunFolder | None:
-    """The run, if it can be resumed, that this command started in this job of torchrun before torchrun restarted it."""
-    ranks, job_id, found = Ranks.present(), job(), None
-    if job_id is None:
-        return None
-    for _, path in sorted(runs_of(log_folder / ALGO, env_id).items()) if ranks.leads else ():
-        folder = RunFolder(path, env_id)
-        with suppress(FileNotFoundError):
-            started = folder.arguments().get("job"), folder.command.read_text("utf-8")
-            if started == (job_id, this_command()) and checkpoint.files(folder.checkpoints):
-                found = folder
-    if found is not None:
-        print(f"{found.path}: resuming the run that this torchrun job ({job_id}) started", file=sys.stderr)
-    return ranks.lead(found)
 
 
 def train(run: Run) -> bool:

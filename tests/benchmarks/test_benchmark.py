@@ -54,13 +54,3 @@ def test_sections_add_up_to_a_round(benchmark, algorithm):
     assert list(sections) == list(benchmark.SECTIONS)
     assert all(value > 0 for value in sections.values())
     assert trainee.memory()["buffer"] > 0
-
-
-@pytest.mark.parametrize("name", ["SB3, DummyVecEnv, one thread", "PPO_Plus, make_vec"])
-def test_contenders_with_all_cores_train(benchmark, name, monkeypatch):
-    monkeypatch.setitem(benchmark.CONTENDERS, benchmark.COMPILED, benchmark.CONTENDERS["PPO_Plus eager"])
-    threads = th.get_num_threads()
-    trainee = benchmark.Trainee(name, benchmark.WORKLOADS["CartPole-v1-x8"].shrunk(), seed=0, device="cpu")
-    assert trainee.round() > 0
-    th.set_num_threads(threads)
-    assert (type(trainee.model.env).__name__ == "DummyVecEnv") == name.startswith("SB3")

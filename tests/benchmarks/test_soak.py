@@ -25,7 +25,7 @@ def soak_envs(import_script):
 def test_each_fault_is_known_by_its_line(soak, soak_envs, fault, kind):
     reports = []
     make = [lambda: soak_envs.Soaked({fault: 1.0} if not reports else {})]
-    env = SupervisedVecEnv(make, restarts=1, processes=False, report=reports.append)
+    env = SupervisedVecEnv(make, restarts=1, start_method="fork", report=reports.append)
     env.reset()
     env.step([1])
     assert [soak._kind_of_fault(line) for line in reports] == [kind]

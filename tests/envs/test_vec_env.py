@@ -1,6 +1,5 @@
 """The adapters behave like SB3's DummyVecEnv, in every autoreset mode."""
 
-import importlib.util
 import warnings
 from collections import defaultdict
 
@@ -19,9 +18,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.envs.vec_env import EnvPoolVecEnv, GymVectorEnv, as_vec_env
+from ppo_plus.envs.vec_env import GymVectorEnv, as_vec_env
 
-MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP]
+MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
@@ -350,9 +349,8 @@ def test_infos_of_resets(mode):
     assert len(firsts) == 2 + n_ends > 4
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_vec_normalize_on_top(mode):
-    left, right = VecNormalize(GymVectorEnv(vector(2, mode))), VecNormalize(dummy(2))
+def test_vec_normalize_on_top():
+    left, right = VecNormalize(GymVectorEnv(vector(2, AutoresetMode.SAME_STEP))), VecNormalize(dummy(2))
     for env in (left, right):
         env.seed(1)
     assert_same(left.reset(), right.reset())
@@ -373,10 +371,9 @@ def test_vec_normalize_with_next_step():
                 np.testing.assert_allclose(infos[i]["terminal_observation"], obs[i], rtol=1e-6)
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_sb3_learns_the_same_as_on_dummy(mode):
+def test_sb3_learns_the_same_as_on_dummy():
     weights = []
-    for env in (GymVectorEnv(vector(2, mode)), dummy(2)):
+    for env in (GymVectorEnv(vector(2, AutoresetMode.SAME_STEP)), dummy(2)):
         model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=2, device="cpu", seed=0).learn(64)
         assert len(model.ep_info_buffer) > 0
         weights.append(model.policy.state_dict())
@@ -401,7 +398,7 @@ class ThreeSteps(gym.Env):
         return np.full(1, self.n, np.float32), 1.0, self.n == 3, False, {}
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("mode", MODES)
 def test_callbacks_count_each_episode_once(mode):
     env = SyncVectorEnv([ThreeSteps] * 2, autoreset_mode=mode)
     callback = StopTrainingOnMaxEpisodes(4)
@@ -560,250 +557,25 @@ def test_an_end_in_a_row_that_resets_is_none():
 def test_unsupported_environments():
     with pytest.raises(ValueError, match=r'metadata\["autoreset_mode"\]=None'):
         GymVectorEnv(Fixed({}))
+    with pytest.raises(ValueError, match="must be SAME_STEP or NEXT_STEP"):
+        GymVectorEnv(vector(1, AutoresetMode.DISABLED))
     with pytest.raises(ValueError, match="no final_obs"):
         env = GymVectorEnv(Fixed({"autoreset_mode": AutoresetMode.SAME_STEP}))
         env.reset()
         env.step(np.zeros(2, int))
     with pytest.raises(ValueError, match="shared_memory=False"):
         GymVectorEnv(vector(1, AutoresetMode.NEXT_STEP, AsyncVectorEnv, kwargs={"shared_memory": False}))
-    for adapter in (GymVectorEnv, EnvPoolVecEnv):
-        with pytest.raises(TypeError, match="must"):
-            adapter(Walk())
+    with pytest.raises(TypeError, match="must"):
+        GymVectorEnv(Walk())
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_processes_without_shared_memory(mode):
-    assert_same_as_dummy(GymVectorEnv(vector(2, mode, AsyncVectorEnv, kwargs={"shared_memory": False})))
+def test_processes_without_shared_memory():
+    assert_same_as_dummy(
+        GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, AsyncVectorEnv, kwargs={"shared_memory": False}))
+    )
 
 
 def test_as_vec_env_leaves_the_rest_alone():
     for env in (Walk(), dummy(1), GymVectorEnv(vector(1, AutoresetMode.SAME_STEP)), "CartPole-v1", None):
         assert as_vec_env(env) is env
     assert isinstance(as_vec_env(vector(1, AutoresetMode.SAME_STEP)), GymVectorEnv)
-
-
-# --- EnvPool ---------------------------------------------------------------------------------------------------------
-
-
-class StandInPool:
-    """A stand-in for an EnvPool of its Gymnasium kind, for machines without one; below the real one is tested too.
-
-    Written after EnvPool's documentation and checked against version 1.2.5: ``observation_space`` and ``action_space``
-    are those of one environment, seeds are given once and for all, the step after an end resets (reward 0,
-    ``elapsed_step`` 0), infos are arrays without masks, and no array is used twice. ``lives`` makes it like Atari:
-    every other episode ends with a life only, and rewards are clipped.
-    """
-
-    metadata = {"render_modes": ["rgb_array"]}
-    render_mode = "rgb_array"
-
-    def __init__(self, n, seed, lives=False, batch_size=None, **env_kwargs):
-        self.envs = [Walk(**env_kwargs) for _ in range(n)]
-        self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
-        self.config = {"num_envs": n, "batch_size": batch_size or n, "seed": seed, "max_num_players": 1}
-        self.lives = lives
-        self.done, self.n_ends = np.zeros(n, bool), np.zeros(n, int)
-        self.unseeded = True
-
-    @property
-    def all_env_ids(self):
-        return np.arange(self.config["num_envs"], dtype=np.int32)
-
-    @property
-    def is_async(self):
-        return self.config["batch_size"] != self.config["num_envs"]
-
-    def reset(self):
-        seeds = [self.config["seed"] + i if self.unseeded else None for i in range(len(self.envs))]
-        self.unseeded = False
-        self.done[:] = False
-        obs = [env.reset(seed=seed)[0] for env, seed in zip(self.envs, seeds, strict=True)]
-        return self.batch(obs), self.info(np.zeros(len(self.envs)), self.done)
-
-    def step(self, actions):
-        return self.send(actions) or self.recv()
-
-    def send(self, actions):
-        assert isinstance(actions, np.ndarray) and len(actions) == len(self.envs)
-        self.actions = actions
-
-    def recv(self):
-        results = []
-        for env, action, done in zip(self.envs, self.actions, self.done, strict=True):
-            results.append((env.reset()[0], 0.0, False, False) if done else env.step(action)[:4])
-        obs, rewards, terminated, truncated = zip(*results, strict=True)
-        rewards, terminated, truncated = np.array(rewards, np.float32), np.array(terminated), np.array(truncated)
-        self.done = terminated | truncated
-        if self.lives:
-            terminated, truncated = self.done, np.zeros_like(truncated)
-        self.n_ends += self.done
-        info = self.info(rewards, self.done & (self.n_ends % 2 == 0))
-        rewards = np.sign(rewards) if self.lives else rewards
-        return self.batch(obs), rewards, terminated, truncated, info
-
-    def batch(self, obs):
-        return {k: np.stack([o[k] for o in obs]) for k in obs[0]} if isinstance(obs[0], dict) else np.stack(obs)
-
-    def info(self, rewards, over):
-        steps = np.array([env.steps for env in self.envs], np.int32)
-        info = {"env_id": self.all_env_ids, "players": {"env_id": self.all_env_ids}, "elapsed_step": steps}
-        if self.lives:
-            info |= {"lives": np.ones(len(self.envs), int), "reward": rewards, "terminated": over.astype(np.int32)}
-        return info
-
-    def async_reset(self):
-        raise NotImplementedError
-
-    def render(self, env_ids=None):
-        return np.stack([self.envs[i].render() for i in env_ids])
-
-    def close(self):
-        pass
-
-
-@pytest.mark.parametrize("space", [BOX, DICT])
-def test_stand_in_for_envpool_gives_the_trajectories_of_dummy(space):
-    env = as_vec_env(StandInPool(3, seed=3, observation_space=space))
-    assert isinstance(env, EnvPoolVecEnv) and env.observation_space == space
-    with warnings.catch_warnings():
-        # The seed it has, so nothing to warn of.
-        warnings.simplefilter("error")
-        found, garbage = transitions(env, 60, seed=3)
-    expected, _ = transitions(dummy(3, observation_space=space), 60, seed=3)
-    assert garbage.any()
-    for i in range(3):
-        assert len(found[i]) == 60 - garbage[:, i].sum()
-        for (*left, info), (*right, other) in zip(found[i], expected[i], strict=False):
-            assert_same(left, right)
-            assert info["elapsed_step"] == other["steps"]
-            assert ("episode" in info) == ("episode" in other)
-            if "episode" in info:
-                assert info["episode"] == pytest.approx(other["episode"], rel=1e-5)
-
-
-def test_stand_in_for_envpool_with_lives():
-    env = EnvPoolVecEnv(StandInPool(2, seed=0, lives=True))
-    env.reset()
-    returns, lengths, n_ends, episodes = np.zeros(2), np.zeros(2), 0, []
-    for _ in range(80):
-        _, rewards, dones, infos = env.step(np.zeros(2, int))
-        assert set(np.unique(rewards)) <= {-1.0, 0.0, 1.0}
-        for i, info in enumerate(infos):
-            if "autoreset" in info:
-                continue
-            returns[i] += info["reward"]
-            lengths[i] += 1
-            n_ends += dones[i]
-            if "episode" in info:
-                episodes.append(info["episode"])
-                assert dones[i] and info["episode"]["l"] == lengths[i]
-                assert info["episode"]["r"] == pytest.approx(returns[i], abs=1e-4)
-                returns[i] = lengths[i] = 0
-    assert 0 < len(episodes) <= n_ends // 2
-
-
-def test_stand_in_for_envpool_keeps_its_seed():
-    env = EnvPoolVecEnv(StandInPool(2, seed=0))
-    with pytest.warns(UserWarning, match=r"Use envpool.make\(..., seed=4\)"):
-        env.seed(4)
-    assert [image.shape for image in env.get_images()] == [(4, 6, 3)] * 2
-    with pytest.raises(AttributeError, match="does not consist of single environments"):
-        env.get_attr("limit")
-    env.set_options({"shift": 1.0})
-    with pytest.raises(ValueError, match="envpool.make"):
-        env.reset()
-
-
-def test_unsupported_stand_ins_for_envpool():
-    with pytest.raises(ValueError, match="batch_size=1 must be num_envs=2"):
-        as_vec_env(StandInPool(2, seed=0, batch_size=1))
-    pool = StandInPool(2, seed=0)
-    pool.observation_space = {"obs": BOX}
-    with pytest.raises(ValueError, match='env_type="gymnasium"'):
-        as_vec_env(pool)
-
-
-needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="envpool is not installed")
-
-
-@needs_envpool
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_envpool(env_id):
-    import envpool
-
-    env = as_vec_env(envpool.make(env_id, env_type="gymnasium", num_envs=4, seed=1, max_episode_steps=25))
-    assert isinstance(env, EnvPoolVecEnv)
-    kept = [env.reset()]
-    snapshots, before, n_ends = [kept[0].copy()], np.zeros(4, bool), 0
-    lengths, returns = np.zeros(4, int), np.zeros(4)
-    for _ in range(90):
-        actions = np.stack([env.action_space.sample() for _ in range(4)])
-        obs, rewards, dones, infos = env.step(actions)
-        kept.append(obs)
-        snapshots.append(obs.copy())
-        for i, info in enumerate(infos):
-            # Garbage is exactly where EnvPool counts a step number zero.
-            elapsed = (env.reset_infos[i] if before[i] else info)["elapsed_step"]
-            assert ("autoreset" in info) == before[i] == (elapsed == 0)
-            if before[i]:
-                assert rewards[i] == 0.0
-                continue
-            lengths[i] += 1
-            returns[i] += rewards[i]
-            assert elapsed == lengths[i]
-            if dones[i]:
-                assert info["episode"]["l"] == lengths[i] and info["episode"]["r"] == pytest.approx(
-                    returns[i], rel=1e-5
-                )
-                assert info["TimeLimit.truncated"] == (lengths[i] == 25)
-                np.testing.assert_array_equal(info["terminal_observation"], obs[i])
-                lengths[i], returns[i] = 0, 0.0
-                n_ends += 1
-        before = dones & ~before
-    assert n_ends >= 12
-    # Its buffers are not used twice, so the adapter need not copy.
-    for obs, snapshot in zip(kept, snapshots, strict=True):
-        np.testing.assert_array_equal(obs, snapshot)
-    env.close()
-
-
-@needs_envpool
-def test_envpool_atari():
-    import envpool
-
-    env = as_vec_env(
-        envpool.make("Breakout-v5", env_type="gymnasium", num_envs=4, seed=1, episodic_life=True, reward_clip=True)
-    )
-    obs = env.reset()
-    assert obs.shape == (4, 4, 84, 84) and obs.dtype == np.uint8
-    rng, lives, n_lives, episodes = np.random.default_rng(0), np.full(4, 5), 0, []
-    for _ in range(800):
-        _, _, dones, infos = env.step(rng.integers(0, 4, 4))
-        for i, info in enumerate(infos):
-            if "lives" in info:
-                n_lives += bool(dones[i])
-                assert dones[i] == (info["lives"] < lives[i])
-                assert ("episode" in info) == (dones[i] and info["lives"] == 0)
-                episodes += [info["episode"]] if "episode" in info else []
-                lives[i] = info["lives"] or 5
-    assert n_lives >= 4 * len(episodes) > 0
-    env.close()
-
-
-@needs_envpool
-def test_envpool_refusals():
-    import envpool
-
-    with pytest.raises(ValueError, match="batch_size=1 must be num_envs=2"):
-        as_vec_env(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=2, batch_size=1))
-    with pytest.raises(ValueError, match='env_type="gymnasium"'):
-        as_vec_env(envpool.make("CartPole-v1", env_type="dm", num_envs=2))
-
-
-@needs_envpool
-def test_sb3_runs_on_envpool():
-    import envpool
-
-    env = as_vec_env(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, seed=0))
-    model = PPO("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=1, device="cpu").learn(512)
-    assert len(model.ep_info_buffer) > 0 and evaluate_policy(model, env, 5)[0] > 5

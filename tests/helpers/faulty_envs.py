@@ -1,4 +1,4 @@
-"""Environments that fail in a chosen way, alone and among others, in this process and in subprocesses."""
+"""Environments that fail in a chosen way, alone and among others."""
 
 import os
 import signal
@@ -7,10 +7,10 @@ from functools import partial
 
 import gymnasium as gym
 import numpy as np
-import pytest
 from gymnasium import spaces
 
 from ppo_plus import SupervisedVecEnv
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 
 #: What happens in place of a step.
 FAULTS = {
@@ -27,8 +27,6 @@ FAULTS = {
     "hang": "gave no answer within 0.5 s",
     "unsendable": "returned what cannot be sent to another process: ",
 }
-#: Those that nobody outlives, or notices, in the same process.
-OF_PROCESSES = {"kill", "exit", "hang", "unsendable"}
 
 
 class Failing(gym.Env):
@@ -102,32 +100,25 @@ class Structured(Failing):
         return {"near": super().observe(), "kind": int(self.np_random.integers(1, 5))}
 
 
-#: In this process, or forked from it: others take seconds to start.
-KINDS = {"local": {"processes": False}, "forked": {"start_method": "fork"}}
-both = pytest.mark.parametrize("kind", KINDS)
-
-
-def supervised(kind, *env_fns, seed=5, said=None, **kwargs):
-    """Environments, of which what is said of restarts goes into a list."""
-    if kind == "forked":
-        kwargs.setdefault("timeout", 0.5 if any("hang" in str(each) for each in env_fns) else None)
-    env = SupervisedVecEnv(env_fns, **KINDS[kind], report=[].append if said is None else said.append, **kwargs)
+def supervised(*env_fns, seed=5, said=None, **kwargs):
+    """Environments, of which what is said of restarts goes into a list. Forked, since other processes take seconds to
+    start."""
+    kwargs.setdefault("timeout", 0.5 if any("hang" in str(each) for each in env_fns) else None)
+    env = SupervisedVecEnv(env_fns, start_method="fork", report=[].append if said is None else said.append, **kwargs)
     env.seed(seed)
+    return env
+
+
+def plain(*env_fns):
+    """The same environments in this process, without supervision."""
+    env = LeanVecEnv(env_fns)
+    env.seed(5)
     return env
 
 
 def fine_and(fault, at=3, cls=Failing, **kwargs):
     """The second of three environments fails."""
     return [cls, partial(cls, fault, at, **kwargs), cls]
-
-
-def each_fault(kinds=FAULTS):
-    return [
-        pytest.param(kind, fault, id=f"{kind} {fault}")
-        for kind in KINDS
-        for fault in kinds
-        if kind == "forked" or fault not in OF_PROCESSES
-    ]
 
 
 ACTIONS = np.array([1, 0, 1])

@@ -1,5 +1,5 @@
-"""Environments in tensors for the tests: a task in NumPy and the same one in tensors, bit for bit; and stand-ins with
-the interfaces of simulators that need a GPU."""
+"""Environments in tensors for the tests: a task in NumPy and the same one in tensors, bit for bit; and a stand-in with
+the interface of a simulator that needs a GPU."""
 
 from types import SimpleNamespace
 
@@ -171,7 +171,7 @@ def twins(action_space, n=3, **kwargs):
 
 
 class Managed:
-    """The interface of Isaac Lab's ``ManagerBasedRLEnv`` (``compute_final_obs``), and of mjlab's (``auto_reset``).
+    """The interface of Isaac Lab's ``ManagerBasedRLEnv``.
 
     Every environment counts its steps, and is cut after ``limit`` of them; environment 0 falls at the same step. All
     buffers are used again.
@@ -179,11 +179,11 @@ class Managed:
 
     metadata = {"autoreset_mode": "SameStep"}
 
-    def __init__(self, n=4, limit=4, groups=("policy", "critic"), device="cpu", render_mode=None, **cfg):
+    def __init__(self, n=4, limit=4, device="cpu", render_mode=None, **cfg):
         self.num_envs, self.device, self.render_mode, self.max_episode_length = n, device, render_mode, limit
-        self.cfg = SimpleNamespace(is_finite_horizon=cfg.pop("is_finite_horizon", False), **cfg)
+        self.cfg = SimpleNamespace(**cfg)
         self.single_observation_space = spaces.Dict(
-            [(group, spaces.Box(-np.inf, np.inf, (size,))) for group, size in zip(groups, (2, 3), strict=False)]
+            [(group, spaces.Box(-np.inf, np.inf, (size,))) for group, size in (("policy", 2), ("critic", 3))]
         )
         self.single_action_space = spaces.Box(-np.inf, np.inf, (2,))
         self.episode_length_buf = th.zeros(n, dtype=th.long)
@@ -191,7 +191,6 @@ class Managed:
         self.reward_buf = th.zeros(n)
         self.reset_terminated = th.zeros(n, dtype=th.bool)
         self.reset_time_outs = th.zeros(n, dtype=th.bool)
-        self.pending = th.zeros(n, dtype=th.bool)
         self.extras = {}
         self.seeds, self.actions, self.closed = [], [], False
 
@@ -199,14 +198,13 @@ class Managed:
     def unwrapped(self):
         return self
 
-    def reset(self, *, seed=None, env_ids=None, options=None):
+    def reset(self, *, seed=None, options=None):
         if seed is not None:
             self.seeds.append(seed)
-        self._reset_idx(slice(None) if env_ids is None else env_ids)
+        self._reset_idx(slice(None))
         return self._observe(), self.extras
 
     def step(self, action):
-        assert not self.pending.any(), "reset what has ended before the next step"
         self.actions.append(action)
         self.episode_length_buf += 1
         self.reset_time_outs[:] = self.episode_length_buf >= self.max_episode_length
@@ -214,12 +212,10 @@ class Managed:
         self.reset_terminated[0] = self.reset_time_outs[0]
         self.reward_buf[:] = self.episode_length_buf
         ended = (self.reset_terminated | self.reset_time_outs).nonzero().squeeze(-1)
-        if len(ended) and getattr(self.cfg, "auto_reset", True):
+        if len(ended):
             if getattr(self.cfg, "compute_final_obs", False):
                 self.extras["final_obs"] = {key: part.clone() for key, part in self._observe().items()}
             self._reset_idx(ended)
-        elif len(ended):
-            self.pending[ended] = True
         return self._observe(), self.reward_buf, self.reset_terminated, self.reset_time_outs, self.extras
 
     def _reset_idx(self, ids):
@@ -229,7 +225,6 @@ class Managed:
         }
         self.episode_length_buf[ids] = 0
         self.reset_terminated[ids] = self.reset_terminated[ids]
-        self.pending[ids] = False
 
     def _observe(self):
         for part in self.obs_buf.values():
@@ -238,29 +233,3 @@ class Managed:
 
     def close(self):
         self.closed = True
-
-
-class RslRl:
-    """The interface of rsl_rl's ``VecEnv``, as Genesis' examples have it."""
-
-    def __init__(self, n=4, limit=4, as_dict=False):
-        self.num_envs, self.num_actions, self.num_obs, self.max_episode_length = n, 2, 3, limit
-        self.device, self.cfg, self.as_dict = "cpu", {}, as_dict
-        self.episode_length_buf = th.zeros(n, dtype=th.long)
-        self.extras = {}
-
-    def reset(self):
-        self.episode_length_buf[:] = 0
-        return self.get_observations(), None
-
-    def get_observations(self):
-        obs = self.episode_length_buf[:, None].float().expand(-1, 3) / 10
-        return {"policy": obs, "critic": obs} if self.as_dict else obs
-
-    def step(self, actions):
-        self.episode_length_buf += 1
-        timed = self.episode_length_buf >= self.max_episode_length
-        self.extras["time_outs"] = timed.float()
-        rewards = self.episode_length_buf.float()
-        self.episode_length_buf[timed] = 0
-        return self.get_observations(), rewards, timed.int(), self.extras

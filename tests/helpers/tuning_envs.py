@@ -54,3 +54,15 @@ class Aiming(gym.Env):
 
 
 gym.register("Aiming-v0", Aiming, max_episode_steps=8)
+
+
+class FailingAt150(gym.Wrapper):
+    """Fails at its 150th step, and so does each that takes its place."""
+
+    n = 0
+
+    def step(self, action):
+        self.n += 1
+        if self.n == 150:
+            raise ValueError("boom")
+        return self.env.step(action)

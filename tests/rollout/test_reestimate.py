@@ -262,7 +262,7 @@ def test_while_nothing_is_learned_all_estimates_are_the_first(case):
 
 
 def test_steps_in_which_an_environment_failed_stay_cut():
-    env = supervised("local", *fine_and("raise", 5), restarts=1)
+    env = supervised(*fine_and("raise", 5), restarts=1)
     settings = dict(n_steps=T, batch_size=8, n_epochs=3, recompute_advantages=True, compile=False, seed=0, device="cpu")
     model = Epochs("MlpPolicy", env, learning_rate=1e-2, **settings).learn(1)
     _, advantages, returns, _ = model.epochs[2]

@@ -1,24 +1,20 @@
 """Environments of an experiment."""
 
-import importlib.util
-
 import gymnasium as gym
 import numpy as np
 import pytest
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
-    VecEnvWrapper,
     VecFrameStack,
     VecNormalize,
     VecTransposeImage,
     unwrap_vec_normalize,
 )
 
-from ppo_plus import PPO_Plus, SupervisedVecEnv
+from ppo_plus import SupervisedVecEnv
 from ppo_plus.envs.resumable.state import get_state, set_state
-from ppo_plus.envs.vec_env import EnvPoolVecEnv, GymVectorEnv
-from ppo_plus.zoo.envs import choose_vec_env, make_envs
+from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 
 CARTPOLE = load_experiment("CartPole-v1", overrides={"n_envs": 2})
@@ -147,110 +143,7 @@ def test_atari():
     env.close()
 
 
-def test_batched_environments_train_and_log_but_do_not_evaluate(tmp_path):
-    experiment = CARTPOLE.replace(vec_env="gymnasium", n_envs=3)
-    env = make_envs(experiment, monitor_dir=tmp_path)
-    assert isinstance(unwrapped(env), GymVectorEnv) and env.num_envs == 3
-    assert isinstance(unwrapped(make_envs(experiment, evaluation=True)), DummyVecEnv)
-    env.reset()
-    ends = 0
-    for _ in range(200):
-        _, _, dones, infos = env.step(np.ones(3, dtype=np.int64))
-        ends += sum("episode" in info for info in infos)
-    env.close()
-    rows = (tmp_path / "all.monitor.csv").read_text().splitlines()[2:]
-    # Always to the same side: no episode is over at once, as a step that only resets would seem to be.
-    assert len(rows) == ends > 30 and all(float(row.split(",")[1]) > 5 for row in rows)
-
-
-def test_the_seed_reaches_batched_environments():
-    first, same, other = (make_envs(CARTPOLE.replace(vec_env="gymnasium", seed=seed)).reset() for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first, same)
-    assert not np.array_equal(first, other)
-
-
-def test_wrappers_of_environments_need_single_environments():
-    experiment = CARTPOLE.replace(vec_env="gymnasium", monitor_kwargs={"allow_early_resets": True})
-    with pytest.raises(ValueError, match="vec_env='gymnasium'.*use one of dummy, subproc"):
-        make_envs(experiment)
-
-
-def test_envpool(tmp_path):
-    pytest.importorskip("envpool", reason="EnvPool is not installed")
-    env = make_envs(CARTPOLE.replace(vec_env="envpool", n_envs=2), monitor_dir=tmp_path)
-    assert isinstance(unwrapped(env), EnvPoolVecEnv)
-    with pytest.raises(ValueError, match="EnvPool has no environment 'Nope-v1'"):
-        make_envs(CARTPOLE.replace(vec_env="envpool", env_id="Nope-v1"))
-
-
-def atari(**changes):
-    return load_experiment("BreakoutNoFrameskip-v4").replace(n_envs=2, **changes)
-
-
-def test_atari_of_envpool_matches_wrappers_and_stacking(tmp_path):
-    pytest.importorskip("envpool", reason="EnvPool is not installed")
-    pytest.importorskip("ale_py", reason="Atari is not installed")
-    single = make_envs(atari())
-    pool = make_envs(atari(vec_env="envpool"), monitor_dir=tmp_path)
-    inner = unwrapped(pool)
-    assert isinstance(inner, EnvPoolVecEnv)
-    assert (pool.observation_space, pool.action_space) == (single.observation_space, single.action_space)
-    config = inner.env.config
-    expected = {"episodic_life": True, "reward_clip": True, "stack_num": 4, "noop_max": 30}
-    assert {name: config[name] for name in expected} == expected
-    PPO_Plus("CnnPolicy", pool, n_steps=8, batch_size=16, n_epochs=1, device="cpu").learn(16)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"env_wrapper": ()}, {"env_kwargs": {"full_action_space": True}}, {"env_id": "ALE/Breakout-v5"}]
-)
-def test_atari_settings_that_envpool_does_not_support(changes):
-    with pytest.raises(ValueError, match="vec_env='envpool' makes Atari games named .*NoFrameskip-v4.*use 'subproc'"):
-        make_envs(atari(vec_env="envpool").replace(**changes))
-
-
-def test_a_missing_envpool_is_named():
-    if importlib.util.find_spec("envpool"):
-        pytest.skip("EnvPool is installed")
-    with pytest.raises(ImportError, match=r"pip install '\.\[envpool\]'"):
-        make_envs(CARTPOLE.replace(vec_env="envpool"))
-
-
-def test_auto_prints_the_chosen_vector_environment_and_why(capsys):
-    settled = choose_vec_env(CARTPOLE.replace(vec_env="auto", n_envs=8))
-    assert settled == CARTPOLE.replace(vec_env="gymnasium", n_envs=8)
-    assert capsys.readouterr().err.startswith("--vec-env auto: gymnasium (")
-    # Settled is settled.
-    assert choose_vec_env(settled) is settled and capsys.readouterr().err == ""
-    env = make_envs(CARTPOLE.replace(vec_env="auto", n_envs=8))
-    assert isinstance(unwrapped(env), GymVectorEnv)
-    assert isinstance(unwrapped(make_envs(CARTPOLE.replace(vec_env="auto", n_envs=8), evaluation=True)), DummyVecEnv)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"env_wrapper": "gymnasium.wrappers.TimeAwareObservation"}, "env_wrapper"),
-        ({"frame_stack": 2}, "frame_stack"),
-        ({"env_kwargs": {"sutton_barto_reward": True}}, "env_kwargs"),
-        ({"monitor_kwargs": {"allow_early_resets": True}}, "monitor_kwargs"),
-        ({"vec_env_wrapper": "stable_baselines3.common.vec_env.VecCheckNan"}, "vec_env_wrapper"),
-    ],
-)
-def test_settings_of_single_environments_limit_the_choice(settings, reason, capsys):
-    experiment = CARTPOLE.with_hyperparams(settings).replace(vec_env="auto", n_envs=8)
-    assert choose_vec_env(experiment).vec_env in ("dummy", "subproc")
-    assert f"single environments are needed for {reason}" in capsys.readouterr().err
-
-
-def test_faults_limit_the_choice(capsys):
-    experiment = CARTPOLE.replace(vec_env="auto", n_envs=8)
-    assert choose_vec_env(experiment, timeout=9).vec_env == "subproc"
-    assert choose_vec_env(experiment, restarts=2).vec_env in ("dummy", "subproc")
-    assert "needed for --restart-envs" in capsys.readouterr().err
-
-
-def unwrapped(env):
-    while isinstance(env, VecEnvWrapper):
-        env = env.venv
-    return env
+@pytest.mark.parametrize("vec_env", ["envpool", "gymnasium", "auto"])
+def test_other_vector_environments_are_passed_in_python(vec_env):
+    with pytest.raises(ValueError, match=f"vec_env='{vec_env}' must be one of dummy, subproc.* passed to PPO_Plus in"):
+        make_envs(CARTPOLE.replace(vec_env=vec_env))

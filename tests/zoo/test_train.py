@@ -73,13 +73,6 @@ def test_evaluations(tmp_path):
         assert saved["results"].shape == (2, 3)
 
 
-def test_evaluation_uses_statistics_of_batched_environments(tmp_path):
-    made = run(tmp_path, SHORT.replace(vec_env="gymnasium", normalize={}))
-    trained, evaluated = made.model.get_vec_normalize_env(), made.eval_env
-    np.testing.assert_array_equal(evaluated.obs_rms.mean, trained.obs_rms.mean)
-    assert read_episodes(made.folder.path)[0][-1] <= 512
-
-
 def test_without_evaluations(tmp_path, capsys):
     made = run(tmp_path, eval_freq=-1)
     assert not (made.folder.path / "evaluations.npz").exists()
@@ -339,17 +332,6 @@ def test_a_running_run_cannot_be_resumed(tmp_path):
             with pytest.raises(BlockingIOError, match=f"{run.folder.path}: another process is training this run"):
                 start(run.folder)
     assert resume(run.folder).model.num_timesteps == 0
-
-
-def test_a_resumed_run_keeps_its_vector_environment(tmp_path):
-    """It is not chosen again."""
-    experiment = load_experiment("CartPole-v1", overrides={**SETTINGS, "n_envs": 8, "n_steps": 16})
-    picked = set_up(experiment.replace(vec_env="auto"), options(tmp_path))
-    assert picked.experiment == experiment.replace(vec_env="gymnasium")
-    picked.model.save_checkpoint(picked.folder.checkpoints)
-    again = resume(picked.folder)
-    assert again.experiment.vec_env == "gymnasium"
-    assert train(again)
 
 
 def test_a_folder_that_is_not_a_run_is_an_error(tmp_path):

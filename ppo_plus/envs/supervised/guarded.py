@@ -47,13 +47,13 @@ class _RemoteTraceback(Exception):
 
 
 class GuardedEnv:
-    """One environment, which answers commands and raises no errors; those for another process are made sendable."""
+    """One environment, which answers commands and raises no errors, for another process."""
 
     #: Commands in which an error is the environment's fault, and not the caller's.
     DUTIES = ("make", "step", "reset")
 
-    def __init__(self, make: Callable[[], gym.Env], remote: bool):
-        self._make, self._remote = make, remote
+    def __init__(self, make: Callable[[], gym.Env]):
+        self._make = make
 
     def answer(self, command: str, *arguments: Any) -> Any:
         """The value, a :class:`Fault` or a :class:`CallerError`."""
@@ -64,13 +64,11 @@ class GuardedEnv:
         except Exception as error:
             is_duty = command in self.DUTIES or (command == "env_method" and arguments[0] == METHOD)
             if not is_duty or isinstance(error, MemoryError) or getattr(error, "errno", None) in DISK_FULL:
-                return CallerError(_sendable(error) if self._remote else error)
+                return CallerError(_sendable(error))
             # Before the environment is made, there is none to name.
             found = None if command == "make" else explanation(error, self.env)
             reason = f"raised {error!r}" if found is None else f"made a mistake: {found}"
-            if self._remote:
-                error = _RemoteTraceback("\n" + "".join(traceback.format_exception(error)))
-            return Fault(reason, error)
+            return Fault(reason, _RemoteTraceback("\n" + "".join(traceback.format_exception(error))))
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""

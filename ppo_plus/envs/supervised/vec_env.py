@@ -32,7 +32,7 @@ from ppo_plus.envs.errors import described
 from ppo_plus.envs.outputs import mapped, row_of
 from ppo_plus.envs.supervised import workers
 from ppo_plus.envs.supervised.guarded import CallerError, Fault
-from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker
+from ppo_plus.envs.supervised.workers import Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import require_int, require_number
@@ -56,21 +56,19 @@ class NotFiniteFault(EnvFault, FloatingPointError):
 
 
 class SupervisedVecEnv(VecEnv):
-    """Steps environments like ``DummyVecEnv``, in separate processes or in this one, and replaces those that fail: see
+    """Steps environments like SB3's ``SubprocVecEnv``, each in its own process, and replaces those that fail: see
     :mod:`ppo_plus.envs.supervised.vec_env`::
 
         make_vec_env("CartPole-v1", 8, vec_env_cls=SupervisedVecEnv, vec_env_kwargs=dict(restarts=10, timeout=60))
 
-    Observations have their space's dtype and rewards are float32, with processes or without. Worker processes ignore
-    Ctrl-C, which the process that trains handles.
+    Observations have their space's dtype and rewards are float32. Worker processes ignore Ctrl-C, which the process
+    that trains handles.
 
     :param env_fns: functions that make the environments; called again for each restart, when a ``Monitor`` appends to
         its file
     :param restarts: how many times a fresh environment may replace one that failed, over all environments, at least 0.
         Attributes that were set are set again; what methods have changed is lost
     :param timeout: seconds that an environment may take for a step or a reset, above 0; ``None``: no limit
-    :param processes: whether each environment has its own process; otherwise all are in this one, where an environment
-        that hangs cannot be ended, and one that crashes ends training
     :param start_method: how processes are started, as for SB3's ``SubprocVecEnv``
     :param report: called with a line about each restart; ``None``: ``warnings.warn``
     :raises EnvFault: an environment failed, and no restart is left; from each method
@@ -81,14 +79,11 @@ class SupervisedVecEnv(VecEnv):
         env_fns: Sequence[Callable[[], gym.Env]],
         restarts: int = 0,
         timeout: float | None = None,
-        processes: bool = True,
         start_method: str | None = None,
         report: Callable[[str], None] | None = None,
     ):
         require_int("restarts", restarts, 0)
         require_number("timeout", timeout, 0, 1e6, above=True, or_none=True)
-        if timeout is not None and not processes:
-            raise ValueError(f"timeout={timeout} needs processes, which can be ended: use processes=True")
         self.restarts, self.timeout = restarts, timeout
         self._to_start = None if timeout is None else timeout + STARTING
         self.report = report or partial(warnings.warn, stacklevel=2)
@@ -104,10 +99,10 @@ class SupervisedVecEnv(VecEnv):
         self.last_obs: Any = None
         self.closed = False
         self._names = ["it"] * len(env_fns)
-        self._workers: list[LocalWorker | ProcessWorker] = []
+        self._workers: list[Worker] = []
         try:
             for i, env_fn in enumerate(env_fns):
-                self._workers.append(ProcessWorker(env_fn, start_method, i) if processes else LocalWorker(env_fn))
+                self._workers.append(Worker(env_fn, start_method, i))
             made = self._collect(range(len(env_fns)), self._to_start)
             for i, answer in made.items():
                 if isinstance(answer, Fault):

@@ -1,6 +1,5 @@
-"""Workers that run a guarded environment: in this process, or in a separate one, which can be killed and may die."""
+"""Workers that run a guarded environment in a separate process, which can be killed and may die."""
 
-import copy
 import multiprocessing
 import os
 import pickle
@@ -16,46 +15,15 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
-from ppo_plus.envs.supervised.guarded import CallerError, Fault, GuardedEnv
+from ppo_plus.envs.supervised.guarded import Fault, GuardedEnv
 
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
 
 
-class LocalWorker:
-    """Runs an environment, which ``make`` makes, in this process."""
-
-    def __init__(self, make: Callable[[], gym.Env]):
-        self.make = make
-        self.start()
-
-    def start(self, again: bool = False) -> None:
-        self.guarded: GuardedEnv | None = GuardedEnv(self.make, remote=False)
-        self.send(("make", again))
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        self.message = message
-
-    def receive(self, deadline: float | None, seconds: float | None) -> Any:
-        assert self.guarded is not None
-        answer = self.guarded.answer(*self.message)
-        if self.message[0] != "step" or isinstance(answer, (Fault, CallerError)):
-            return answer
-        obs, reward, done, info, first = answer
-        # Environments may reuse their dicts; observations are copied when they are stacked.
-        return obs, reward, done, copy.deepcopy(info), first
-
-    def end(self) -> None:
-        """Nothing to do before :meth:`stop`."""
-
-    def stop(self, deadline: float) -> None:
-        if self.guarded is not None and hasattr(self.guarded, "env"):
-            self.guarded.answer("close")
-        self.guarded = None
-
-
-class ProcessWorker:
-    """Runs an environment, which ``make`` makes, in a separate process; started as by SB3 where nothing is given."""
+class Worker:
+    """Runs an environment, which ``make`` makes, in a separate process; started as by SB3 unless ``start_method`` is
+    given."""
 
     def __init__(self, make: Callable[[], gym.Env], start_method: str | None, index: int):
         default = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -150,7 +118,7 @@ def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper, index: int
     random.seed(int(np.random.randint(2**31)))
     # `recv` notices that the parent has ended; an environment that hangs does not.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    guarded = GuardedEnv(make.var, remote=True)
+    guarded = GuardedEnv(make.var)
     message: tuple[Any, ...] = ()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while message != ("close",):

@@ -1,14 +1,14 @@
 """Environments in tensors: many at once, whose observations, rewards and actions never leave their device.
 
-:class:`~ppo_plus.TensorEnv` is their interface. The adapters of simulators that are recognized unchanged are in
-``envs/tensors/simulators.py``. For any other simulator, derive a class and implement
+:class:`~ppo_plus.TensorEnv` is their interface. Gymnasium's vector environments in tensors are recognized
+(``envs/tensors/simulators.py``). For any other simulator, derive a class and implement
 :meth:`~ppo_plus.TensorEnv.reset` and :meth:`~ppo_plus.TensorEnv.step`, and if they apply
 :meth:`~ppo_plus.TensorEnv.action_masks` and :meth:`~ppo_plus.TensorEnv.close`.
 
 ``N`` is the number of environments.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,6 @@ Obs = Any
 
 #: Actions without bounds are clipped here: gradients, noise and simulators break down long before.
 UNBOUNDED = 100.0
-
-#: Names that simulators use for the policy's group of observations.
-POLICY_GROUPS = ("policy", "actor", "state", "obs")
 
 
 class Transition(NamedTuple):
@@ -65,11 +62,10 @@ class TensorEnv:
         self, num_envs: int, observation_space: Any, action_space: Any, device: th.device | str = "cpu"
     ) -> None:
         self.num_envs = num_envs
-        self.observation_space = gym_space(observation_space)
-        given = gym_space(action_space)
-        self.action_space = bounded(given)
+        self.observation_space = observation_space
+        self.action_space = bounded(action_space)
         #: Whether a Box of actions had no bounds.
-        self.unbounded = self.action_space != given
+        self.unbounded = self.action_space != action_space
         self.device = th.device(device)
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -106,28 +102,6 @@ class TensorEnv:
         """Free the resources of the simulator."""
 
 
-def gym_space(space: Any) -> spaces.Space[Any]:
-    """A space of a simulator as one of Gymnasium's: simulators have other classes, with the same attributes."""
-    if isinstance(space, spaces.Space):
-        return space
-    if isinstance(getattr(space, "spaces", None), Mapping):
-        # Pairs, not a dict: Gymnasium would sort its keys.
-        return spaces.Dict([(key, gym_space(sub)) for key, sub in space.spaces.items()])
-    if hasattr(space, "n"):
-        return spaces.Discrete(int(space.n))
-    if hasattr(space, "low") and hasattr(space, "high"):
-        dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
-        shape = tuple(space.shape)
-        low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (space.low, space.high))
-        return spaces.Box(low, high, shape, dtype.type)
-    raise ValueError(f"{space!r} is not a supported space: use one of Gymnasium's")
-
-
-def box(size: int | tuple[int, ...]) -> spaces.Box:
-    """A Box of a size or shape, without bounds."""
-    return spaces.Box(-np.inf, np.inf, (size,) if isinstance(size, int) else tuple(size), np.float32)
-
-
 def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """The action space with bounds for all its Boxes."""
     if isinstance(space, spaces.Dict):
@@ -138,23 +112,3 @@ def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
         low, high = (np.nan_to_num(each, posinf=UNBOUNDED, neginf=-UNBOUNDED) for each in (space.low, space.high))
         return spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]
     return space
-
-
-def select_groups(
-    space: spaces.Space[Any], wanted: Sequence[str] | None
-) -> tuple[spaces.Space[Any], Callable[[Any], Obs]]:
-    """The space of the groups of observations that are used, and a function that selects them: those that are
-    ``wanted``; otherwise the policy's, if its name is known, or all."""
-    if not isinstance(space, spaces.Dict):
-        if wanted is not None:
-            raise ValueError(f"groups={wanted!r}: the environment has only one group of observations, {space}")
-        return space, lambda obs: obs
-    names = list(space.spaces)
-    if wanted is not None and (not wanted or not set(wanted) <= set(names)):
-        raise ValueError(f"groups={wanted!r} must be groups of the environment, {names}")
-    known = [key for key in POLICY_GROUPS if key in names]
-    if wanted is None and (known or len(names) == 1):
-        only = (known or names)[0]
-        return space[only], lambda obs: obs[only]
-    keys = list(wanted or names)
-    return spaces.Dict([(key, space[key]) for key in keys]), lambda obs: {key: obs[key] for key in keys}

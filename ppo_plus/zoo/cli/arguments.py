@@ -53,10 +53,10 @@ def add_fault_arguments(group: Any, of: str = "") -> None:
     """Add the arguments for environments that fail; ``of`` says what the number of restarts counts for."""
     help = (
         f"replace failed environments up to N times{of}: those that raise, return NaN or another shape, die, or exceed "
-        "--env-timeout (default: stop with an error that names environment, seed and step)"
+        "--env-timeout; each has its own process (default: stop with an error that names environment, seed and step)"
     )
     add_option(group, "--restart-envs N", help, type=whole_number)
-    help = "time limit of a step or reset of an environment; needs --vec-env subproc or auto (default: no limit)"
+    help = "time limit of a step or reset of an environment, which has its own process (default: no limit)"
     add_option(group, "--env-timeout SECONDS", help, type=seconds)
 
 

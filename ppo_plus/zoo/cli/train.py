@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ppo_plus.distributed.torchrun import job, launch, launched, require_any_gpu
+from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
     add_algo_argument,
@@ -36,9 +36,6 @@ from ppo_plus.zoo.runs import Options, RunFolder, open_run
 if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.train import Run
-
-#: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
-VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool", "auto")
 
 #: Options that change a run when it is resumed.
 CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "tensorboard_log")
@@ -101,11 +98,8 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     help = 'settings to override, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"'
     add("-params --hyperparams K:V", help, nargs="+", type=key_value, default=[])
     add("--seed N", "random seed; negative: draw one and record it", type=seed, default=seed_default)
-    help = (
-        "dummy steps the environments one after another, subproc each in a process, gymnasium and envpool all at once; "
-        "auto picks the fastest on this machine that gives the same task"
-    )
-    add("--vec-env", help, choices=VEC_ENVS, default="dummy")
+    help = "dummy steps the environments one after another, subproc each in its own process"
+    add("--vec-env {dummy,subproc}", help, default="dummy")
     help = "arguments of the evaluation environments (default: those of --env-kwargs or the settings)"
     add("--eval-env-kwargs K:V", help, nargs="+", type=key_value)
     add("--num-threads N", "number of torch's threads (default: depends on the minibatch)", type=whole_number)
@@ -167,10 +161,6 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
         if args.seed < 0:
             args.seed = int(np.random.default_rng().integers(2**32))
         args.seed = join(device).lead(args.seed)
-    if folder is None and job() is not None and not args.dry_run:
-        from ppo_plus.zoo.train import restarted_run
-
-        folder = restarted_run(Path(args.log_folder), args.env)
     return _prepare_new(args) if folder is None else _prepare_resumed(folder, args)
 
 

@@ -136,7 +136,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 
 
 def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.zoo.envs import check_supervision, choose_vec_env
+    from ppo_plus.envs.make_vec import require_vec_env
     from ppo_plus.zoo.tune import Plan, Workers, read_space
     from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path
     from ppo_plus.zoo.tune.storage import shown
@@ -154,13 +154,12 @@ def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
     if args.trial is not None:
         return _prepare_export(args, _study(args, url, name), folder)
-    # Chosen once, so that all trials of a study have the same vector environment.
-    experiment = choose_vec_env(make_experiment(args), **supervision)
+    experiment = make_experiment(args)
     given = {name: getattr(args, name) for name in (*COUNTS, "race_share", "sampler", "pruner")}
     seconds = args.budget and args.budget * args.workers
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, seconds=seconds, **given)
     space = read_space(args.search_space)
-    check_supervision(experiment.vec_env, **supervision)
+    require_vec_env(experiment.vec_env)
     task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()
     study = _study(args, url, name)
     begin(study, task, args.max_total_trials, folder)
@@ -196,13 +195,11 @@ def _print_entry(task: "TuningTask", entry: Path) -> None:
 
 
 def _prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.zoo.envs import check_supervision
     from ppo_plus.zoo.tune.worker import Worker
 
     for package in args.gym_packages:
         import_module(package)
     worker = Worker(_study(args, args.storage, args.study_name), allowed_packages(args), supervision)
-    check_supervision(worker.task.experiment.vec_env, **supervision)
     return worker.work
 
 

@@ -14,10 +14,3 @@ def test_speed_ups_are_taken_within_rounds(speed):
     assert speed.time_cell(fast, slow) == "5.0 µs, **3.00×** [2.00, 4.00]"
     assert speed.time_cell(slow, slow) == "20.0 µs"
     assert speed.time_cell(speed.Measured(error="ValueError"), slow) == "–"
-
-
-def test_with_all_cores_ppo_plus_is_compared_with_each_contender(speed):
-    results = {"task": {"SB3": speed.Measured([10.0, 30.0, 30.0]), "PPO_Plus": speed.Measured([5.0, 5.0, 10.0])}}
-    *_, theirs, ours = speed.all_cores_table(results)
-    assert theirs == "| task | SB3 | 30.0 µs | **3.00×** [2.00, 6.00] |"
-    assert ours == "| task | PPO_Plus | 5.0 µs |  |"

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from faulty_envs import ACTIONS, FAULTS, KINDS, Failing, Masked, both, equal, fine_and, supervised
+from faulty_envs import ACTIONS, FAULTS, Failing, Masked, equal, fine_and, supervised
 from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import SupervisedVecEnv
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 def test_it_answers_and_raises_nothing():
-    env = GuardedEnv(partial(Failing, "raise", 2), remote=False)
+    env = GuardedEnv(partial(Failing, "raise", 2))
     name, made = env.answer("make", False)
     assert name == "<Failing instance>" and made == (Failing.observation_space, Failing.action_space)
     obs, info = env.answer("reset", {"seed": 5})
     assert equal(obs, Failing().reset(seed=5)[0]) and info == {}
     assert env.answer("step", 1)[2:] == (False, {"TimeLimit.truncated": False}, None)
     fault = env.answer("step", 1)
-    assert isinstance(fault, Fault) and fault.reason == FAULTS["raise"] and str(fault.cause) == "boom"
+    assert isinstance(fault, Fault) and fault.reason == FAULTS["raise"] and "boom" in str(fault.cause)
     refusal = env.answer("env_method", "get_wrapper_attr", ("depth",), {})
     assert isinstance(refusal, CallerError) and isinstance(refusal.error, AttributeError)
 
@@ -33,16 +33,15 @@ def test_elsewhere_an_error_is_one_of_pythons_own(error):
     def raised():
         raise error
 
-    env = GuardedEnv(Failing, remote=True)
+    env = GuardedEnv(Failing)
     env.answer("make", False)
     env.answer("set_attr", "ask", raised)
     found = env.answer("env_method", "ask", (), {}).error
     assert isinstance(error, type(found)) and str(error) in str(found) and "in raised" in found.__notes__[0]
 
 
-@both
-def test_only_errors_of_masks_among_methods_are_faults(kind):
-    env = supervised(kind, *fine_and("mask", cls=Masked), restarts=1)
+def test_only_errors_of_masks_among_methods_are_faults():
+    env = supervised(*fine_and("mask", cls=Masked), restarts=1)
     env.reset()
     assert equal(env.env_method("action_masks"), [np.array([True, True])] * 3)
     assert env.n_restarts == 1
@@ -56,9 +55,8 @@ def test_only_errors_of_masks_among_methods_are_faults(kind):
     env.close()
 
 
-@both
-def test_monitors_append_and_leave_the_cut_episode_out(kind, tmp_path):
-    kwargs = {"restarts": 1, "report": [].append, **KINDS[kind]}
+def test_monitors_append_and_leave_the_cut_episode_out(tmp_path):
+    kwargs = {"restarts": 1, "report": [].append, "start_method": "fork"}
     make = partial(make_vec_env, Failing, 1, seed=5, monitor_dir=str(tmp_path), vec_env_kwargs=kwargs)
     env = make(env_kwargs={"fault": "raise", "at": 11}, vec_env_cls=SupervisedVecEnv)
     env.reset()
@@ -70,14 +68,13 @@ def test_monitors_append_and_leave_the_cut_episode_out(kind, tmp_path):
     env.close()
 
 
-@both
 @pytest.mark.parametrize("error", [MemoryError("big"), OSError(errno.ENOSPC, "No space left on device")])
-def test_full_disks_and_lack_of_memory_are_not_faults(kind, error):
+def test_full_disks_and_lack_of_memory_are_not_faults(error):
     class Poor(Failing):
         def step(self, action):
             raise error
 
-    env = supervised(kind, Failing, Poor, restarts=5)
+    env = supervised(Failing, Poor, restarts=5)
     env.reset()
     with pytest.raises(type(error), match=str(error.args[-1])) as raised:
         env.step(ACTIONS[:2])

@@ -12,17 +12,14 @@ import torch as th
 from faulty_envs import (
     ACTIONS,
     FAULTS,
-    KINDS,
     Failing,
     Masked,
     Structured,
-    both,
-    each_fault,
     equal,
     fine_and,
+    plain,
     supervised,
 )
-from parametrization import in_turn
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -45,11 +42,10 @@ def _next_seed(seed):
 # --- without a fault -------------------------------------------------------------------------------------------------
 
 
-@both
 @pytest.mark.parametrize("cls", [Failing, Structured])
-def test_without_a_fault_it_is_sb3s_dummy_vec_env(kind, cls):
+def test_without_a_fault_it_is_sb3s_dummy_vec_env(cls):
     makes = [lambda: Monitor(cls())] * 3
-    ours, theirs = supervised(kind, *makes), DummyVecEnv(makes)
+    ours, theirs = supervised(*makes), DummyVecEnv(makes)
     theirs.seed(5)
     assert equal(ours.reset(), theirs.reset())
     for _ in range(20):
@@ -68,14 +64,13 @@ def test_without_a_fault_it_is_sb3s_dummy_vec_env(kind, cls):
     ours.close()
 
 
-@both
-def test_options_are_for_one_reset(kind):
+def test_options_are_for_one_reset():
     class WithOptions(Failing):
         def reset(self, *, seed=None, options=None):
             obs, _ = super().reset(seed=seed)
             return obs, {"options": options}
 
-    env = supervised(kind, WithOptions, WithOptions)
+    env = supervised(WithOptions, WithOptions)
     env.set_options([{"a": 1}, {}])
     env.reset()
     assert env.reset_infos == [{"options": {"a": 1}}, {"options": None}]
@@ -89,10 +84,6 @@ def test_options_are_for_one_reset(kind):
     [
         ({"restarts": -1}, "restarts=-1 must be at least 0"),
         ({"timeout": 0}, r"timeout=0 must be a number in \(0, 1e\+06\], or None"),
-        (
-            {"timeout": 3, "processes": False},
-            "timeout=3 needs processes, which can be ended: use processes=True",
-        ),
     ],
 )
 def test_bad_arguments_are_named(kwargs, message):
@@ -100,23 +91,22 @@ def test_bad_arguments_are_named(kwargs, message):
         SupervisedVecEnv([Failing], **kwargs)
 
 
-@both
 @pytest.mark.parametrize("restarts", [0, 3])
-def test_one_that_cannot_be_made_is_an_error_at_once(kind, restarts):
+def test_one_that_cannot_be_made_is_an_error_at_once(restarts):
     def make():
         raise ValueError("no simulator")
 
     with pytest.raises(EnvFault, match=r"environment 1, .*: raised ValueError\('no simulator'\)"):
-        supervised(kind, Failing, make, restarts=restarts)
+        supervised(Failing, make, restarts=restarts)
     assert not multiprocessing.active_children()
 
 
 # --- named -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "fault"), each_fault())
-def test_a_fault_is_named_with_environment_seed_and_step(kind, fault):
-    env = supervised(kind, *fine_and(fault))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_with_environment_seed_and_step(fault):
+    env = supervised(*fine_and(fault))
     env.reset()
     env.step(ACTIONS)
     env.step(ACTIONS)
@@ -130,7 +120,7 @@ def test_a_fault_is_named_with_environment_seed_and_step(kind, fault):
 
 
 def test_the_traceback_of_another_process_is_the_cause():
-    env = supervised("forked", *fine_and("raise", 1))
+    env = supervised(*fine_and("raise", 1))
     env.reset()
     with pytest.raises(EnvFault) as raised:
         env.step(ACTIONS)
@@ -155,9 +145,8 @@ def test_so_has_a_number_that_is_not_finite(normalized):
     assert raised.value.__notes__ == ["It was environment 1, <Failing instance>, seed 21, step 5."]
 
 
-@pytest.mark.parametrize("kind", ["local", "forked"])
-def test_supervised_it_is_the_same_kind_of_error(kind):
-    env = supervised(kind, *fine_and("nan", 5))
+def test_supervised_it_is_the_same_kind_of_error():
+    env = supervised(*fine_and("nan", 5))
     with pytest.raises(FloatingPointError, match="environment 1, .*, step 5: returned an observation") as raised:
         PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, compile=False).learn(100)
     assert isinstance(raised.value, EnvFault)
@@ -166,10 +155,10 @@ def test_supervised_it_is_the_same_kind_of_error(kind):
 # --- replaced --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "fault"), each_fault())
-def test_a_fresh_environment_replaces_it_and_others_continue(kind, fault):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fresh_environment_replaces_it_and_others_continue(fault):
     said = []
-    env, whole = supervised(kind, *fine_and(fault), said=said, restarts=1), supervised("local", *[Failing] * 3)
+    env, whole = supervised(*fine_and(fault), said=said, restarts=1), plain(*[Failing] * 3)
     before, _ = env.reset(), whole.reset()
     for t in range(1, 20):
         (obs, rewards, dones, infos), expected = env.step(ACTIONS), whole.step(ACTIONS)
@@ -193,8 +182,7 @@ def test_a_fresh_environment_replaces_it_and_others_continue(kind, fault):
     env.close()
 
 
-@both
-def test_a_fault_in_a_reset_keeps_the_last_step_of_the_episode(kind):
+def test_a_fault_in_a_reset_keeps_the_last_step_of_the_episode():
     class InReset(Failing):
         def step(self, action):
             fault, self.fault = self.fault, None
@@ -202,7 +190,7 @@ def test_a_fault_in_a_reset_keeps_the_last_step_of_the_episode(kind):
             self.fault = fault
             return result
 
-    env, whole = supervised(kind, *fine_and("raise", 8, InReset), restarts=1), supervised("local", *[Failing] * 3)
+    env, whole = supervised(*fine_and("raise", 8, InReset), restarts=1), plain(*[Failing] * 3)
     env.reset(), whole.reset()
     for _ in range(8):
         result, expected = env.step(ACTIONS), whole.step(ACTIONS)
@@ -212,18 +200,16 @@ def test_a_fault_in_a_reset_keeps_the_last_step_of_the_episode(kind):
     env.close()
 
 
-@both
-def test_so_does_one_in_the_first_reset(kind):
-    env = supervised(kind, *fine_and("raise", 0), restarts=1)
+def test_so_does_one_in_the_first_reset():
+    env = supervised(*fine_and("raise", 0), restarts=1)
     assert equal(env.reset()[1], Failing().reset(seed=_next_seed(6))[0])
     with pytest.raises(EnvFault, match="environment 1, .*, seed 6, step 0: raised"):
-        supervised(kind, *fine_and("raise", 0)).reset()
+        supervised(*fine_and("raise", 0)).reset()
     env.close()
 
 
-@both
-def test_without_restarts_left_the_error_has_reason_and_number(kind):
-    env = supervised(kind, *fine_and("raise", p=1.0), restarts=2)
+def test_without_restarts_left_the_error_has_reason_and_number():
+    env = supervised(*fine_and("raise", p=1.0), restarts=2)
     env.reset()
     env.step(ACTIONS)
     env.step(ACTIONS)
@@ -235,8 +221,7 @@ def test_without_restarts_left_the_error_has_reason_and_number(kind):
     env.close()
 
 
-@both
-def test_restarts_that_fail_themselves_count(kind, tmp_path):
+def test_restarts_that_fail_themselves_count(tmp_path):
     path = tmp_path / "times"
     path.write_text("")
 
@@ -247,7 +232,7 @@ def test_restarts_that_fail_themselves_count(kind, tmp_path):
         return Failing("raise", 1)
 
     said = []
-    env = supervised(kind, make, restarts=3, said=said)
+    env = supervised(make, restarts=3, said=said)
     env.reset()
     env.step([0])
     assert [line.split(": ")[1] for line in said] == [FAULTS["raise"], *["raised OSError('not yet')"] * 2]
@@ -256,7 +241,7 @@ def test_restarts_that_fail_themselves_count(kind, tmp_path):
 
 
 def test_a_process_that_dies_between_steps_is_replaced():
-    env, whole = supervised("forked", *[Masked] * 3, restarts=1), supervised("local", *[Masked] * 3)
+    env, whole = supervised(*[Masked] * 3, restarts=1), plain(*[Masked] * 3)
     before, _ = env.reset(), whole.reset()
     os.kill(env._workers[1].process.pid, signal.SIGKILL)
     assert equal(env.env_method("action_masks"), whole.env_method("action_masks"))
@@ -271,9 +256,8 @@ def test_a_process_that_dies_between_steps_is_replaced():
     env.close()
 
 
-@both
-def test_what_was_set_is_set_again(kind):
-    env = supervised(kind, *fine_and("raise"), restarts=1)
+def test_what_was_set_is_set_again():
+    env = supervised(*fine_and("raise"), restarts=1)
     env.reset()
     env.set_attr("level", 7.0, indices=[1])
     for _ in range(3):
@@ -295,7 +279,7 @@ def test_what_is_returned_may_be_changed_and_used_again():
             self.known["n"] += 1
             return (*super().step(action)[:4], self.known)
 
-    env = supervised("local", partial(Again, "raise", 3), restarts=1)
+    env = supervised(partial(Again, "raise", 3), restarts=1)
     env.reset()
     (first, *_, infos), (second, *_) = env.step([0]), env.step([0])
     assert first.tolist() == [[1.0] * 3] and infos[0]["n"] == 1
@@ -321,7 +305,7 @@ class AfterRollout(BaseCallback):
 
 
 def test_the_step_is_left_out_and_the_one_before_is_bootstrapped():
-    env = supervised("local", *fine_and("raise", 5), restarts=1, seed=3)
+    env = supervised(*fine_and("raise", 5), restarts=1, seed=3)
     model, after = model_in(env, gae_lambda=0.9, gamma=0.8), AfterRollout()
     model.learn(24, callback=after)
     buffer = after.buffer
@@ -341,7 +325,7 @@ def test_the_step_is_left_out_and_the_one_before_is_bootstrapped():
 
 @pytest.mark.parametrize("fault", ["nan", "infinite reward", "raise"])
 def test_no_statistics_count_it(fault):
-    env = VecNormalize(supervised("local", *fine_and(fault), restarts=1))
+    env = VecNormalize(supervised(*fine_and(fault), restarts=1))
     model_in(env).learn(48)
     assert env.venv.n_restarts == 1 and are_finite(env)
     assert env.obs_rms.count == pytest.approx(3 * (16 + 1), abs=1e-3)
@@ -355,10 +339,10 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize(("case", "kind"), in_turn(TRAINED, KINDS))
-def test_training_continues_with_memory_masks_noise_and_dicts(case, kind):
+@pytest.mark.parametrize("case", TRAINED)
+def test_training_continues_with_memory_masks_noise_and_dicts(case):
     cls, policy, kwargs = TRAINED[case]
-    env = supervised(kind, *[partial(cls, "raise", p=0.08)] * 3, restarts=1000)
+    env = supervised(*[partial(cls, "raise", p=0.08)] * 3, restarts=1000)
     model = model_in(env, policy, **kwargs)
     model.learn(120, log_interval=1)
     assert env.n_restarts > 3 and model.num_timesteps == 120
@@ -367,7 +351,7 @@ def test_training_continues_with_memory_masks_noise_and_dicts(case, kind):
 
 
 def test_an_episode_starts_there_for_the_memory():
-    env = supervised("local", *fine_and("raise"), restarts=1)
+    env = supervised(*fine_and("raise"), restarts=1)
     starts = []
 
     class Watch(BaseCallback):
@@ -391,15 +375,15 @@ def test_restarts_are_logged_and_only_where_they_are_allowed():
     counts = []
     for restarts in (0, 2):
         logged = Logged()
-        env = supervised("local", *fine_and("raise" if restarts else None, 12), restarts=restarts)
+        env = supervised(*fine_and("raise" if restarts else None, 12), restarts=restarts)
         model_in(env).learn(72, callback=logged)
         counts.append([each.get("faults/env_restarts") for each in logged.seen])
     assert counts == [[None] * 3, [0, 1, 1]]
 
 
 def test_evaluation_counts_whole_episodes_only():
-    env = supervised("local", lambda: Monitor(Failing("raise", 11)), restarts=1)
-    model = model_in(supervised("local", Failing))
+    env = supervised(lambda: Monitor(Failing("raise", 11)), restarts=1)
+    model = model_in(supervised(Failing))
     returns, lengths = evaluate_policy(model, env, 4, return_episode_rewards=True)
     assert lengths == [8] * 4 and len(returns) == 4 and env.n_restarts == 1
 
@@ -430,25 +414,22 @@ class Stop(BaseCallback):
         return True
 
 
-def faulty(kind, fault):
+def faulty(fault):
     make = partial(Failing, fault, at=-1, p=0.05)
-    env = supervised(kind, *[lambda: Resumable(Monitor(make()))] * 3, restarts=500)
+    env = supervised(*[lambda: Resumable(Monitor(make()))] * 3, restarts=500)
     return VecFrameStack(VecNormalize(env), 2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault"),
-    [("local", "raise"), ("forked", "kill"), pytest.param("forked", "nan", marks=pytest.mark.slow)],
-)
-def test_an_interrupted_run_with_faults_resumes_exactly(kind, fault, tmp_path, monkeypatch):
+@pytest.mark.parametrize("fault", ["raise", "kill", pytest.param("nan", marks=pytest.mark.slow)])
+def test_an_interrupted_run_with_faults_resumes_exactly(fault, tmp_path, monkeypatch):
     monkeypatch.setattr("ppo_plus.saving.checkpoint.checkpoint.SHARE", np.inf)
-    whole = model_in(faulty(kind, fault), use_sde=True)
+    whole = model_in(faulty(fault), use_sde=True)
     whole.learn(240, callback=Checkpoints(tmp_path / "whole"))
     n_restarts = whole.env.unwrapped.n_restarts
     assert n_restarts > 3
 
     checkpoints = Checkpoints(tmp_path / "cut")
-    model = model_in(faulty(kind, fault), use_sde=True)
+    model = model_in(faulty(fault), use_sde=True)
     seen = []
     for after in (35, 40):
         with pytest.raises(KeyboardInterrupt):
@@ -456,7 +437,7 @@ def test_an_interrupted_run_with_faults_resumes_exactly(kind, fault, tmp_path, m
         checkpoints.write()
         model.env.close()
         checkpoints = Checkpoints(tmp_path / "cut")
-        model = PPO_Plus.resume(tmp_path / "cut", faulty(kind, fault), device="cpu")
+        model = PPO_Plus.resume(tmp_path / "cut", faulty(fault), device="cpu")
         seen.append(model.env.unwrapped.n_restarts)
     assert 0 < seen[0] < seen[1] < n_restarts
     model.learn(240, callback=[checkpoints, Stop(0)])
@@ -470,12 +451,12 @@ def test_an_interrupted_run_with_faults_resumes_exactly(kind, fault, tmp_path, m
 
 def test_one_that_was_replaced_between_two_steps_resumes():
     makes = [lambda: Resumable(Masked())] * 2
-    env = supervised("forked", *makes, restarts=1)
+    env = supervised(*makes, restarts=1)
     env.reset()
     env.step(ACTIONS[:2])
     os.kill(env._workers[1].process.pid, signal.SIGKILL)
     env.env_method("action_masks")
-    other = supervised("local", *makes, restarts=1)
+    other = supervised(*makes, restarts=1)
     state = get_state(env)
     assert state["reason"] is None and set_state(other, state) is None
     first = [each.step(ACTIONS[:2]) for each in (env, other)]
@@ -489,6 +470,6 @@ def test_a_checkpoint_of_a_plain_one_resumes_supervised():
     plain = make(vec_env_cls=DummyVecEnv)
     plain.reset()
     plain.step(ACTIONS[:2])
-    ours = make(vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"processes": False})
+    ours = make(vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"start_method": "fork"})
     assert set_state(ours, get_state(plain)) is None
     assert equal(ours.step(ACTIONS[:2]), plain.step(ACTIONS[:2]))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_envs import ACTIONS, Failing, equal, fine_and, supervised
+from faulty_envs import ACTIONS, Failing, equal, fine_and, plain, supervised
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 def test_unsendable_messages_raise_and_leave_nothing_open():
-    env, whole = supervised("forked", Failing), supervised("local", Failing)
+    env, whole = supervised(Failing), plain(Failing)
     env.reset(), whole.reset()
     with pytest.raises((AttributeError, TypeError), match="pickle|local object"):
         env.set_attr("level", lambda: None)
@@ -40,7 +40,7 @@ def test_what_is_received_may_be_written_into():
             info["seen"].flags.writeable = False
             return *result, info
 
-    env = supervised("forked", ReadOnly)
+    env = supervised(ReadOnly)
     env.reset()
     env.step([0])[3][0]["seen"][:] = 1.0
     env.close()
@@ -51,7 +51,7 @@ def descriptors():
 
 
 def test_answers_that_were_not_read_are_not_taken_for_later_ones():
-    env, whole = supervised("forked", Failing), supervised("local", Failing)
+    env, whole = supervised(Failing), plain(Failing)
     env.reset(), whole.reset()
     env.step_async([1])
     # Here Ctrl-C came.
@@ -68,7 +68,7 @@ def test_large_unread_answers_do_not_block_closing():
         def observe(self):
             return np.zeros(1_000_000, np.float32)
 
-    env = supervised("forked", Large, Large)
+    env = supervised(Large, Large)
     env.reset()
     env.step_async(ACTIONS[:2])
     env.close()
@@ -78,7 +78,7 @@ def test_large_unread_answers_do_not_block_closing():
 @pytest.mark.parametrize("asked", [False, True])
 def test_closing_does_not_wait_for_one_that_hangs(asked, monkeypatch):
     monkeypatch.setattr("ppo_plus.envs.supervised.workers.CLOSING", 0.2)
-    env = supervised("forked", *fine_and("hang", 1), timeout=None)
+    env = supervised(*fine_and("hang", 1), timeout=None)
     env.reset()
     env.step_async(ACTIONS)
     if asked:
@@ -93,7 +93,7 @@ def test_closing_does_not_wait_for_one_that_hangs(asked, monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors where Linux lists them")
 def test_nothing_is_left_behind():
     at_first = descriptors()
-    env = supervised("forked", *[partial(Failing, "kill", p=0.3)] * 2, restarts=40)
+    env = supervised(*[partial(Failing, "kill", p=0.3)] * 2, restarts=40)
     env.reset()
     before = descriptors()
     while env.n_restarts < 30:

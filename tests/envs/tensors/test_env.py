@@ -6,22 +6,7 @@ from envs import ACTIONS
 from gymnasium import spaces
 
 from ppo_plus import PPO_Plus, TensorEnv
-from ppo_plus.envs.tensors.env import UNBOUNDED, bounded, gym_space
-
-
-def test_spaces_of_simulators_become_gymnasiums():
-    class Box:
-        def __init__(self, shape, low, high):
-            self.shape, self.low, self.high, self.dtype = shape, low, high, "float32"
-
-    class Dict:
-        def __init__(self, **parts):
-            self.spaces = parts
-
-    found = gym_space(Dict(b=Box((2,), -np.inf, np.inf), a=Dict(c=Box((1,), 0.0, 1.0))))
-    assert list(found) == ["b", "a"] and found["b"] == spaces.Box(-np.inf, np.inf, (2,))
-    with pytest.raises(ValueError, match="not a supported space"):
-        gym_space("box")
+from ppo_plus.envs.tensors.env import UNBOUNDED, bounded
 
 
 @pytest.mark.parametrize("kind", ACTIONS)

@@ -19,9 +19,7 @@ from command_line import TRAIN, environment, run, subcommands
 from parametrization import sample
 
 from ppo_plus import PPO_Plus
-from ppo_plus.zoo import envs
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.cli import train as train_command
 from ppo_plus.zoo.interrupts import SIGNALS
 
 _CHECKPOINTS = "stable_baselines3.common.callbacks.CheckpointCallback"
@@ -302,7 +300,3 @@ def test_rl_zoo3s_flags_are_there():
         "--log-folder -P --progress --track --env-kwargs --eval-env-kwargs --gym-packages --verbose --num-threads"
     )
     assert set(flags.split()) <= set(subcommands()["train"]._option_string_actions)
-
-
-def test_kinds_of_vector_environments():
-    assert train_command.VEC_ENVS == (*envs.VEC_ENVS, *envs.BATCHED, "auto")

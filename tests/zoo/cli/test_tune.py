@@ -8,7 +8,7 @@ import pytest
     [
         (["tune"], "--env"),
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
-        (["tune", "--env", "CartPole-v1", "--env-timeout", "9"], "ended when it hangs: add --vec-env subproc"),
+        (["tune", "--env", "CartPole-v1", "--vec-env", "envpool"], "vec_env='envpool' must be one of dummy, subproc"),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         (
             ["tune", "worker", "--study-name", "x", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"],

@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from stable_baselines3.common.callbacks import BaseCallback
+from tuning_envs import FailingAt150
 
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.tune import objective
@@ -76,20 +77,8 @@ def test_a_run_whose_evaluation_is_not_finite_has_no_score(monkeypatch):
         run(SMALL)
 
 
-class Failing(gym.Wrapper):
-    """Fails at its 100th step, and so does each that takes its place."""
-
-    n = 0
-
-    def step(self, action):
-        self.n += 1
-        if self.n == 100:
-            raise ValueError("boom")
-        return self.env.step(action)
-
-
 def test_failing_environments_are_restarted_as_often_as_allowed():
-    failing = SMALL.replace(env_wrapper=(Part("Failing", Failing, {}),), n_envs=1)
+    failing = SMALL.replace(env_wrapper=(Part("FailingAt150", FailingAt150, {}),), n_envs=1)
     value = score(failing, PLAN, 0, lambda *_: None, restarts=100)
     assert value > 0
     with pytest.raises(Diverged, match=r"environment 0, .*: raised ValueError\('boom'\). All restarts=2 are used up"):
