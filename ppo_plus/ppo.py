@@ -822,9 +822,9 @@ class PPO_Plus(OnPolicyAlgorithm):
     def set_parameters(
         self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
-        """As SB3's, for a dict such as ``get_parameters`` returns."""
+        """As SB3's: a dict such as ``get_parameters`` returns, or what :meth:`load` loads."""
         if not isinstance(load_path_or_dict, dict):
-            raise TypeError(f"load_path_or_dict={load_path_or_dict!r} must be a dict: pass load(path).get_parameters()")
+            load_path_or_dict = type(self).load(load_path_or_dict, device="cpu").get_parameters()
         unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
         if unknown:  # SB3 would follow the name through attributes
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")

@@ -648,8 +648,13 @@ def test_parameters_of_one_model_can_be_set_in_another():
     assert set(source.get_parameters()) == {"policy", "policy.optimizer"}
     steps = [state["step"].item() for state in target.policy.optimizer.state.values()]
     assert steps and set(steps) == {4.0}
-    with pytest.raises(TypeError, match=r"must be a dict: pass load\(path\).get_parameters\(\)"):
-        target.set_parameters("model.zip")
+
+
+def test_parameters_of_a_file_can_be_set(tmp_path):
+    source, target = make(seed=1).learn(16), make(seed=2)
+    source.save(tmp_path / "model")
+    target.set_parameters(tmp_path / "model")
+    assert th.equal(weights(source), weights(target))
 
 
 def test_parameters_that_do_not_fit_raise_an_error():
