@@ -54,59 +54,35 @@ if TYPE_CHECKING:
     from ppo_plus.update.batch import Batch as Batch
     from ppo_plus.zoo.callbacks import EvalAfterUpdates as EvalAfterUpdates
 
-#: The module of each public name. It is imported when the name is first used: torch takes seconds to load, and
-#: `ppo-plus --help` does without it. Type checkers read the imports above; a test checks that both say the same.
-MODULES = {
-    "ActorCriticPolicy": "ppo_plus.policy.policies",
-    "AdaptiveLearningRate": "ppo_plus.formulas.kl_control",
-    "AdaptivePenalty": "ppo_plus.formulas.kl_control",
-    "Batch": "ppo_plus.update.batch",
-    "Carry": "ppo_plus.policy.policies",
-    "Checkpoints": "ppo_plus.saving.checkpoint.checkpoint",
-    "CnnGruPolicy": "ppo_plus.policy.recurrent",
-    "CnnLstmPolicy": "ppo_plus.policy.recurrent",
-    "CnnPolicy": "ppo_plus.policy.policies",
-    "Coefficients": "ppo_plus.formulas.losses",
-    "ColoredNoise": "ppo_plus.formulas.exploration",
-    "CompileError": "ppo_plus.compiling.compiled",
-    "EarlyStop": "ppo_plus.formulas.kl_control",
-    "EnvFault": "ppo_plus.envs.supervised.vec_env",
-    "EvalAfterUpdates": "ppo_plus.zoo.callbacks",
-    "Features": "ppo_plus.policy.policies",
-    "GRUMemory": "ppo_plus.policy.recurrent",
-    "Heads": "ppo_plus.policy.policies",
-    "KLControl": "ppo_plus.formulas.kl_control",
-    "KLState": "ppo_plus.formulas.kl_control",
-    "LSTMMemory": "ppo_plus.policy.recurrent",
-    "Losses": "ppo_plus.formulas.losses",
-    "MlpGruPolicy": "ppo_plus.policy.recurrent",
-    "MlpLstmPolicy": "ppo_plus.policy.recurrent",
-    "MlpPolicy": "ppo_plus.policy.policies",
-    "MultiInputGruPolicy": "ppo_plus.policy.recurrent",
-    "MultiInputLstmPolicy": "ppo_plus.policy.recurrent",
-    "MultiInputPolicy": "ppo_plus.policy.policies",
-    "NoiseProcess": "ppo_plus.formulas.exploration",
-    "PPOLoss": "ppo_plus.formulas.losses",
-    "PPO_Plus": "ppo_plus.ppo",
-    "RanksError": "ppo_plus.distributed.ranks",
-    "Refused": "ppo_plus.saving.format.names",
-    "Resumable": "ppo_plus.envs.resumable.wrapper",
-    "RolloutBuffer": "ppo_plus.rollout.buffer",
-    "StateDependentNoise": "ppo_plus.formulas.exploration",
-    "SupervisedVecEnv": "ppo_plus.envs.supervised.vec_env",
-    "TensorEnv": "ppo_plus.envs.tensors.env",
-    "Transition": "ppo_plus.envs.tensors.env",
-    "VecNormalizeTransitions": "ppo_plus.envs.normalization",
-    "WhiteNoise": "ppo_plus.formulas.exploration",
-    "WithMemory": "ppo_plus.policy.recurrent",
-    "as_vec_env": "ppo_plus.envs.vec_env",
-    "constant": "ppo_plus.formulas.schedules",
-    "cosine": "ppo_plus.formulas.schedules",
-    "linear": "ppo_plus.formulas.schedules",
-    "load_statistics": "ppo_plus.saving.statistics",
-    "make_vec": "ppo_plus.envs.make_vec",
-    "register": "ppo_plus.saving.format.names",
+#: The public names of each module. A module is imported when a name of it is first used: torch takes seconds to load,
+#: and `ppo-plus --help` does without it. Type checkers read the imports above; a test checks that both say the same.
+PUBLIC = {
+    "compiling.compiled": "CompileError",
+    "distributed.ranks": "RanksError",
+    "envs.make_vec": "make_vec",
+    "envs.normalization": "VecNormalizeTransitions",
+    "envs.resumable.wrapper": "Resumable",
+    "envs.supervised.vec_env": "EnvFault SupervisedVecEnv",
+    "envs.tensors.env": "TensorEnv Transition",
+    "envs.vec_env": "as_vec_env",
+    "formulas.exploration": "ColoredNoise NoiseProcess StateDependentNoise WhiteNoise",
+    "formulas.kl_control": "AdaptiveLearningRate AdaptivePenalty EarlyStop KLControl KLState",
+    "formulas.losses": "Coefficients Losses PPOLoss",
+    "formulas.schedules": "constant cosine linear",
+    "policy.policies": "ActorCriticPolicy Carry CnnPolicy Features Heads MlpPolicy MultiInputPolicy",
+    "policy.recurrent": (
+        "CnnGruPolicy CnnLstmPolicy GRUMemory LSTMMemory "
+        "MlpGruPolicy MlpLstmPolicy MultiInputGruPolicy MultiInputLstmPolicy WithMemory"
+    ),
+    "ppo": "PPO_Plus",
+    "rollout.buffer": "RolloutBuffer",
+    "saving.checkpoint.checkpoint": "Checkpoints",
+    "saving.format.names": "Refused register",
+    "saving.statistics": "load_statistics",
+    "update.batch": "Batch",
+    "zoo.callbacks": "EvalAfterUpdates",
 }
+MODULES = {name: f"ppo_plus.{module}" for module, names in PUBLIC.items() for name in names.split()}
 __all__ = list(MODULES)
 
 __version__: str

@@ -27,7 +27,7 @@ from ppo_plus.distributed.ranks import Ranks, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining
 from ppo_plus.distributed.single import SingleProcess
 from ppo_plus.distributed.weights import copy_lead, frozen
-from ppo_plus.envs.errors import CheckedEnvs, check_reset, seed_envs
+from ppo_plus.envs.errors import CheckedEnvs, check_reset, seed_envs, take_any_number
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics, check_normalization, warn_of_resets
 from ppo_plus.envs.resumable.wrapper import Resumable
@@ -362,6 +362,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             (single,), verbose = dummy.envs, 0
             made = LeanVecEnv([lambda: single if isinstance(single, Resumable) else Resumable(single)])
         wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
+        for single in getattr(wrapped.unwrapped, "envs", ()):
+            take_any_number(single)
         check_normalization(wrapped)
         warn_of_resets(wrapped)
         warn_of_numpy(wrapped)
@@ -583,8 +585,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.shared.begin(self.env)  # type: ignore[arg-type]
 
     def _common_facts(self) -> dict[str, Any]:
-        """What must be the same in processes that train together: arguments, as far as they can be compared, and which
-        weights are frozen."""
+        """What must be the same in processes that train together: comparable arguments, and which weights are frozen"""
         may_differ = {"seed", "tensorboard_log", "n_threads", "compile"}
         given = vars(self.settings).items()
         facts = {

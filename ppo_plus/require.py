@@ -29,8 +29,7 @@ def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:
 def require_number(
     name: str, value: Any, low: float, high: float = math.inf, above: bool = False, or_none: bool = False
 ) -> None:
-    """A number within ``[low, high]``, or ``(low, high]`` if ``above``, or ``None`` if ``or_none``; else
-    :class:`TypeError` or :class:`ValueError`."""
+    """A number in ``[low, high]``, or ``(low, high]`` if ``above``, or ``None`` if ``or_none``; else an error."""
     if or_none and value is None:
         return
     allowed = f"in {'(' if above else '['}{low:g}, {high:g}]{', or None' if or_none else ''}"
@@ -54,8 +53,7 @@ def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
 
 
 def same_space(space: Any, other: Any) -> bool:
-    """Whether two spaces are equal. Bounds beyond single precision equal infinity, as old versions of Gymnasium and gym
-    wrote it: ±3.4e38."""
+    """Whether two spaces are equal. Bounds of ±3.4e38 (old Gymnasium and gym) equal infinity."""
     if isinstance(space, spaces.Dict) and isinstance(other, spaces.Dict):
         return space.keys() == other.keys() and all(same_space(space[key], other[key]) for key in space)
     if isinstance(space, spaces.Tuple) and isinstance(other, spaces.Tuple):

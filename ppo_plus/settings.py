@@ -39,7 +39,6 @@ MAX_AUTO_SEQUENCE = 16
 #: What ``n_threads`` is at most: more than a machine has cores, since models move between machines.
 MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))
 
-
 P = ParamSpec("P")
 
 

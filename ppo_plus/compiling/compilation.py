@@ -14,8 +14,6 @@ from ppo_plus.compiling.constants import NotComparable, constants_of, first_diff
 #: Gradient steps from which on compiling saves time: it makes each about 1 ms shorter (see
 #: ``benchmarks/benchmark.py``), and takes 2 to 4 s, except for the first time on a machine.
 WORTH_COMPILING = 4_000
-
-
 #: How to compile where ``"auto"`` does not.
 FORCE = "compile=True compiles all the same"
 #: The reason that needs no message.

@@ -53,8 +53,7 @@ class Ranks:
         return f"rank {self.rank} of {self.size}"
 
     def seed(self, seed: int | None) -> int | None:
-        """The seed of what differs between processes (environments, noise, the order of minibatches), from the run's,
-        which is also that of rank 0."""
+        """The seed of what differs between processes (environments, noise, minibatches); on rank 0 the run's."""
         if not self.several or (seed is not None and self.leads):
             return seed
         return derived_seed(None if seed is None else [seed, self.rank])
@@ -88,8 +87,7 @@ class Ranks:
     def copy_lead(self, tensors: Iterable[th.Tensor]) -> None:
         """Write into tensors what they are on rank 0."""
         for tensor in tensors:
-            # If it is a view, only the elements that it shows. NCCL alone connects GPUs, and not what is on the CPU,
-            # such as an optimizer's count of steps.
+            # What a view shows. NCCL connects GPUs alone, and not an optimizer's count of steps on the CPU.
             reached = "cpu" in dist.get_backend_config() or tensor.device.type != "cpu"
             whole = tensor.detach().to(tensor.device if reached else "cuda").contiguous()
             self._timed(partial(dist.broadcast, whole, src=0))

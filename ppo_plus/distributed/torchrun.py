@@ -42,8 +42,7 @@ def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
 
 
 def join(device: str) -> "Ranks":
-    """Join the process group, if torchrun started this process; it is left when this process ends. Gloo connects CPUs,
-    NCCL GPUs."""
+    """Join the process group if torchrun started this process, until it ends: gloo for CPUs, NCCL for GPUs."""
     import torch as th
     from torch import distributed as dist
 

@@ -14,16 +14,11 @@ ROUNDING = 1e-3
 
 
 class Fingerprint(NamedTuple):
-    r"""What tells one tensor from another.
+    r"""What tells one tensor from another."""
 
-    :param checksum: CRC-32 of its bytes
-    :param norm: the square root of the sum of the squares of its :math:`n` numbers
-    :param total: their sum over :math:`\sqrt{n}`, which changes by at most the norm of a change
-    """
-
-    checksum: int
-    norm: float
-    total: float
+    checksum: int  # CRC-32 of its bytes
+    norm: float  # the square root of the sum of the squares of its `n` numbers
+    total: float  # their sum over `\sqrt{n}`, which changes by at most the norm of a change
 
     def is_near(self, other: "Fingerprint") -> bool:
         """Whether the two tensors may differ by rounding alone."""

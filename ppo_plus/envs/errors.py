@@ -11,14 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers import ClipAction
+from gymnasium.wrappers import ClipAction, TransformReward
 from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics
-from ppo_plus.envs.outputs import CONVERT, RESET, InvalidOutput, check_shape
+from ppo_plus.envs.outputs import CONVERT, RESET, InvalidOutput, as_reward, check_shape
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.observations import canonical_space
 from ppo_plus.require import NotFiniteError
@@ -93,6 +95,25 @@ def _death(env: SubprocVecEnv, step: int) -> RuntimeError:
     )
 
 
+def _number(reward: Any) -> Any:
+    return reward if isinstance(reward, (float, int, np.number)) else as_reward(reward)
+
+
+class Numbers(TransformReward):
+    """Makes numbers of rewards for a ``Monitor``, which adds them up and takes no arrays or lists of one number."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env, _number)
+
+
+def take_any_number(env: gym.Env) -> None:
+    """Put :class:`Numbers` into each ``Monitor`` of an environment's wrappers."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, Monitor) and not isinstance(env.env, Numbers):
+            env.env = Numbers(env.env)
+        env = env.env
+
+
 def check_spaces(env: Any) -> None:
     """:raises ValueError: PPO_Plus does not support the spaces of an environment"""
     canonical_space(env.observation_space)
@@ -135,7 +156,7 @@ def explanation(error: Exception, env: Any) -> Exception | None:
     function = frame.f_code.co_name
     if function == "step" and ("float()" in text or "0-dimensional" in text):
         # A Monitor adds rewards up.
-        return ValueError(f"{name} returned something other than a number as reward: return float(reward)")
+        return ValueError(f"{name} returned something other than a number as reward: return one, such as reward.item()")
     if function == "reset" and re.search("unexpected keyword argument '(seed|options)'", text):
         return TypeError(f"{name}: {SEED}")
     if "unpack" not in text:

@@ -1,5 +1,6 @@
 """Vector environments of single environments, which are stepped one after another or each in its own process."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ def require_vec_env(vec_env: str) -> None:
 
 
 def make_vec(
-    env_id: str,
+    env_id: str | Callable[..., gym.Env],
     n_envs: int = 1,
     seed: int | None = None,
     env_kwargs: dict[str, Any] | None = None,
@@ -39,7 +40,7 @@ def make_vec(
 
         env = make_vec("HalfCheetah-v5", n_envs=8, seed=0, vec_env="subproc")
 
-    :param env_id: Gymnasium environment id
+    :param env_id: Gymnasium environment id, or a class or function that makes an environment
     :param n_envs: how many, at least 1
     :param seed: of the first one, the others follow, 0 to 2**32 - 1; ``None``: drawn at random
     :param env_kwargs: arguments of each environment
@@ -52,13 +53,15 @@ def make_vec(
     require_vec_env(vec_env)
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
-    make = partial(_make_one, gym.spec(env_id), **(env_kwargs or {}))
+    require_int("seed", seed, 0)
+    make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
+    make = partial(_make_one, make_env, **(env_kwargs or {}))
     vec_env_cls: Any = VEC_ENVS[vec_env]
     return make_vec_env(make, n_envs, seed=seed, wrapper_class=Resumable, vec_env_cls=vec_env_cls)
 
 
-def _make_one(spec: gym.envs.registration.EnvSpec, **env_kwargs: Any) -> gym.Env:
-    env = gym.make(spec, **env_kwargs)
+def _make_one(make_env: Callable[..., gym.Env], **env_kwargs: Any) -> gym.Env:
+    env = make_env(**env_kwargs)
     # Vector environments would raise errors that do not say what is wrong.
     check_spaces(env)
     return env

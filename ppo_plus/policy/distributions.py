@@ -254,8 +254,7 @@ class Categorical(ActionDistribution):
         if masks is not None:
             # Finite, so that differences and products with probability 0 are 0 and not NaN; exp of it is exactly 0.
             net = net.where(masks, th.finfo(net.dtype).min)
-        # One fused operation where gradients are needed. Without, SB3's operations, so that a rollout is the same bit
-        # for bit.
+        # One fused operation where gradients are needed; else SB3's operations, so that rollouts are equal bit for bit.
         normalized = F.log_softmax if th.is_grad_enabled() else _log_softmax
         return self._join([normalized(logits, dim=1) for logits in self._split(net)])
 
@@ -270,8 +269,7 @@ class Categorical(ActionDistribution):
         return self._join([draw(log_probs) for log_probs in self._split(params)])
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
-        # log_ndtr is accurate in both tails, where ndtr rounds to 0 and 1. Far out it rounds to 0 as well; clamped,
-        # because infinite noise would beat any mask.
+        # log_ndtr is accurate in both tails; far out it rounds to 0, clamped since infinite noise beats any mask.
         return self.mode(params - (-th.special.log_ndtr(z)).clamp(min=th.finfo(z.dtype).tiny).log())
 
     def mode(self, params: th.Tensor) -> th.Tensor:

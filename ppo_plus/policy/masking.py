@@ -86,10 +86,14 @@ def _has_method(env: VecEnv) -> bool:
         if type(inner).has_attr is not VecEnv.has_attr:
             return inner.has_attr(METHOD)
         # SB3 only tests whether this raises; but there are environments that have every attribute, as ``None``.
-        return any(map(callable, inner.get_attr(METHOD)))
+        found = inner.get_attr(METHOD)
     except (AttributeError, NotImplementedError):
         # Vector environments in other processes may not have single environments.
         return False
+    for each in found:
+        if each is not None and not callable(each):
+            raise TypeError(f"the environment's {METHOD} is {each!r}: make it a method that returns the mask")
+    return any(map(callable, found))
 
 
 def _parts(tree: Any) -> dict[Any, Any]:

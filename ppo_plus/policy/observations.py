@@ -56,8 +56,7 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
 
 
 def explained(error: Exception, space: spaces.Space, normalize_images: bool) -> ValueError | None:
-    """What an error while a policy is built means, if it came from SB3's NatureCNN, and the remedy; ``None``: it did
-    not."""
+    """What an error of SB3's NatureCNN means, with the remedy; ``None``: the error came from elsewhere."""
     if NatureCNN.__init__.__code__ not in (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     entries = space.items() if isinstance(space, spaces.Dict) else [(None, space)]
@@ -187,7 +186,19 @@ def to_tensor(
             f"observation of shape {array.shape} does not fit observation_space={space}: "
             f"pass shape {space.shape}, or with one more dimension in front for several observations"
         )
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        require_choices(array, space)
     return th.as_tensor(array if batched else array[None], device=device), batched
+
+
+def require_choices(observations: np.ndarray, space: "spaces.Discrete | spaces.MultiDiscrete") -> None:
+    """:raises ValueError: a choice is outside of its space; compiled code would take it for none of the choices"""
+    choices = observations - space.start
+    n: Any = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    if ((choices < 0) | (choices >= n)).any():
+        raise ValueError(
+            f"the environment returned {observations} as observation, outside of its space {space}: fix it"
+        )
 
 
 def _each(functions: dict[str, Preprocess], observations: dict[str, th.Tensor]) -> dict[str, th.Tensor]:
@@ -210,6 +221,8 @@ def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any
     """Observations ``(N, ...)`` of vectorized environments as contiguous tensors, floats in single precision."""
     if isinstance(space, spaces.Dict):
         return {key: to_network(observations[key], sub, device) for key, sub in space.items()}
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        require_choices(observations, space)
     # Numpy converts small arrays several times faster.
     dtype = np.float32 if observations.dtype.kind == "f" else observations.dtype
     return to_device(th.from_numpy(np.asarray(observations, dtype, order="C")), device)

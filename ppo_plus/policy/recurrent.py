@@ -44,8 +44,7 @@ class Layout:
         marks = starts.view(n_sequences, -1)
         #: 0 where the state before the sequence is reset, else 1; shape ``(n_sequences, 1, 1)``.
         self.keep = (~marks[:, :1, None]).float()
-        #: 1 at reset steps and after the end of a sequence, else 0, shape ``(n_sequences, length, 1)``; ``None`` if
-        #: there are none.
+        #: 1 at reset steps and after a sequence, shape ``(n_sequences, length, 1)``; ``None`` if there are none.
         self.resets: th.Tensor | None = None
         n_before = marks[:, 1:].cumsum(dim=1)
         if most is None:

@@ -29,11 +29,7 @@ ESTIMATED = ("rewards", "values", "advantages", "returns")
 
 
 def least_bytes(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
-    """Lower bound on the bytes of a transition: its observation, its action and six numbers.
-
-    :param observation_space: the environment's
-    :param action_space: the environment's
-    """
+    """Lower bound on the bytes of a transition: its observation, its action and six numbers."""
     return _observation_bytes(observation_space) + 4 * (make_distribution(action_space).action_dim + 6)
 
 
@@ -106,10 +102,7 @@ class RolloutBuffer:
         self.reset()
 
     def store_on(self, device: th.device) -> None:
-        """Keep rollouts on a device from now on; what was kept is dropped.
-
-        :param device: where
-        """
+        """Keep rollouts on a device from now on; what was kept is dropped."""
         self.storage = device
         self._tensors: dict[str, Any] = {}
         #: NumPy arrays that share the tensors' memory; on another device, the tensors.
@@ -192,33 +185,20 @@ class RolloutBuffer:
         return self._tensors[name]
 
     def begin_sequences(self, memory: Memory) -> None:
-        """Begin a training sequence in each environment with the next step.
-
-        All sequences of a rollout have the same length.
-
-        :param memory: the policy's memory before that step
-        """
+        """Begin a training sequence in each environment with the next step, before which the policy has this memory.
+        All sequences of a rollout have the same length."""
         self.memories.append(memory)
 
     def exclude(self, steps: list[int], envs: list[int]) -> None:
-        """Exclude from training the steps at which a vector environment only reset.
-
-        Each must lie between two episodes: it ends one, and follows the end of one.
-
-        :param steps: rows, ``K`` of them
-        :param envs: their columns
-        """
+        """Exclude from training the steps (rows and their columns) at which a vector environment only reset. Each must
+        lie between two episodes: it ends one, and follows the end of one."""
         if self.valid is None:
             self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
         self.valid[steps, envs] = False
 
     def cut(self, steps: list[int], envs: list[int]) -> None:
-        """Exclude steps in which an environment failed, and that ended their episodes: the step before each is
-        bootstrapped from the value of where it led, as if a time limit had been there.
-
-        :param steps: rows, ``K`` of them
-        :param envs: their columns
-        """
+        """Exclude steps (rows and their columns) in which an environment failed, which ended their episodes: the step
+        before each is bootstrapped from the value of where it led, as if a time limit had been there."""
         # Then the step has an advantage of 0, of which nothing goes to those before it.
         self.rewards[steps, envs] = self.values[steps, envs]
         self.exclude(steps, envs)
@@ -226,12 +206,7 @@ class RolloutBuffer:
     def bootstrap_timeouts(
         self, steps: list[int] | th.Tensor, envs: list[int] | th.Tensor, final_values: th.Tensor
     ) -> None:
-        """Add the discounted value of the final observation to the last reward of episodes cut by a time limit.
-
-        :param steps: row of each such reward, ``K`` of them
-        :param envs: column of each
-        :param final_values: shape ``(K,)``
-        """
+        """Add discounted values of final observations, ``(K,)``, to rewards at ``K`` time limits (rows, columns)."""
         rewards = self._tensors["rewards"]
         rows, columns = (th.as_tensor(each, dtype=th.long, device=self.storage) for each in (steps, envs))
         values = final_values.reshape(-1).to(self.storage)
@@ -271,10 +246,7 @@ class RolloutBuffer:
         return twin
 
     def put_values(self, values: th.Tensor) -> None:
-        """Replace ``values``.
-
-        :param values: in the order of :meth:`on_device`, shape ``(T * N,)``
-        """
+        """Replace ``values`` by others in the order of :meth:`on_device`, shape ``(T * N,)``."""
         stored = self._tensors["values"]
         stored = stored.T if self.memories else stored
         stored.copy_(values.view(stored.shape))

@@ -34,71 +34,45 @@ Act = Callable[..., tuple[th.Tensor, Carry]]
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """What a rollout is collected with.
+    """What a rollout is collected with."""
 
-    :param policy: whose actions to take
-    :param act: the function that chooses them (:func:`prepare_act`)
-    :param masks: where action masks come from; ``None``: there are none
-    :param buffer: where to store the transitions
-    :param sde_sample_freq: when held noise is renewed, as in :class:`~ppo_plus.PPO_Plus`
-    :param steps_per_sequence: steps of the sequences that are stored; 0 without memory
-    :param window: how many of the last episodes are reported, at most
-    """
-
-    policy: Any
-    act: Act
-    masks: MaskSource | None
-    buffer: RolloutBuffer
-    sde_sample_freq: int | str
-    steps_per_sequence: int = 0
-    window: int = 100
+    policy: Any  # whose actions to take
+    act: Act  # the function that chooses them (`prepare_act`)
+    masks: MaskSource | None  # where action masks come from; `None`: there are none
+    buffer: RolloutBuffer  # where to store the transitions
+    sde_sample_freq: int | str  # when held noise is renewed, as in `PPO_Plus`
+    steps_per_sequence: int = 0  # steps of the sequences that are stored; 0 without memory
+    window: int = 100  # how many of the last episodes are reported, at most
 
 
 class Decision(NamedTuple):
-    """The actions for ``N`` environments, with what they were chosen from: arrays, or tensors on the policy's device.
+    """Actions for ``N`` environments, with what they were chosen from: arrays, or tensors on the policy's device."""
 
-    :param obs: the observations
-    :param starts: which of them begin an episode, booleans ``(N,)``
-    :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
-    :param obs_tensor: the observations as the policy saw them
-    :param step: what the policy returned
-    :param env_actions: the actions as the environments take them
-    """
-
-    obs: Any
-    starts: Any
-    masks: Any
-    obs_tensor: Any
-    step: Step
-    env_actions: Any
+    obs: Any  # the observations
+    starts: Any  # which of them begin an episode, booleans `(N,)`
+    masks: Any  # action masks, booleans `(N, M)`; `None`: none, or in the observations
+    obs_tensor: Any  # the observations as the policy saw them
+    step: Step  # what the policy returned
+    env_actions: Any  # the actions as the environments take them
 
 
 class EnvStep(NamedTuple):
-    """What ``N`` environments returned for their actions: arrays, or tensors on their device.
+    """What ``N`` environments returned for their actions: arrays, or tensors on their device."""
 
-    :param obs: the next observations
-    :param rewards: shape ``(N,)``
-    :param starts: which of ``obs`` begin an episode, booleans ``(N,)``
-    :param dones: which episodes have ended: ``starts`` without steps that only reset (:func:`ended`)
-    :param infos: one for each environment; empty for environments in tensors, which report episodes at the end
-    """
-
-    obs: Any
-    rewards: Any
-    starts: Any
-    dones: Any
+    obs: Any  # the next observations
+    rewards: Any  # shape `(N,)`
+    starts: Any  # which of `obs` begin an episode, booleans `(N,)`
+    dones: Any  # which episodes have ended: `starts` without steps that only reset (`ended`)
+    #: One for each environment; empty for environments in tensors, which report episodes at the end.
     infos: Sequence[dict[str, Any]]
 
 
 class Report(NamedTuple):
-    """What is known of a rollout only when it has ended, because environments in tensors keep it on their device.
+    """What is known of a rollout only when it has ended, because environments in tensors keep it on their device."""
 
-    :param infos: of the last episodes that have ended, in order: the info dict a ``Monitor`` would have returned
-    :param log: what the simulator logged, averaged over the rollout
-    """
-
+    #: Of the last episodes that have ended, in order: the info dict a `Monitor` would have returned.
     infos: list[dict[str, Any]]
-    log: dict[str, float]
+    log: dict[str, float]  # what the simulator logged, averaged over the rollout
 
 
 class Collector:
@@ -170,10 +144,7 @@ class Collector:
         """Write pending statistics to the environments' wrappers before outside code reads them."""
 
     def start(self, plan: RolloutPlan, env: VecEnv, step: int) -> None:
-        """Begin a rollout.
-
-        :param step: how many steps each of them has taken, for messages
-        """
+        """Begin a rollout; ``step`` is how many steps each environment has taken, for messages."""
         self._begin_rollout()
         self._plan, self._step = plan, step
         if self.obs is None:
@@ -276,9 +247,9 @@ class Collector:
         }
 
     def store(self, decision: Decision, step: EnvStep, env: VecEnv) -> None:
-        """Store a transition, and continue with the observations that it led to.
+        """Store a transition, and continue with the observations that it led to, or with those of a reset if something
+        else has used the environments.
 
-        :param env: the environments to reset if something else has used them
         :raises FloatingPointError: a final observation is not finite
         """
         row, new_obs, starts, infos = self.n_steps, self._incoming, step.starts, step.infos
@@ -341,11 +312,8 @@ class Collector:
         return Report([], {})
 
     def estimate(self, buffer: RolloutBuffer) -> None:
-        """Bootstrap from the policy's present values of final and last observations, and estimate advantages.
-
-        :param buffer: has the rollout, and the values of its observations; or a twin of it, whose rewards have the
-            values with which :meth:`finish` bootstrapped
-        """
+        """Bootstrap from the policy's present values of final and last observations, and estimate advantages in the
+        rollout's buffer, or in a twin of it whose rewards have the values with which :meth:`finish` bootstrapped."""
         policy = self._plan.policy
         obs, memory, starts = self._end
         with th.no_grad():
@@ -376,13 +344,7 @@ class Collector:
 
 
 def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation, may_move: bool = True) -> Act:
-    """The function by which a policy acts in the next rollout, compiled if training is.
-
-    :param policy: the policy
-    :param masks: the source of action masks, if there are any
-    :param compilation: whether and what to compile
-    :param may_move: whether callbacks may move weights between the steps
-    """
+    """How a policy acts in the next rollout, compiled if training is; ``may_move``: callbacks may move weights."""
     tensors = [*policy.parameters(), *policy.buffers()]
 
     def plain(*inputs: Any) -> tuple[th.Tensor, Carry]:
@@ -400,10 +362,7 @@ def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation,
 
 
 def ended(starts: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
-    """Which episodes have ended: all but those of environments that only reset in this step.
-
-    :param starts: which environments begin an episode after this step, booleans ``(N,)``
-    """
+    """Which episodes have ended, booleans ``(N,)``: all that start but those of environments that only reset."""
     if not np.count_nonzero(starts):
         return starts
     return starts & [not is_reset(info) for info in infos]

@@ -172,11 +172,7 @@ def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
 
 
 def _leave_out(holder: Any, key: Any, undo: ExitStack) -> None:
-    """Replace recorders by what they wrap, and freeze all else that changes, until ``undo``.
-
-    :param holder: the dict or list in which the environment is
-    :param key: its key there
-    """
+    """In a dict or list, replace recorders by what they wrap, and freeze all else that changes, until ``undo``."""
     env = holder[key]
     undo.callback(holder.__setitem__, key, env)
     while isinstance(env, RECORDERS):

@@ -365,12 +365,7 @@ def _read(tensors: list[th.Tensor]) -> list[np.ndarray]:
 
 
 def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, window: int) -> th.Tensor:
-    """The last episodes that have ended, newest first, shape ``(3, K)``: whether there is one, its return and length.
-
-    :param dones: which have ended, booleans ``(T, N)``
-    :param returns: shape ``(T, N)``
-    :param lengths: shape ``(T, N)``
-    """
+    """The last episodes of tables ``(T, N)``, newest first, ``(3, K)``: whether there is one, its return and length."""
     where = th.arange(dones.numel(), device=dones.device).masked_fill(~dones.flatten(), -1)
     last = where.topk(min(window, len(where))).values
     entries = [each.flatten()[last.clamp(min=0)] for each in (returns, lengths)]
@@ -378,8 +373,7 @@ def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, win
 
 
 def _places(mask: th.Tensor, n: int) -> tuple[th.Tensor, th.Tensor]:
-    """Rows and columns of the ``n`` places where a mask ``(T, N)`` is true, in order: ``nonzero`` would ask the device
-    how many they are."""
+    """Rows and columns of ``n`` true entries of ``(T, N)``, in order; ``nonzero`` would ask the device for ``n``."""
     indices = mask.flatten().float().topk(n, sorted=False).indices.sort().values
     return indices // mask.shape[1], indices % mask.shape[1]
 

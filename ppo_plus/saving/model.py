@@ -135,8 +135,7 @@ def layout(policy: th.nn.Module) -> dict[str, th.Size]:
 
 
 def _require_rebuildable(model: Any) -> None:
-    """:raises ValueError: the policy has other weights or buffers than it is built with, so that no file could be
-    loaded"""
+    """:raises ValueError: the policy has other weights or buffers than it is built with, which no file can restore"""
     now = layout(model.policy)
     built = model.built_layout or now
     other = next((name for name in {**now, **built} if built.get(name) != now.get(name)), None)
@@ -150,9 +149,8 @@ def _require_rebuildable(model: Any) -> None:
 
 
 def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> dict[str, Any]:
-    """A model as a value that files can contain, from which :func:`assemble` makes the model again: ``"arguments"`` and
-    ``"state"`` by their names in files, and the other ``"attributes"`` by their own; under ``"missing"``, by name, why
-    what has no description is left out."""
+    """A model as a value for :func:`assemble`: ``"arguments"`` and ``"state"`` by their names in files, the other
+    ``"attributes"`` by their own, and under ``"missing"``, by name, why what has no description is left out."""
     present = vars(model).keys() - {*exclude}
     saved: dict[str, Any] = {"class": name_of(type(model))}
     for part, names in places_of(type(model)).items():

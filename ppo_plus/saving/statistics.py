@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus.envs.normalization import are_finite
 from ppo_plus.saving.format import container
@@ -71,8 +71,13 @@ def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
     :param path: what ``ppo-plus train`` or :class:`~ppo_plus.EvalAfterUpdates` wrote (``…_vecnormalize.zip``), or SB3's
         ``VecNormalize.save``
     :param venv: the environments, not normalized
+    :raises TypeError: ``venv`` is not a vector environment, or it normalizes already
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
     """
+    if not isinstance(venv, VecEnv) or unwrap_vec_normalize(venv) is not None:
+        raise TypeError(
+            f"venv={venv!r} must be a vector environment that is not in a VecNormalize, such as make_vec(...)"
+        )
     saved = read_statistics(Path(path))
     options = {*STATISTICS.values()} - {"observation_space", "obs_rms", "ret_rms"}
     normalize = VecNormalize(venv, **{name: saved[name] for name in options if name in saved})
@@ -81,8 +86,7 @@ def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
 
 
 def put_statistics(normalize: VecNormalize, found: dict[str, Any], path: Path) -> None:
-    """Replace the statistics of environments by those that :func:`read_statistics` found in a file; for errors see
-    :func:`load_statistics`."""
+    """Replace the statistics of environments by those of :func:`read_statistics`; errors as :func:`load_statistics`."""
     saved = SimpleNamespace(**found)
     with naming(path, "VecNormalize"), decoding():
         if saved.norm_obs:

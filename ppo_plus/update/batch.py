@@ -74,8 +74,7 @@ def n_transitions(data: Batch, indices: th.Tensor) -> int:
 
 
 def read(data: Any) -> Any:
-    """Any nesting of tensors on the CPU; from a device in one copy, for which the host waits once. Integers up to 2**53
-    stay exact."""
+    """Any nesting of tensors on the CPU, from a device in one copy. Integers up to 2**53 stay exact."""
     leaves, structure = tree_flatten(data)
     if all(leaf.device.type == "cpu" for leaf in leaves):
         return data

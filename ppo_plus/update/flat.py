@@ -41,15 +41,11 @@ IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
 
 @dataclass
 class Weights:
-    """A policy's parameters and their optimizer, as lent by :func:`packed`.
+    """A policy's parameters and their optimizer, as lent by :func:`packed`."""
 
-    :param params: the parameters
-    :param optimizer: the optimizer to step
-    :param vector: the vector that ``params`` are views of and that ``optimizer`` works on; ``None``: not packed
-    """
-
-    params: list[nn.Parameter]
-    optimizer: Optimizer
+    params: list[nn.Parameter]  # the parameters
+    optimizer: Optimizer  # the optimizer to step
+    #: The vector that `params` are views of and that `optimizer` works on; `None`: not packed.
     vector: th.Tensor | None = None
 
     @property

@@ -48,11 +48,9 @@ def head_gradient(
     features: Features,
     indices: th.Tensor,
 ) -> tuple[Losses, Gradient]:
-    """The loss of one minibatch, and its gradient down to the features; a pure function of tensors.
+    """The loss of one minibatch, computed by the policy's heads with weights from ``vector`` and ``others``
+    (:func:`others_of`), and its gradient down to the features; a pure function of tensors.
 
-    :param policy: whose heads compute the loss, with weights from ``vector``
-    :param others: what else the policy computes with (:func:`others_of`)
-    :param kl_coef: the coefficient that changes from one minibatch to the next
     :return: the loss, and its gradient with respect to each weight (``None`` where the loss reaches it only through
         the features), then with respect to the features
     """

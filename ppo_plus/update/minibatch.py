@@ -46,16 +46,11 @@ Reduction = Callable[[tuple[Losses, Gradient] | None, list[Any], int], tuple[Los
 
 
 class Scheduled(NamedTuple):
-    """The values of all schedules in an update, as tensors.
+    """The values of all schedules in an update, as tensors."""
 
-    :param coefficients: weights and bounds of the loss
-    :param learning_rate: before the KL control's scale, 0-d
-    :param target_kl: the KL control's target, 0-d; NaN without one
-    """
-
-    coefficients: Coefficients
-    learning_rate: th.Tensor
-    target_kl: th.Tensor
+    coefficients: Coefficients  # weights and bounds of the loss
+    learning_rate: th.Tensor  # before the KL control's scale, 0-d
+    target_kl: th.Tensor  # the KL control's target, 0-d; NaN without one
 
     @classmethod
     def of(cls, numbers: Mapping[str, float | None], device: th.device) -> "Scheduled":
@@ -71,19 +66,13 @@ class Scheduled(NamedTuple):
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How a minibatch changes a policy, as pure functions of tensors.
+    """How a minibatch changes a policy, as pure functions of tensors."""
 
-    :param policy: the policy, with its optimizer
-    :param compute_loss: the loss as a function of a batch and the coefficients
-    :param control: the KL control
-    :param max_grad_norm: bound on the norm of the gradient
-    :param reduction: averages the parts that several processes have of a minibatch; ``None``: there is one process
-    """
-
-    policy: Any
-    compute_loss: LossFunction
-    control: KLControl
-    max_grad_norm: float
+    policy: Any  # the policy, with its optimizer
+    compute_loss: LossFunction  # the loss as a function of a batch and the coefficients
+    control: KLControl  # the KL control
+    max_grad_norm: float  # bound on the norm of the gradient
+    #: Averages the parts that several processes have of a minibatch; `None`: there is one process.
     reduction: Reduction | None = None
 
     def __call__(
@@ -96,11 +85,7 @@ class UpdateRule:
         state: KLState,
         indices: th.Tensor,
     ) -> Outcome:
-        """One minibatch; changes the first three arguments in place.
-
-        :param others: the policy's buffers, which its layers may change in place, and frozen weights
-        :param indices: which rows of the rollout
-        """
+        """One minibatch; changes the first three arguments in place. ``others``: buffers and frozen weights."""
         coefficients = self.penalizing(scheduled.coefficients, state)
         losses, grads = self.gradient(vector, others, coefficients, data, coefficients.kl_coef, indices)
         step = functional_step(self.policy.optimizer, vector, moments)
@@ -115,11 +100,7 @@ class UpdateRule:
         kl_coef: th.Tensor | None,
         indices: th.Tensor,
     ) -> tuple[Losses, Gradient]:
-        """Loss and gradient of this process's part of a minibatch.
-
-        :param kl_coef: the coefficient that changes from one minibatch to the next; the other parameters are those of
-            :meth:`__call__`
-        """
+        """Loss and gradient of this process's part of a minibatch; ``kl_coef`` changes between minibatches."""
         with standing_in(self.policy, vector, others) as params:
             coefficients = coefficients._replace(kl_coef=kl_coef)
             losses, grads = loss_gradient(self.compute_loss, params, coefficients, pick(data, indices))
@@ -191,10 +172,7 @@ def prepared(
 
 
 class EagerMinibatch:
-    """Minibatches that change the policy and its optimizer directly; the parameters are those of :func:`prepared`.
-
-    :param gradient: computes the loss and its gradient; by default eagerly
-    """
+    """Minibatches that change the policy and its optimizer directly; ``gradient`` is by default computed eagerly."""
 
     def __init__(
         self, rule: UpdateRule, weights: Weights, scheduled: Scheduled, gradient: GradientFunction | None = None
@@ -291,8 +269,7 @@ class CompiledMinibatch:
 
     def __call__(self, data: Batch, state: KLState, indices: th.Tensor) -> Outcome:
         if self._data is not data:
-            # A fresh optimizer may get its state, which is to be traced, with its first step only; and the minibatch to
-            # trace is a full one, as the first is.
+            # An optimizer may get its state, which is traced, with its first step; and a full minibatch is traced.
             self._full_size = max(self._full_size, len(indices))
             if self._fresh or len(indices) < self._full_size:
                 outcome = self._eager(data, state, indices)

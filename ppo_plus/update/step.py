@@ -50,9 +50,8 @@ def apply(
 ) -> tuple[KLState, Columns, th.Tensor]:
     """One step along a gradient, unless it is not finite or the KL control has stopped the update.
 
-    :param grads: their gradient, in one vector where it stands alone (it is changed then)
+    :param grads: in one vector where it stands alone (it is changed then)
     :param learning_rate: before the control's scale, 0-d
-    :param target_kl: the control's target, 0-d
     :return: the control's next state, and a record of the minibatch: its columns and numbers
     :raises ValueError: a diagnostic is missing or not 0-d
     """

@@ -37,9 +37,7 @@ class Updater:
 
     def kl_state(self, control: KLControl) -> KLState:
         """The KL control's state at the start of an update: that of the last update, with ``running`` reset to true.
-
-        :param control: the present control; another one than in the last update starts from its initial state
-        """
+        Another control than in the last update starts from its initial state."""
         state = control.init()
         if self.kl_memory is not None and same_control(self.kl_memory[0], control):
             state = KLState(*map(th.tensor, self.kl_memory[1]))
@@ -54,9 +52,9 @@ class Updater:
         compilation: Compilation,
         **reads: Any,
     ) -> Iterator["Update"]:
-        """Start an update, which ends with the block. Inside, the weights stand in a flat vector.
+        """Start an update, which ends with the block. Inside, the weights stand in a flat vector. ``numbers`` are the
+        values of schedules, by name of the argument.
 
-        :param numbers: the values of schedules, by name of the argument
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
         state = self.kl_state(rule.control)
@@ -75,10 +73,8 @@ class Updater:
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)
 
     def count_skipped(self, finite: Iterable[bool], describe: Callable[[int], str] = str) -> None:
-        """Count the minibatches in a row that were skipped.
+        """Count the minibatches in a row whose loss or gradient was not finite; ``describe`` says what of one was not.
 
-        :param finite: for each minibatch, whether its loss and gradient were finite
-        :param describe: says what was not finite in one of them
         :raises FloatingPointError: too many in a row were not
         """
         for i, flag in enumerate(finite):
@@ -95,18 +91,7 @@ class Updater:
 
 
 class Update:
-    """One update, from its first minibatch to its last.
-
-    :param minibatch: makes one minibatch
-    :param control: the KL control
-    :param state: its state, running, on the CPU
-    :param target_kl: its target, 0-d, on the CPU
-    :param updater: counts minibatches that are skipped
-    :param learning_rate: the learning rate at its start
-    :param device: where the minibatches are made
-    :param asks: whether to ask after each minibatch if it was the last one. On CUDA, waiting for the answer takes
-        longer than making the others, which change no weight; but they must not change buffers or draw numbers either
-    """
+    """One update, from its first minibatch to its last; the control's state and target (0-d) are on the CPU."""
 
     def __init__(
         self,
@@ -122,6 +107,8 @@ class Update:
         self._minibatch, self.control, self.state, self._target_kl = minibatch, control, state, target_kl
         self._updater, self._learning_rate, self._device = updater, learning_rate, device
         self._may_stop = type(control).after_minibatch is not KLControl.after_minibatch
+        # Whether to ask after each minibatch if it was the last one. On CUDA, waiting for the answer takes longer than
+        # making the others, which change no weight; but they must not change buffers or draw numbers either.
         self._asks = asks
         self._columns: Columns
         #: The records of each epoch since they were read last, and of all epochs that were read.

@@ -58,13 +58,9 @@ def make_player(
     trust_pickle: bool = False,
     onnx: Path | None = None,
 ) -> Player:
-    """A model of a run, with its normalization statistics, in the environments that it was trained for.
+    """A model of a run, or an exported policy, with its normalization statistics, in the environments that it was
+    trained for; ``deterministic=None``: with actions as in the run's evaluations.
 
-    :param deterministic: take the most likely actions; ``None``: as the run's evaluations did
-    :param env_kwargs: arguments of the environment that replace the run's, such as ``render_mode``
-    :param packages: packages that the run's settings may import from; ``None``: any
-    :param trust_pickle: unpickle an SB3 model, which runs code, if it cannot be read otherwise
-    :param onnx: an exported policy to play instead of the model
     :raises FileNotFoundError: a file is missing
     :raises ValueError: a file is damaged, or can only be read with ``trust_pickle``
     """

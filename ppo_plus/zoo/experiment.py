@@ -44,35 +44,25 @@ class Part:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that defines a training run. The fields up to ``hyperparams`` are keys of a settings file.
-
-    :param n_timesteps: number of environment steps, over all environments together
-    :param normalize: arguments of ``VecNormalize``; ``None`` for raw observations and rewards
-    :param frame_stack: number of observations to stack; ``None`` for no stacking
-    :param env_wrapper: wrappers of each environment, the innermost first
-    :param vec_env_wrapper: wrappers of the vector environment, the innermost first
-    :param hyperparams: the other arguments of ``PPO_Plus``
-    :param eval_env_kwargs: arguments of evaluation environments; ``None`` for ``env_kwargs``
-    :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in separate processes
-    """
+    """Everything that defines a training run. The fields up to ``hyperparams`` are keys of a settings file."""
 
     env_id: str
-    n_timesteps: int
+    n_timesteps: int  # number of environment steps, over all environments together
     n_envs: int = 1
     policy: str | type = "MlpPolicy"
-    normalize: dict[str, Any] | None = None
-    frame_stack: int | None = None
-    env_wrapper: tuple[Part, ...] = ()
-    vec_env_wrapper: tuple[Part, ...] = ()
+    normalize: dict[str, Any] | None = None  # arguments of `VecNormalize`; `None` for raw observations and rewards
+    frame_stack: int | None = None  # number of observations to stack; `None` for no stacking
+    env_wrapper: tuple[Part, ...] = ()  # wrappers of each environment, the innermost first
+    vec_env_wrapper: tuple[Part, ...] = ()  # wrappers of the vector environment, the innermost first
     callback: tuple[Part, ...] = ()
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     monitor_kwargs: dict[str, Any] = field(default_factory=dict)
     policy_kwargs: dict[str, Any] = field(default_factory=dict)
-    hyperparams: dict[str, Any] = field(default_factory=dict)
-    eval_env_kwargs: dict[str, Any] | None = None
+    hyperparams: dict[str, Any] = field(default_factory=dict)  # the other arguments of `PPO_Plus`
+    eval_env_kwargs: dict[str, Any] | None = None  # arguments of evaluation environments; `None` for `env_kwargs`
     seed: int = 0
     device: str = "auto"
-    vec_env: str = "dummy"
+    vec_env: str = "dummy"  # `"dummy"` steps the environments one after another, `"subproc"` in separate processes
 
     def replace(self, **changes: Any) -> "Experiment":
         """A copy with other values of some fields, which are not checked."""

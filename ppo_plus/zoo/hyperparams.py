@@ -35,7 +35,7 @@ def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[s
     :return: name of the entry, and its settings
     :raises ValueError: invalid YAML, or no entry
     """
-    entries = read_mapping(source)
+    entries, env_id = read_mapping(source), env_id.rpartition(":")[2]
     names = (
         [env_id, *(["atari"] if is_atari(env_id) else []), "default"] if variant is None else [f"{env_id}/{variant}"]
     )
@@ -149,8 +149,7 @@ def read_arguments(name: str, value: Any) -> dict[str, Any]:
 
 
 def read_hyperparameter(name: Any, value: Any) -> Any:
-    """A number (also ``1e-3``, which YAML reads as text), a word, a call such as ``ColoredNoise(beta=0.5)``, or the
-    arguments of something."""
+    """A number (also text such as ``1e-3``), a word, a call such as ``ColoredNoise(beta=0.5)``, or arguments."""
     if str(name).endswith("_kwargs"):
         return read_arguments(name, value)
     if not isinstance(value, str):

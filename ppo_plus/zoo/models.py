@@ -38,6 +38,11 @@ def load_model(
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
+    if unwrap_vec_normalize(env) is None and statistics_path(path).is_file():
+        raise ValueError(
+            f"{path} was trained in a VecNormalize, whose statistics are beside it, but the settings do not normalize: "
+            "give the run's settings (-conf FILE), or add -params normalize:True"
+        )
     load_statistics(path, env)
     changes = {**deepcopy(experiment.hyperparams), "seed": experiment.seed, **arguments}
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)

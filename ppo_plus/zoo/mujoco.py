@@ -14,8 +14,7 @@ def has_screen() -> bool:
 
 
 def draw_without_screen() -> None:
-    """Without a screen, set ``MUJOCO_GL`` to an installed library, unless it is set. MuJoCo reads it when it is
-    imported."""
+    """Without a screen, set ``MUJOCO_GL``, which MuJoCo reads when it is imported, to an installed library."""
     if not has_screen() and "MUJOCO_GL" not in os.environ:
         for name, library in OFFSCREEN.items():
             if find_library(library) is not None:

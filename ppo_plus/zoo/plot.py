@@ -96,8 +96,13 @@ def average(runs: list[Returns]) -> Curve:
     """Several runs, interpolated linearly at the timesteps that all of them reached."""
     ends = [steps[-1] for steps, _ in runs]
     first, last = max(steps[0] for steps, _ in runs), min(ends)
+    if first > last:
+        raise ValueError(
+            f"a run ends after {last:,.0f} timesteps, and another one has its first return after {first:,.0f}: move "
+            "the short run to another folder"
+        )
     steps = np.unique(np.concatenate([steps for steps, _ in runs]))
-    steps = steps[(first <= steps) & (steps <= last)] if first <= last else steps[-1:]
+    steps = steps[(first <= steps) & (steps <= last)]
     return Curve(steps, np.array([np.interp(steps, *run) for run in runs]), max(ends))
 
 

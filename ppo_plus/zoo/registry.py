@@ -34,6 +34,8 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
         if versions:
             latest = max(versions, key=lambda spec: spec.version or 0)
             raise type(error)(f"{env_id!r} has no version: use {latest.id}") from None
+        if not module:
+            raise type(error)(f"{error} A module of yours that registers it is given to --gym-packages.") from None
         raise
 
 
@@ -74,7 +76,7 @@ def import_class(name: str, parent: type, packages: Collection[str] | None = ALL
     elif not _is_within(module_name, packages):
         raise ValueError(
             f"{name!r} is in none of the packages that settings may import from ({', '.join(packages)}): "
-            "use --trust-config (packages=None) if you trust the file"
+            "use --trust-config, or packages=None in Python, if you trust the file"
         )
     try:
         found = getattr(import_module(module_name), class_name)

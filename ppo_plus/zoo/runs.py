@@ -20,28 +20,20 @@ RL_ZOO3_ALGOS = ("ppo", "ppo_lstm")
 
 @dataclass(frozen=True)
 class Options:
-    """Where a run starts from, what it records and shows, and how it handles failing environments.
-
-    :param eval_freq: environment steps between evaluations; 0 or less: no evaluations
-    :param n_eval_envs: number of evaluation environments, over all processes, at least one in each
-    :param save_freq: environment steps between checkpoints, each with a permanent model; 0 or less: no models, and
-        checkpoints every ten minutes only
-    :param trained_agent: a model (``.zip``) to continue from, with its networks; ``None``: a new model
-    :param restart_envs: how many failed environments to replace, over all for training, and over all for evaluation
-    :param env_timeout: limit of seconds for a step or a reset of an environment
-    """
+    """Where a run starts from, what it records and shows, and how it handles failing environments."""
 
     log_folder: str = "logs"
-    eval_freq: int = 25_000
+    eval_freq: int = 25_000  # environment steps between evaluations; 0 or less: no evaluations
     eval_episodes: int = 5
-    n_eval_envs: int = 1
+    n_eval_envs: int = 1  # number of evaluation environments, over all processes, at least one in each
+    #: Environment steps between checkpoints, each with a permanent model; 0 or less: no models.
     save_freq: int = -1
     keep_checkpoints: int = 3
-    trained_agent: str | None = None
+    trained_agent: str | None = None  # a model (`.zip`) to continue from, with its networks; `None`: a new model
     trust_model: bool = False
     tensorboard_log: str | None = None
-    restart_envs: int = 0
-    env_timeout: float | None = None
+    restart_envs: int = 0  # how many failed environments to replace, over all for training, and over all for evaluation
+    env_timeout: float | None = None  # limit of seconds for a step or a reset of an environment
     progress: bool = True
     verbose: int = 0
 

@@ -13,6 +13,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
 from stable_baselines3.common.atari_wrappers import NoopResetEnv
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from ppo_plus import PPO_Plus
@@ -23,6 +24,7 @@ WRAPPED = {
     "alone": lambda env: env,
     "wrapper": lambda env: TimeLimit(env, 9),
     "vec": lambda env: DummyVecEnv([lambda: env]),
+    "monitored": lambda env: DummyVecEnv([lambda: Monitor(env)]),
     "normalized": lambda env: VecNormalize(DummyVecEnv([lambda: TimeLimit(env, 9)])),
 }
 
@@ -316,12 +318,12 @@ def train(change, wrap):
 VEC = {name: WRAPPED[name] for name in ("vec", "normalized")}
 
 
-@pytest.mark.parametrize("kind", VEC)
+@pytest.mark.parametrize("kind", WRAPPED)
 @pytest.mark.parametrize(
     "reward", [np.float32(1), np.int64(1), 1, True, np.array(1.0), np.array([1.0]), [1.0], np.array([[1]])], ids=repr
 )
 def test_rewards_of_one_number_are_accepted(reward, kind):
-    trained = [train(lambda r, done, given=given: (given, done), VEC[kind]) for given in (1.0, reward)]
+    trained = [train(lambda r, done, given=given: (given, done), WRAPPED[kind]) for given in (1.0, reward)]
     np.testing.assert_array_equal(*(model.rollout_buffer.rewards for model in trained))
 
 

@@ -31,6 +31,14 @@ def test_the_number_of_environments_is_checked():
         make_vec("CartPole-v1", 0)
 
 
+def test_a_class_or_a_function_makes_environments():
+    given = {"action_space": ACTIONS["discrete"]}
+    for env in (make_vec(RandomEnv, 2, env_kwargs=given), make_vec(lambda: RandomEnv(**given), 2)):
+        assert env.num_envs == 2 and type(env.envs[0].unwrapped) is RandomEnv
+    with pytest.raises(TypeError, match="seed='0' must be"):
+        make_vec("CartPole-v1", seed="0")
+
+
 def test_make_vec_takes_env_kwargs_as_sb3_does():
     (env, *_) = make_vec("CartPole-v1", 2, env_kwargs={"sutton_barto_reward": True}).envs
     assert env.unwrapped._sutton_barto_reward

@@ -257,6 +257,15 @@ def test_without_masks_environments_are_asked_once_per_rollout():
     assert model.rollout_buffer.masks is None
 
 
+@pytest.mark.parametrize(
+    "masks", [np.ones(4, bool), property(lambda self: np.ones(4, bool))], ids=["array", "property"]
+)
+def test_masks_that_are_not_a_method_raise_an_error(masks):
+    env = type("Wrong", (RandomEnv,), {"action_masks": masks})
+    with pytest.raises(TypeError, match=r"the environment's action_masks is array.* make it a method"):
+        make(vec(ACTIONS["discrete"], env_class=env)).learn(32)
+
+
 def test_environments_that_cannot_be_asked_have_no_masks():
     class Elsewhere(DummyVecEnv):
         def get_attr(self, attr_name, indices=None):

@@ -280,3 +280,22 @@ def test_a_box_without_a_dimension_is_learned_from():
     env = RandomEnv(spaces.Discrete(2), spaces.Box(-1.0, 1.0, ()))
     model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(8)
     assert model.predict(np.float32(0.5))[0] in (0, 1) and model.predict(np.zeros(3, np.float32))[0].shape == (3,)
+
+
+class Outside(RandomEnv):
+    """Returns a choice that its space does not have."""
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return 5, *rest
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_choice_outside_of_its_space_raises_an_error(compile):
+    model = PPO_Plus(
+        "MlpPolicy", Outside(spaces.Discrete(2), spaces.Discrete(5)), n_steps=8, batch_size=8, compile=compile
+    )
+    with pytest.raises(ValueError, match=r"returned \[5\] as observation, outside of its space Discrete\(5\)"):
+        model.learn(8)
+    with pytest.raises(ValueError, match="outside of its space"):
+        model.predict(-1)

@@ -88,3 +88,10 @@ def test_statistics_of_other_observations_are_refused(tmp_path):
     write_statistics(VecNormalize(environments()), tmp_path / "a.zip")
     with pytest.raises(ppo_plus.Refused, match="the statistics are of observations"):
         ppo_plus.load_statistics(tmp_path / "a.zip", DummyVecEnv([lambda: gym.make("Pendulum-v1")]))
+
+
+@pytest.mark.parametrize("venv", ["Pendulum-v1", VecNormalize(environments())], ids=["id", "normalized"])
+def test_statistics_need_environments_that_are_not_normalized(venv, tmp_path):
+    write_statistics(VecNormalize(environments()), tmp_path / "a.zip")
+    with pytest.raises(TypeError, match="venv=.* must be a vector environment that is not in a VecNormalize"):
+        ppo_plus.load_statistics(tmp_path / "a.zip", venv)

@@ -61,6 +61,9 @@ def test_a_model_goes_with_its_statistics(tmp_path):
     obs = np.ones((1, 4), np.float32)
     np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
     assert loaded.learn(64).num_timesteps == 64
+    raw = EXPERIMENT.replace(normalize=None)
+    with pytest.raises(ValueError, match="best_model.zip was trained in a VecNormalize.* add -params normalize:True"):
+        load_model(path, raw, make_envs(raw))
 
 
 def test_without_normalization_there_are_no_statistics(tmp_path):

@@ -101,9 +101,9 @@ def test_interval_contains_the_true_mean_as_often_as_it_says():
     assert np.mean(widths) == pytest.approx(1.96, abs=0.05)
 
 
-def test_runs_that_do_not_overlap():
-    curve = average([(np.array([1.0, 2.0]), np.array([0.0, 0.0])), (np.array([5.0]), np.array([4.0]))])
-    np.testing.assert_allclose(curve.mean, [2])
+def test_runs_that_do_not_overlap_have_no_curve():
+    with pytest.raises(ValueError, match="a run ends after 2 timesteps, and another one has its first return after 5"):
+        average([(np.array([1.0, 2.0]), np.array([0.0, 0.0])), (np.array([5.0]), np.array([4.0]))])
 
 
 def test_curve_of_training_episodes(tmp_path):

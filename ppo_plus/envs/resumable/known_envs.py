@@ -66,8 +66,7 @@ VEC_WRAPPERS: dict[str, tuple[str, ...]] = {
 
 #: Packages of environments whose episodes depend only on the generator, the arguments of the reset and the actions.
 REPLAYABLE = tuple(f"gymnasium.envs.{name}." for name in ("classic_control", "toy_text", "box2d", "mujoco"))
-#: Their worlds need to be new at each reset, as that of ``LunarLander`` is: what was in them before decides in which
-#: order Box2D sums up forces.
+#: Their worlds need to be new at each reset: what was in them before decides in which order Box2D sums up forces.
 WORLDS = ("gymnasium.envs.box2d.bipedal_walker.BipedalWalker", "gymnasium.envs.box2d.car_racing.CarRacing")
 
 

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.monitor import Monitor
 
+from ppo_plus.envs.errors import Numbers, take_any_number
 from ppo_plus.envs.lean_vec_env import IMMUTABLE
 from ppo_plus.envs.resumable.known_envs import BEFORE_RESET, REPLAYABLE, WORLDS, changing, class_name
 from ppo_plus.envs.resumable.plain_values import (
@@ -34,8 +35,7 @@ MAX_STEPS = 100_000
 
 @dataclass(slots=True)
 class _Episode:
-    """What a replay of the present episode needs: first the arguments of its reset, and the generator and attributes of
-    wrappers before it."""
+    """A replay of the present episode: the arguments of its reset, and the state of wrappers before it."""
 
     arguments: State = field(default_factory=dict)
     generator: State | None = None
@@ -65,6 +65,7 @@ class Resumable(gym.Wrapper):
         layers = [env]
         while isinstance(layers[-1], gym.Wrapper):
             layers.append(layers[-1].env)
+        layers = [layer for layer in layers if not isinstance(layer, Numbers)]
         self._names = [type(layer).__name__ for layer in layers]
         self._base: Any = layers[-1].unwrapped
         with_state = [i for i, layer in enumerate(layers) if has_state(layer)]
@@ -84,6 +85,7 @@ class Resumable(gym.Wrapper):
         self._reason = lacks_state(unknown) if unknown else None
         self._replays = self._stateful is None and self._reason is None
         self._episode = _Episode(reason=f"{env} was stepped before its Resumable was reset")
+        take_any_number(env)
         #: The name of an attribute that was set from outside, or ``None``.
         self._set_from_outside: str | None = None
 

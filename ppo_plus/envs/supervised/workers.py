@@ -22,8 +22,7 @@ CLOSING = 5.0
 
 
 class Worker:
-    """Runs an environment, which ``make`` makes, in a separate process; started as by SB3 unless ``start_method`` is
-    given."""
+    """Runs the environment that ``make`` makes in a separate process, started as by SB3 by default."""
 
     def __init__(self, make: Callable[[], gym.Env], start_method: str | None, index: int):
         default = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"

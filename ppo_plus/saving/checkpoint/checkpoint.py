@@ -40,8 +40,7 @@ OTHERS = "others"
 
 
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
-    """The present state of a model as a checkpoint. Several processes call this together, and the first gets the states
-    of all."""
+    """The state of a model as a checkpoint; of several processes, which all call this, the first gets all states."""
     if not model.call.between_rollouts:
         raise RuntimeError(
             "state can only be captured between two rollouts: save a checkpoint in a callback's on_rollout_start, or "

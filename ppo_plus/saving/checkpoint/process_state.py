@@ -56,8 +56,7 @@ def set_generators(states: dict[str, Any]) -> None:
 
 
 def get_log(logger: Logger) -> dict[str, Any]:
-    """The recorded numbers and texts, but no pictures, and the name of the log folder with the sizes of TensorBoard's
-    files in it."""
+    """The recorded numbers and texts without pictures, and the log folder with the sizes of TensorBoard's files."""
     kept = {name for name, value in logger.name_to_value.items() if isinstance(value, np.ScalarType)}
     recorded = {part: getattr(logger, attribute).items() for part, attribute in RECORDED.items()}
     return {

@@ -31,8 +31,7 @@ Normalization = Literal["environment"] | None
 
 @dataclass(frozen=True)
 class Raw:
-    """Raw observations of a model: their space, the wrappers inside the policy (the innermost first), and the names of
-    those that stay outside (the outermost first)."""
+    """Raw observations: their space, the wrappers in the policy (innermost first), the names of those outside."""
 
     space: spaces.Space
     wrappers: list[Any]

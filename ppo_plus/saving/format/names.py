@@ -68,8 +68,7 @@ OBJECTS = frozenset(
 )
 _registered: dict[str, Any] = {}
 _passed: ContextVar[tuple[Any, ...]] = ContextVar("_passed", default=())
-#: Folders of the standard library, and names of those of installed packages. Classes in them have to be registered:
-#: their constructors may download or unpickle.
+#: Standard library and installed packages, whose classes have to be registered: constructors may download things.
 _STANDARD_LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 

@@ -70,8 +70,7 @@ def unknown_names(value: Any) -> set[str]:
 
 
 class _Writer:
-    """Writes one value; ``arrays`` are those in it, and ``names`` those of classes and functions with what looks them
-    up."""
+    """Writes one value; notes its ``arrays``, and the ``names`` of classes and functions with what looks them up."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, th.Tensor] = {}

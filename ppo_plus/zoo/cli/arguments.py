@@ -112,14 +112,3 @@ def seed(text: str) -> int:
     if number >= 2**32:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number below 2**32")
     return number
-
-
-def require_device(name: str) -> None:
-    """``ValueError`` if torch finds no such device: SB3 would silently use the CPU instead."""
-    import torch as th
-
-    try:
-        th.empty(0, device="cpu" if name == "auto" else name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"--device {name}: torch finds none here ({reason}); use --device auto or cpu") from None

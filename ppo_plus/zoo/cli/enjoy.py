@@ -12,7 +12,6 @@ from ppo_plus.zoo.cli.arguments import (
     add_algo_argument,
     add_env_arguments,
     add_option,
-    require_device,
     seed,
     whole_number,
 )
@@ -46,7 +45,7 @@ def add_parser(commands: Any) -> None:
     add("-o --output FILE", "an .onnx; a .pt2 and a .json come beside it (default: next to the model)", type=Path)
     add("--stochastic", "with the noise as an input, instead of the most likely actions", action="store_true")
     add("--gym-packages PKG", "packages to import first because they register environments", nargs="+", default=[])
-    add("--trust-model", TRUST_MODEL, action="store_true")
+    add("--trust-model --trust-config", TRUST_MODEL, action="store_true")
     _add_which(command)
 
 
@@ -55,7 +54,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     add_env_arguments(command, "--folder")
     add_algo_argument(command, "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm", RL_ZOO3_ALGOS)
     add("--exp-id N", "number of the run; 0: the last one, -1: -f is the run's folder", type=int, default=0)
-    add("--trust-model", TRUST_MODEL, action="store_true")
+    add("--trust-model --trust-config", TRUST_MODEL, action="store_true")
     _add_which(command)
     add("--onnx FILE", "play this exported policy instead of the model", type=Path)
     add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
@@ -138,7 +137,6 @@ def _model(args: argparse.Namespace, folder: RunFolder) -> Path:
 def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> Any:
     from ppo_plus.zoo.enjoy import make_player
 
-    require_device(args.device)
     return make_player(
         folder,
         model,

@@ -23,7 +23,6 @@ from ppo_plus.zoo.cli.arguments import (
     add_option,
     allowed_packages,
     key_value,
-    require_device,
     seed,
     whole_number,
 )
@@ -134,7 +133,6 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         vec_env=args.vec_env,
         eval_env_kwargs=None if args.eval_env_kwargs is None else dict(args.eval_env_kwargs),
     )
-    require_device(args.device)
     if entry == "default":
         print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)
     return experiment

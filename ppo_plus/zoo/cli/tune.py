@@ -24,11 +24,10 @@ from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.runs import file_name
 
 if TYPE_CHECKING:
-    from ppo_plus.zoo.tune import Study
+    from ppo_plus.zoo.tune.stages import Study
     from ppo_plus.zoo.tune.task import TuningTask
 
-#: Environment variable with the storage's URL, which may have a password: everybody on a machine can read the arguments
-#: of its processes.
+#: Environment variable with the storage's URL, whose password everybody on a machine could read among the arguments.
 STORAGE_VARIABLE = "PPO_PLUS_STORAGE"
 
 DESCRIPTION = """
@@ -137,11 +136,12 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 
 def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
     from ppo_plus.envs.make_vec import require_vec_env
-    from ppo_plus.zoo.tune import Plan, Workers, read_space
+    from ppo_plus.zoo.tune.plan import Plan
     from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path
+    from ppo_plus.zoo.tune.space import read_space
     from ppo_plus.zoo.tune.storage import shown
     from ppo_plus.zoo.tune.task import TuningTask
-    from ppo_plus.zoo.tune.tuner import begin, finish
+    from ppo_plus.zoo.tune.tuner import Workers, begin, finish
 
     if args.env is None:
         raise ValueError("the following arguments are required: --env")
@@ -205,7 +205,8 @@ def _prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Ca
 
 def _study(args: argparse.Namespace, url: str, name: str) -> "Study":
     """Open the storage of a study."""
-    from ppo_plus.zoo.tune import Study, open_storage
     from ppo_plus.zoo.tune.jobs import Heartbeats
+    from ppo_plus.zoo.tune.stages import Study
+    from ppo_plus.zoo.tune.storage import open_storage
 
     return Study(name, open_storage(url), Heartbeats(args.grace_period))

@@ -20,8 +20,7 @@ Report = Callable[[int, float], None]
 
 
 class Diverged(Exception):
-    """A run without a score, caused by its settings: non-finite numbers, no update, or more failing environments than
-    may be restarted."""
+    """A run without a score, caused by its settings: non-finite numbers, no update, too many failing environments."""
 
 
 def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **supervision: Any) -> float:

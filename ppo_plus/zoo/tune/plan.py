@@ -12,8 +12,7 @@ from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.tune.space import setting
 
-#: Between the seeds of two runs. The k-th environment of a run has the run's seed plus k, so with a smaller stride runs
-#: would share episodes and not be independent.
+#: Between the seeds of two runs: the k-th environment has the run's seed plus k, and runs must not share episodes.
 SEED_STRIDE = 1_000
 
 #: From the study's seed to the first one of the confirmation.
@@ -43,39 +42,24 @@ LOWEST = dict.fromkeys(("race_seeds", "confirm_seeds", "seed"), 0) | dict.fromke
 
 @dataclass(frozen=True)
 class Plan:
-    """The budget of a study.
+    """The budget of a study."""
 
-    :param n_timesteps: environment steps of each run
-    :param n_evals: evaluations of a run, at most: the interval between two is a whole number of rollouts
-    :param n_eval_episodes: episodes of an evaluation
-    :param n_eval_envs: parallel environments of an evaluation
-    :param last_evals: the score of a run is the mean of this many last evaluations
-    :param n_seeds: seeds of a trial
-    :param race_share: share of the finished trials that get more seeds
-    :param race_seeds: number of these seeds
-    :param n_finalists: number of trials that are compared with the baselines
-    :param confirm_seeds: number of unseen seeds for this: at least 10, because fewer are not conclusive, or 0, and then
-        nothing is confirmed
-    :param sampler: ``"tpe"``, ``"random"`` or ``"gp"``
-    :param pruner: ``"median"``, ``"hyperband"`` or ``"none"``
-    :param seed: first training seed, which also seeds the samplers; the others follow in steps of :data:`SEED_STRIDE`
-    :param seconds: time for all runs, over all workers together: once the baselines have run, the plan becomes
-        :meth:`within` it; ``None``: no limit
-    """
-
-    n_timesteps: int
-    n_evals: int = 10
-    n_eval_episodes: int = 10
-    n_eval_envs: int = 1
-    last_evals: int = 3
-    n_seeds: int = 1
-    race_share: float = 0.2
-    race_seeds: int = 2
-    n_finalists: int = 3
+    n_timesteps: int  # environment steps of each run
+    n_evals: int = 10  # evaluations of a run, at most: the interval between two is a whole number of rollouts
+    n_eval_episodes: int = 10  # episodes of an evaluation
+    n_eval_envs: int = 1  # parallel environments of an evaluation
+    last_evals: int = 3  # the score of a run is the mean of this many last evaluations
+    n_seeds: int = 1  # seeds of a trial
+    race_share: float = 0.2  # share of the finished trials that get more seeds
+    race_seeds: int = 2  # number of these seeds
+    n_finalists: int = 3  # number of trials that are compared with the baselines
+    #: Number of unseen seeds for this: at least 10, because fewer are not conclusive; 0: nothing is confirmed.
     confirm_seeds: int = 10
-    sampler: str = "tpe"
-    pruner: str = "median"
+    sampler: str = "tpe"  # `"tpe"`, `"random"` or `"gp"`
+    pruner: str = "median"  # `"median"`, `"hyperband"` or `"none"`
+    #: First training seed, which also seeds the samplers; the others follow in steps of `SEED_STRIDE`.
     seed: int = 0
+    #: Time for all runs over all workers; once the baselines have run, the plan becomes `within` it. `None`: no limit.
     seconds: float | None = None
 
     def __post_init__(self) -> None:

@@ -89,8 +89,7 @@ def export_trial(study: Study, task: TuningTask, number: int, folder: Path) -> P
 
 
 def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> Path:
-    """Write the settings of a trial to a YAML file, which rl_zoo3 reads as well, and return it. The file says whether
-    they are confirmed."""
+    """Write the settings of a trial, and whether they are confirmed, to a YAML file, which rl_zoo3 reads as well."""
     plan, found, name = task.plan, trial.user_attrs, f"trial {trial.user_attrs[JOB]}"
     wins = verdict.winner is not None and verdict.finalists[verdict.winner].name == name
     origin = [f"Found by ppo-plus tune: study {study_name}, {name}, with {versions()}."]

@@ -66,8 +66,7 @@ class Study:
         return [trial for trial in self.screening.trials() if trial.user_attrs[JOB] < budget]
 
     def runs(self, stage: str, budget: int) -> Jobs:
-        """The runs of ``"race"`` or ``"confirmation"``. A larger budget has its own, because other trials may be best
-        then."""
+        """The runs of ``"race"`` or ``"confirmation"``; a larger budget, with other best trials, has separate ones."""
         return Jobs(self.storage, f"{self.name}, {stage} after {budget}", self.heartbeats)
 
     def stages(self) -> dict[str, Jobs]:
@@ -130,8 +129,7 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
 
 
 def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], plan: Plan) -> list[FrozenTrial]:
-    """The best trials of the search, best first, by the mean over all their seeds so far. One with a failed run in the
-    race is out, as are those that did not race."""
+    """The best trials of the search by the mean over all seeds, best first, without those that failed in the race."""
     ranked = ranked_candidates(screening)
     scores: dict[int, list[float]] = {trial.user_attrs[JOB]: list(trial.user_attrs[SCORES]) for trial in ranked}
     for run in race:
@@ -155,8 +153,7 @@ def stages(study: Study, task: TuningTask) -> Iterator[Jobs]:
 
 
 def fitted(study: Study, task: TuningTask, budget: int) -> tuple[Plan, int]:
-    """The plan and the number of trials. If the plan has a time, both follow from how long the runs of the baselines
-    took, so all workers find the same."""
+    """The plan and the number of trials; with a time, all workers derive both from the times of the baselines."""
     plan, baselines = task.plan, [trial for trial in study.screened(budget) if is_baseline(trial)]
     seconds = seconds_of(baselines, plan.n_seeds)
     if plan.seconds is None or not seconds:

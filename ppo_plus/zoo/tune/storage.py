@@ -1,5 +1,4 @@
-"""Storages of studies: Optuna's databases, opened so that claiming a trial is atomic, no signal interrupts a call, and
-a database server may be restarted."""
+"""Optuna's databases, in which claiming a trial is atomic, no signal interrupts a call, and servers may restart."""
 
 import errno
 import time
@@ -89,8 +88,7 @@ def shown(url: str) -> str:
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """Turn the errors of an unavailable storage in the block into a :class:`StorageError` of one line, and that of a
-    full disk into an ``OSError``."""
+    """Turn errors of an unavailable storage into a :class:`StorageError` of one line, a full disk into ``OSError``."""
     try:
         yield
     except STORAGE_ERRORS as error:

@@ -23,19 +23,13 @@ CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "
 
 @dataclass(frozen=True)
 class TuningTask:
-    """Everything that a worker must know about a study.
+    """Everything that a worker must know about a study."""
 
-    :param experiment: what is tuned
-    :param space: contents of the search-space file
-    :param packages: what settings may import from; ``None``: from anywhere
-    :param gym_packages: packages imported because they register environments
-    """
-
-    experiment: Experiment
-    space: dict[str, Any]
+    experiment: Experiment  # what is tuned
+    space: dict[str, Any]  # contents of the search-space file
     plan: Plan
-    packages: tuple[str, ...] | None = ALLOWED_PACKAGES
-    gym_packages: tuple[str, ...] = ()
+    packages: tuple[str, ...] | None = ALLOWED_PACKAGES  # what settings may import from; `None`: from anywhere
+    gym_packages: tuple[str, ...] = ()  # packages imported because they register environments
 
     def baselines(self) -> dict[str, Experiment]:
         """What is tried before the search, and what a winner must beat, by name: the defaults of

@@ -37,16 +37,11 @@ class WorkersDied(Exception):
 
 @dataclass(frozen=True)
 class Workers:
-    """Worker processes to start.
+    """Worker processes to start."""
 
-    :param n: how many
-    :param url: URL of the study's storage
-    :param supervision: see :class:`ppo_plus.zoo.tune.worker.Worker`
-    """
-
-    n: int
-    url: str
-    supervision: dict[str, Any] = field(default_factory=dict)
+    n: int  # how many
+    url: str  # URL of the study's storage
+    supervision: dict[str, Any] = field(default_factory=dict)  # see `zoo.tune.worker.Worker`
 
 
 def tune(

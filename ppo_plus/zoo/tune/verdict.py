@@ -35,18 +35,13 @@ class Finalist:
 
 @dataclass(frozen=True)
 class TuningVerdict:
-    """The result of a study.
+    """The result of a study."""
 
-    :param baselines: what a winner must beat, by name
-    :param finalists: the best trials, the best of the screening and the race first
-    :param gains: for each finalist, by baseline: how much higher its interquartile mean is; ``None`` if it cannot win
-    :param confidence: of the intervals of the gains
-    """
-
-    baselines: dict[str, Finalist]
-    finalists: list[Finalist]
+    baselines: dict[str, Finalist]  # what a winner must beat, by name
+    finalists: list[Finalist]  # the best trials, the best of the screening and the race first
+    #: For each finalist, by baseline: how much higher its interquartile mean is; `None` if it cannot win.
     gains: list[dict[str, Estimate | None]]
-    confidence: float
+    confidence: float  # of the intervals of the gains
 
     @property
     def winner(self) -> int | None:

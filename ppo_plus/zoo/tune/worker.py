@@ -39,10 +39,9 @@ EXIT_CODES: dict[type[Exception], int] = {StudyStopped: 1, StorageError: 2}
 
 
 class Worker:
-    """One process's part in a study, which may import from some packages; ``None``: from any.
+    """One process's part in a study, which may import from some packages; ``None``: from any. ``supervision`` has
+    ``restarts`` of each run and ``timeout`` for environments that may fail.
 
-    :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail: ``restarts`` of
-        each run, and ``timeout``
     :raises ValueError: there is no such study, or it is damaged or imports from other packages
     """
 

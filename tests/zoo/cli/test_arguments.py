@@ -5,6 +5,7 @@ import argparse
 import pytest
 import torch as th
 
+from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.cli.arguments import Parser, duration, key_value
 
 
@@ -33,12 +34,11 @@ def test_not_a_key_value(text):
         key_value(text)
 
 
-def test_a_gpu_that_is_not_there(folder, check_one_line_error):
+def test_a_gpu_that_is_not_there(folder):
     if th.cuda.is_available():
         pytest.skip("it is there")
-    message = "--device cuda: torch finds none here ("
-    check_one_line_error(["train", "--env", "CartPole-v1", "--device", "cuda"], message)
-    check_one_line_error(["train", "--env", "CartPole-v1", "--device", "cuda", "--dry-run"], message)
+    with pytest.warns(UserWarning, match="device='cuda': torch finds no GPU here, so training runs on the CPU"):
+        main(["train", "--env", "CartPole-v1", "--device", "cuda", "--dry-run"])
 
 
 def test_errors_are_one_line(capsys):

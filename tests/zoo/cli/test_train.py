@@ -194,7 +194,7 @@ def test_training_a_saved_model_further(folder, capsys):
         (["--env", "CartPole-v1", "-n", "many"], "positive whole number, not 'many'"),
         (["--env", "CartPole-v1", "--seed", "x"], "invalid seed value: 'x'"),
         (["--env", "CartPole-v1", "--seed", str(2**32)], "must be a whole number below 2**32"),
-        (["--env", "CartPole-v1", "--device", "toaster"], "--device toaster: torch finds none here"),
+        (["--env", "CartPole-v1", "--device", "toaster"], "device='toaster' is not known to torch"),
         (["--env", "CartPole-v1", "-conf", "nope.yml"], "error: nope.yml: no such file"),
         (["--env", "CartPole-v1", "-conf", "."], "directory"),
         (["--env", "CartPole-v1", "-f", __file__], "irectory"),

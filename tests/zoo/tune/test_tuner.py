@@ -310,7 +310,6 @@ def test_stages_of_a_study(tuned):
         "n_timesteps": 2048,
         "n_envs": 1,
         "policy": "MlpPolicy",
-        "compile": False,
     }
 
 
