@@ -585,7 +585,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.shared.begin(self.env)  # type: ignore[arg-type]
 
     def _common_facts(self) -> dict[str, Any]:
-        """What must be the same in processes that train together: comparable arguments, and which weights are frozen"""
+        """What must be the same in processes that train together: comparable arguments, and what is frozen."""
         may_differ = {"seed", "tensorboard_log", "n_threads", "compile"}
         given = vars(self.settings).items()
         facts = {

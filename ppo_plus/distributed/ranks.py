@@ -87,7 +87,7 @@ class Ranks:
     def copy_lead(self, tensors: Iterable[th.Tensor]) -> None:
         """Write into tensors what they are on rank 0."""
         for tensor in tensors:
-            # What a view shows. NCCL connects GPUs alone, and not an optimizer's count of steps on the CPU.
+            # Of a view, its elements alone. NCCL cannot send what is on the CPU, such as an optimizer's count of steps.
             reached = "cpu" in dist.get_backend_config() or tensor.device.type != "cpu"
             whole = tensor.detach().to(tensor.device if reached else "cuda").contiguous()
             self._timed(partial(dist.broadcast, whole, src=0))

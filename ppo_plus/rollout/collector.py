@@ -48,7 +48,7 @@ class RolloutPlan:
 class Decision(NamedTuple):
     """Actions for ``N`` environments, with what they were chosen from: arrays, or tensors on the policy's device."""
 
-    obs: Any  # the observations
+    obs: Any
     starts: Any  # which of them begin an episode, booleans `(N,)`
     masks: Any  # action masks, booleans `(N, M)`; `None`: none, or in the observations
     obs_tensor: Any  # the observations as the policy saw them

@@ -43,8 +43,8 @@ IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
 class Weights:
     """A policy's parameters and their optimizer, as lent by :func:`packed`."""
 
-    params: list[nn.Parameter]  # the parameters
-    optimizer: Optimizer  # the optimizer to step
+    params: list[nn.Parameter]
+    optimizer: Optimizer
     #: The vector that `params` are views of and that `optimizer` works on; `None`: not packed.
     vector: th.Tensor | None = None
 

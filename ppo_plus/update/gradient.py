@@ -1,7 +1,7 @@
 """The gradient of a loss: of the policy's own weights, and as pure functions of other tensors.
 
-A policy with memory may be differentiated in two parts, joined by the chain rule: its encoder, whose loops over time no
-compiler outdoes, as it is, and the loss as a function of the encoder's features (:func:`head_gradient`), which can be
+A policy with memory may be differentiated in two parts, joined by the chain rule: its encoder eagerly, whose loops over
+time no compiler outdoes, and the loss as a function of the encoder's features (:func:`head_gradient`), which can be
 compiled.
 """
 

@@ -70,7 +70,7 @@ class UpdateRule:
 
     policy: Any  # the policy, with its optimizer
     compute_loss: LossFunction  # the loss as a function of a batch and the coefficients
-    control: KLControl  # the KL control
+    control: KLControl
     max_grad_norm: float  # bound on the norm of the gradient
     #: Averages the parts that several processes have of a minibatch; `None`: there is one process.
     reduction: Reduction | None = None
@@ -269,7 +269,7 @@ class CompiledMinibatch:
 
     def __call__(self, data: Batch, state: KLState, indices: th.Tensor) -> Outcome:
         if self._data is not data:
-            # An optimizer may get its state, which is traced, with its first step; and a full minibatch is traced.
+            # The trace needs a full minibatch, and the optimizer's state, which its first step may create.
             self._full_size = max(self._full_size, len(indices))
             if self._fresh or len(indices) < self._full_size:
                 outcome = self._eager(data, state, indices)

@@ -35,7 +35,7 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
             latest = max(versions, key=lambda spec: spec.version or 0)
             raise type(error)(f"{env_id!r} has no version: use {latest.id}") from None
         if not module:
-            raise type(error)(f"{error} A module of yours that registers it is given to --gym-packages.") from None
+            raise type(error)(f"{error} If your own module registers it, add --gym-packages MODULE.") from None
         raise
 
 

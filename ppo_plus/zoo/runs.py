@@ -26,7 +26,7 @@ class Options:
     eval_freq: int = 25_000  # environment steps between evaluations; 0 or less: no evaluations
     eval_episodes: int = 5
     n_eval_envs: int = 1  # number of evaluation environments, over all processes, at least one in each
-    #: Environment steps between checkpoints, each with a permanent model; 0 or less: no models.
+    #: Environment steps between checkpoints with permanent models; 0 or less: checkpoints every ten minutes, no models.
     save_freq: int = -1
     keep_checkpoints: int = 3
     trained_agent: str | None = None  # a model (`.zip`) to continue from, with its networks; `None`: a new model

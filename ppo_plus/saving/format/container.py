@@ -103,7 +103,7 @@ def opened_to_write(path_or_file: PathOrFile) -> Any:
 
 
 def path_to_save(path_or_file: PathOrFile) -> PathOrFile:
-    """A path with SB3's suffix if it has none, and an open file as it is."""
+    """A path with SB3's suffix if it has none, and an open file unchanged."""
     if isinstance(path_or_file, (str, Path)) and not Path(path_or_file).suffix:
         return Path(path_or_file).with_name(f"{Path(path_or_file).name}.zip")
     return path_or_file

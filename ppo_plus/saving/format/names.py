@@ -68,7 +68,7 @@ OBJECTS = frozenset(
 )
 _registered: dict[str, Any] = {}
 _passed: ContextVar[tuple[Any, ...]] = ContextVar("_passed", default=())
-#: Standard library and installed packages, whose classes have to be registered: constructors may download things.
+#: Of the standard library and installed packages. Their classes have to be registered: constructors may download.
 _STANDARD_LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
