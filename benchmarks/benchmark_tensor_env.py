@@ -19,7 +19,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,8 +26,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from machine import facts  # the modules beside this one
-from report.markdown import markdown
 from report.results import write
+from report.speed import iterations
 from stable_baselines3 import PPO
 
 from ppo_plus import PPO_Plus, TensorEnv, Transition, as_vec_env
@@ -286,8 +285,6 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         if find_spec(MODULES.get(package, package)) is None:
             print(f"{name} is left out: it is not installed (pip install {package})")
             continue
-        if name == "PPO_Plus, compiled" and arguments.device != "cpu":
-            continue
         env = SwingUp(arguments.n_envs, arguments.device)
         contenders[name] = env, make(env, arguments.hidden, arguments.seed)
     results: dict[str, dict[str, Any]] = {name: {"seconds": [], "cpu": []} for name in contenders}
@@ -304,19 +301,6 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
             results[name]["cpu"].append((time.process_time() - cpu) / arguments.iterations)
             results[name]["return"] = env.mean_return()
     return results
-
-
-def table(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Markdown: how long an iteration takes, by what factor longer than the first contender's, and what was learned."""
-    best = next(iter(results.values()))
-    rows = []
-    for name, found in results.items():
-        cells = []
-        for kind in ("seconds", "cpu"):
-            own = median(found[kind])
-            cells += [f"{own * 1e3:,.0f}", f"{own / median(best[kind]):.2f}×"]
-        rows.append([name, *cells, f"{found['return']:.0f}"])
-    return markdown(["", "ms per iteration", "ratio", "processor ms", "ratio", "return"], rows)
 
 
 def main() -> None:
@@ -340,7 +324,7 @@ def main() -> None:
     results = benchmark(arguments)
     print(
         f"\n{arguments.n_envs} environments, {ROLLOUT} steps, {MINIBATCHES} minibatches, {EPOCHS} epochs, "
-        f"networks {arguments.hidden}\n\n" + "\n".join(table(results))
+        f"networks {arguments.hidden}\n\n" + "\n".join(iterations(results))
     )
     if arguments.json:
         content = {"versions": about, "n_envs": arguments.n_envs, "hidden": arguments.hidden, "results": results}

@@ -620,9 +620,23 @@ COMPILING = (
     Fault(
         "trial-draws",
         "compiling/compiled.py",
-        "with th.random.fork_rng(devices=[]):",
+        "with th.random.fork_rng(devices=gpu):",
         "with th.no_grad():",
         "tests/compiling/test_compiled.py",
+    ),
+    Fault(
+        "recording-stays-where-weights-were",
+        "compiling/replay.py",
+        "if addresses != self._addresses:",
+        "if not self._addresses:",
+        "tests/gpu/test_replay.py",
+    ),
+    Fault(
+        "recording-keeps-its-inputs",
+        "compiling/replay.py",
+        "own.copy_(tensor)",
+        "own.data_ptr()",
+        "tests/gpu/test_replay.py",
     ),
     Fault(
         "kernel-without-amsgrad",

@@ -94,11 +94,12 @@ def described(facts: dict[str, Any]) -> Lines:
         if key not in NO_PACKAGES and "unknown" not in str(value)
     }
     rounds = f", {facts['rounds']} rounds" if "rounds" in facts else ""
+    device = f", {facts['device']}" if facts.get("device", "cpu") != "cpu" else ""
     load = (
         f", load {facts['load before']} at the start" if "load before" in facts else ""
     )
     versions = ", ".join(f"{key} {value}" for key, value in packages.items())
-    return [f"{machine}{load}{rounds}; {versions}."]
+    return [f"{machine}{device}{load}{rounds}; {versions}."]
 
 
 NO_PACKAGES = (
@@ -366,6 +367,10 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "speed-details": lambda: speed_details("speed", "speed_images"),
     "images": lambda: speeds(IMAGES, "speed_images"),
     "images-about": lambda: about("speed_images"),
+    "gpu-images": lambda: speeds(IMAGES, "gpu_images"),
+    "gpu-images-about": lambda: about("gpu_images"),
+    "gpu-tensors": lambda: speed.iterations(read("gpu_tensor_env")["results"]),
+    "gpu-tensors-about": lambda: about("gpu_tensor_env"),
     "memory-speed": lambda: speeds(
         WORKLOADS, "memory_speed", corner=LSTM, others=False
     ),

@@ -131,7 +131,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         compiled, unless a vector environment has steps that only reset. ``"auto"``: on a CPU, from the call of
         ``learn`` on with which the model has planned enough gradient steps to save time
         (:data:`ppo_plus.compiling.compilation.WORTH_COMPILING`); ``True``: always, with an error if it cannot;
-        ``False``: never. Nothing is compiled on a GPU. :attr:`compiled` says which
+        ``False``: never. On a GPU of NVIDIA, ``True`` alone compiles. :attr:`compiled` says which
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
     :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
@@ -399,7 +399,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.device.type != "cpu" and not in_tensors(self.env) and not has_convolutions(self.policy):
             warnings.warn(
                 f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
-                'and training is compiled there, but not on a GPU: pass device="cpu", or compare the two',
+                'where training is also compiled by default: pass device="cpu", or compare the two',
                 stacklevel=5,
             )
 

@@ -126,3 +126,17 @@ def draw(results: Results, path: Path) -> None:
     figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=len(SECTIONS), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def iterations(results: dict[str, dict[str, Any]]) -> list[str]:
+    """How long an iteration of environments in tensors takes, by what factor longer than the first contender's, and
+    what was learned."""
+    best = next(iter(results.values()))
+    rows = []
+    for name, found in results.items():
+        cells = []
+        for kind in ("seconds", "cpu"):
+            own = median(found[kind])
+            cells += [f"{own * 1e3:,.0f}", f"{own / median(best[kind]):.2f}×"]
+        rows.append([name, *cells, f"{found['return']:.0f}"])
+    return markdown(["", "ms per iteration", "ratio", "processor ms", "ratio", "return"], rows)

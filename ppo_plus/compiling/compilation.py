@@ -83,8 +83,10 @@ class Compilation:
         if unsupported is not None:
             return CompileStatus(False, unsupported)
         planned = f"{n_steps:,} gradient steps are planned"
-        if device.type != "cpu":
+        if device.type not in ("cpu", "cuda"):
             return CompileStatus(False, f"nothing is compiled on {device}, where compiling has not been tested")
+        if device.type == "cuda" and requested == "auto":
+            return CompileStatus(False, f"on {device}, only compile=True compiles")
         # What was compiled stays compiled.
         if requested == "auto" and not self.decision and n_steps < WORTH_COMPILING:
             return CompileStatus(False, f"{planned}; compiling starts at {WORTH_COMPILING:,}; {FORCE}")

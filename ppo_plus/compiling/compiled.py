@@ -12,6 +12,7 @@ from typing import Any
 import torch as th
 
 from ppo_plus.compiling.constants import first_difference
+from ppo_plus.compiling.replay import Replayed
 from ppo_plus.compiling.torch_private import ONE_AT_A_TIME, compile_graph, find_compiler, trace
 from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, tree_structure
 
@@ -114,7 +115,7 @@ class Compiled:
                 tensors = [*static_tensors, *varying_form.flatten_up_to(varying)]
                 signature = _signature(tensors[n_static:])
                 if self._run is None:
-                    self._compile((*static, *varying))
+                    self._compile((*static, *varying), n_static)
                 if self._run is not None and signature == self._signature[n_static:]:
                     return self._run(tensors)
             return self.function(*static, *varying) if plain is None else plain(*varying)
@@ -131,23 +132,26 @@ class Compiled:
             assert self._run is not None
             return self._run(tensors)
 
+        gpu = [leaf.device for leaf in tree_leaves(args) if leaf.is_cuda][:1]
+        mutable: Any = tree_map(th.clone, args[: self.n_mutable])
         results = []
-        for function in (self.function, run):
+        # On a GPU, the last two run as recorded (`Replayed`).
+        for function in (self.function, run, *([run, run] if gpu else [])):
+            tree_map(th.Tensor.copy_, mutable, args[: self.n_mutable])
             # Each with the same random numbers, and without using them up.
-            with th.random.fork_rng(devices=[]):
-                mutable: Any = tree_map(th.clone, args[: self.n_mutable])
-                results.append((function(*mutable, *args[self.n_mutable :]), mutable))
-        eager, compiled = (tree_leaves(result) for result in results)
-        return all(_close(a, b) for a, b in zip(eager, compiled, strict=True))
+            with th.random.fork_rng(devices=gpu):
+                found = function(*mutable, *args[self.n_mutable :])
+            results.append(tree_leaves((found, tree_map(th.clone, mutable))))
+        return all(_close(a, b) for each in results[1:] for a, b in zip(results[0], each, strict=True))
 
-    def _compile(self, args: tuple[Any, ...]) -> None:
+    def _compile(self, args: tuple[Any, ...], n_static: int) -> None:
         try:
             if self.n_traces >= MAX_TRACES:
                 raise CompileError(keeps_changing("what it reads"))
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
             with ONE_AT_A_TIME, self._timed():
-                self._run = self._trace_and_compile(args)
+                self._run = self._trace_and_compile(args, n_static)
                 if not self.agrees(*args):
                     raise CompileError(
                         "the compiled form does not reproduce the function's results, as where it draws random numbers "
@@ -179,7 +183,7 @@ class Compiled:
         if known is None:
             warnings.warn(f"{self.name} runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=5)
 
-    def _trace_and_compile(self, args: tuple[Any, ...]) -> Callable[[list[th.Tensor]], Any]:
+    def _trace_and_compile(self, args: tuple[Any, ...], n_static: int) -> Callable[[list[th.Tensor]], Any]:
         """The compiled form, a function of the tensors in these arguments."""
         leaves, spec = tree_flatten(args)
         # Copies in place of repetitions: a trace takes each object for one argument.
@@ -211,6 +215,8 @@ class Compiled:
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
         run, unflatten = compile_graph(graph, tensors), structure.unflatten
+        if any(tensor.is_cuda for tensor in tensors):
+            run = Replayed(run, n_static)
 
         def compiled(given: list[th.Tensor]) -> Any:
             leaves = [*given, *run(given.copy()), *constants]

@@ -7,6 +7,7 @@ that is done; :class:`~ppo_plus.compiling.compiled.Compiled` checks every compil
 
 import platform
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -266,7 +267,10 @@ def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Callabl
         config.patch(options | {"cpp_wrapper": on_cpu}),
         th.no_grad(),
         tracing(TracingContext(mode)),
+        warnings.catch_warnings(),
     ):
+        # Advice to torch's developers.
+        warnings.filterwarnings("ignore", r"\s*Online softmax is disabled")
         output: Any = compile_fx_inner(prepared(graph, tensors), inputs, cpp_wrapper=on_cpu, is_inference=True)
     # The list, which is there to delete files, would keep the new module and its constants as long as the process.
     PyCodeCache.modules[:] = [module for module in PyCodeCache.modules if id(module) in known]

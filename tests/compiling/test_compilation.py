@@ -99,9 +99,11 @@ def test_auto_compiles_where_it_saves_time(obstacle):
     compilation.plan("auto", 1, CPU)
     assert compilation.decision and compilation.n_planned == WORTH_COMPILING and compilation.notice
     compilation.plan("auto", WORTH_COMPILING, th.device("cuda"))
-    assert not compilation.decision and "nothing is compiled on cuda" in compilation.notice
-    with pytest.raises(CompileError, match="compile=True, but nothing is compiled on cuda"):
-        compilation.plan(True, WORTH_COMPILING, th.device("cuda"))
+    assert not compilation.decision and "on cuda, only compile=True compiles" in compilation.notice
+    compilation.plan(True, 1, th.device("cuda"))
+    assert compilation.decision
+    with pytest.raises(CompileError, match="compile=True, but nothing is compiled on mps"):
+        compilation.plan(True, WORTH_COMPILING, th.device("mps"))
     compilation.plan(False, WORTH_COMPILING, CPU)
     assert not compilation.decision and compilation.notice is None
 

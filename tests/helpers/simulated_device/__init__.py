@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch as th
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 HERE = Path(__file__).parent
 
@@ -34,6 +36,7 @@ def install() -> str:
         setattr(th.cuda, name, value)
     for name in ("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all", "manual_seed_all"):
         setattr(th.cuda.random, name, getattr(th.cuda, name))
+    th.cuda.CUDAGraph, th.cuda.graph = Graph, recording
     th._C._cuda_getDevice, th._C._cuda_setDevice = device.current_device, device.set_device
     th._C._cuda_getDeviceCount = lambda: device.N_DEVICES
     th._C._cuda_isInBadFork = lambda: False
@@ -54,8 +57,16 @@ def _functions(device: Any) -> dict[str, Any]:
         for state in states:
             th.set_rng_state(state)
 
+    def exchange_device(index: int) -> int:
+        before: int = device.current_device()
+        if index >= 0:
+            device.set_device(index)
+        return before
+
     return {
         "_initialized": True,
+        "_exchange_device": exchange_device,
+        "_maybe_exchange_device": exchange_device,
         "_is_compiled": lambda: True,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -74,6 +85,48 @@ def _functions(device: Any) -> dict[str, Any]:
         "set_rng_state": set_rng_state,
         "set_rng_state_all": set_rng_state_all,
     }
+
+
+class Graph:
+    """What stands for a CUDA graph: the operations that were recorded, with their tensors."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def replay(self) -> None:
+        """Do them again, into the same memory."""
+        for operation, args, kwargs, results in self.calls:
+            for new, old in zip(tree_leaves(operation(*args, **kwargs)), tree_leaves(results), strict=True):
+                if isinstance(old, th.Tensor) and new.data_ptr() != old.data_ptr():
+                    old.copy_(new)
+
+
+class Recording(TorchDispatchMode):
+    """Operations, whose effects are undone at the end, since a GPU only writes down what it is given."""
+
+    def __init__(self, graph: Graph):
+        super().__init__()
+        self.graph, self.before = graph, []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {**dict(zip((each.name for each in operation._schema.arguments), args, strict=False)), **(kwargs or {})}
+        for each in operation._schema.arguments:
+            if each.is_write:
+                self.before += [(tensor, tensor.clone()) for tensor in tree_leaves(given.get(each.name))]
+        results = operation(*args, **(kwargs or {}))
+        self.graph.calls.append((operation, args, kwargs or {}, results))
+        return results
+
+
+@contextmanager
+def recording(graph: Graph, **_: Any) -> Iterator[None]:
+    """The block is recorded."""
+    random = th.get_rng_state()
+    with Recording(graph) as mode:
+        yield
+    for tensor, before in reversed(mode.before):
+        tensor.copy_(before)
+    th.set_rng_state(random)
 
 
 def _cloning(clone: Any) -> Any:

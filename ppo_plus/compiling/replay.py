@@ -1,0 +1,44 @@
+"""Functions on a GPU as one launch: their kernels are recorded in a CUDA graph, and replayed."""
+
+from collections.abc import Callable
+
+import torch as th
+
+
+class Replayed:
+    """A function of tensors on a GPU, recorded where it can be: launching small kernels one by one takes longer than
+    they do.
+
+    A recording reads and writes fixed memory: that of the static tensors, which come first, and copies of the others.
+    Where static tensors have moved, the function runs once as it is, and the next call records it again.
+
+    :param function: may change the static tensors in place, and draw from torch's global generator
+    """
+
+    def __init__(self, function: Callable[[list[th.Tensor]], list[th.Tensor]], n_static: int):
+        self._function, self._n_static = function, n_static
+        #: Where the static tensors were in the last call.
+        self._addresses: list[int] = []
+        self._graph: th.cuda.CUDAGraph | None = None
+        self._inputs: list[th.Tensor] = []
+        self._outputs: list[th.Tensor] = []
+
+    def __call__(self, given: list[th.Tensor]) -> list[th.Tensor]:
+        static, varying = given[: self._n_static], given[self._n_static :]
+        addresses = [tensor.data_ptr() for tensor in static]
+        if addresses != self._addresses:
+            self._addresses, self._graph = addresses, None
+            return self._function(given)
+        if self._graph is None:
+            # What is elsewhere, or shares memory within itself, would not be read again.
+            if any(each.device != given[0].device or each.clone().stride() != each.stride() for each in given):
+                return self._function(given)
+            graph, self._inputs = th.cuda.CUDAGraph(), [tensor.clone() for tensor in varying]
+            with th.cuda.device(given[0].device), th.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._outputs = self._function([*static, *self._inputs])
+            self._graph = graph
+        for own, tensor in zip(self._inputs, varying, strict=True):
+            own.copy_(tensor)
+        self._graph.replay()
+        # The next replay writes into the same memory.
+        return [tensor.clone() for tensor in self._outputs]
