@@ -171,6 +171,7 @@ SCREENS = {
     "finalists": Screen(screening.LAST, STEPS, 13),
     "kl": Screen(screening.KL, STEPS, 16),
     "parallel": Screen(screening.PARALLEL, STEPS, 30, 3),
+    "near": Screen(screening.NEAR, STEPS, 33, 3),
 }
 #: Settings that the package does not have any more, and the commit that measured them.
 REMOVED = {"critic_epochs": "fb6d4cb"}

@@ -259,3 +259,31 @@ PARALLEL = Design(
         ]
     ),
 )
+#: Around the settings that the first seed of :data:`PARALLEL` favors (smaller minibatches, fewer environments, a larger
+#: KL, less initial noise), with one or two settings changed at a time.
+NEAR = Design(
+    PARALLEL.base
+    | {
+        "batch_size": 256,
+        "n_envs": 16,
+        "rollout": 8192,
+        "target_kl": 0.016,
+        "policy_kwargs.log_std_init": -0.693,
+    },
+    (
+        SMALL_LAMBDA,
+        Factor("initial std 0.3, not 0.5", {"policy_kwargs.log_std_init": -1.204}),
+        Factor("target KL 0.032, not 0.016", {"target_kl": 0.032}),
+        Factor("32 environments, not 16", {"n_envs": 32}),
+    ),
+    np.array(
+        [
+            (-1, -1, -1, -1),
+            (1, -1, -1, -1),
+            (-1, 1, -1, -1),
+            (1, 1, -1, -1),
+            (-1, -1, 1, -1),
+            (1, -1, -1, 1),
+        ]
+    ),
+)
