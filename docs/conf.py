@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"ppo_plus\.ppo\.SelfPPO_Plus|VecEnv",
+        r"ppo_plus\.ppo\.SelfPPO_Plus|VecEnv|ppo_plus\.formulas\.schedules\.\w+",
     ),
     # Internal parts of a model.
     (
