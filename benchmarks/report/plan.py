@@ -102,6 +102,9 @@ ARMS = {
         ZOO_TRPO,
         by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}},
     ),
+    # The recipe of the parallel simulators, as the screening "near" left it.
+    "parallel": Arm(settings=screening.NEAR.settings((1, 1, -1, -1))),
+    "parallel-swimmer": Arm(settings=screening.NEAR.settings((1, 1, -1, -1)) | {"gamma": 0.9999}),
 }
 #: Tasks of the settings that MuJoCo's share, and those whose own entries are measured: what runs were meant to reach in
 #: deterministic episodes, their interquartile mean.
@@ -170,8 +173,8 @@ SCREENS = {
     "again": Screen(screening.AGAIN, 500_000, 11),
     "finalists": Screen(screening.LAST, STEPS, 13),
     "kl": Screen(screening.KL, STEPS, 16),
-    "parallel": Screen(screening.PARALLEL, STEPS, 30, 3),
-    "near": Screen(screening.NEAR, STEPS, 33, 3),
+    "parallel": Screen(screening.PARALLEL, STEPS, 30),
+    "near": Screen(screening.NEAR, STEPS, 33, 2),
 }
 #: Settings that the package does not have any more, and the commit that measured them.
 REMOVED = {"critic_epochs": "fb6d4cb"}
@@ -268,6 +271,8 @@ NAMES = {
     "trpo": "TRPO (sb3-contrib)",
     "mujoco": "ppo_plus's settings",
     "mujoco-shared": "ppo_plus's shared settings",
+    "parallel": "the recipe of parallel simulators",
+    "parallel-swimmer": "the recipe with gamma 0.9999",
     "atari": "rl_zoo3's settings, in 10M frames",
     **{arm: name for arms in (OWN_ARMS | OWN_ENTRY_ARMS).values() for arm, name in arms.items()},
 } | {
@@ -305,6 +310,10 @@ STAGES: dict[str, list[Cell]] = {
         Cell("own-Swimmer-v5-00", "Swimmer-v5", [21]),
     ],
     "table": [Cell("mujoco", task, range(20, 30)) for task in TASKS],
+    "parallel-table": [
+        *(Cell("parallel", task, range(40, 50)) for task in TASKS),
+        Cell("parallel-swimmer", "Swimmer-v5", range(40, 50)),
+    ],
     # What the overrides of tasks gain.
     "overrides": [Cell(arm, task, range(20, 30)) for task, own in OVERRIDES.items() for arm in (shared_arm(task), own)],
     # Settings of tasks that have separate entries.

@@ -170,17 +170,18 @@ def test_effects_are_of_each_task_and_of_all(script):
 
 def test_effects_of_several_seeds(script):
     """Each seed repeats all arms: here another level of all scores, and the same effects."""
-    screen = script.SCREENS["parallel"]
-    high = dict(zip(screen.arms("parallel"), screen.design.levels[:, -1] > 0, strict=True))
+    screen = script.SCREENS["near"]
+    high = dict(zip(screen.arms("near"), screen.design.levels[:, -1] > 0, strict=True))
     results = [
         {"arm": arm, "task": task, "seed": seed, **dict.fromkeys(("last", "deterministic"), {"mean": score})}
         for task in script.SCREENED
         for seed in screen.seeds
-        for arm, score in ((arm, (3.0 if each else 1.0) + seed - 31) for arm, each in high.items())
+        for arm, score in ((arm, (3.0 if each else 1.0) + seed - 33.5) for arm, each in high.items())
     ]
-    *_, last, _, n_runs = script.effects_table(results, "parallel")
-    assert last.count("+100% [") == 5 and n_runs == "108 of 108 runs"
+    *_, last, _, n_runs = script.effects_table(results, "near")
+    # It adds 2 to scores whose mean is 4 / 3.
+    assert last.count("+150% [") == 5 and n_runs == "36 of 36 runs"
     # One seed is enough.
-    one = [result for result in results if result["seed"] == 30]
-    *_, n_runs = script.effects_table(one, "parallel")
-    assert n_runs == "36 of 108 runs"
+    one = [result for result in results if result["seed"] == 33]
+    *_, n_runs = script.effects_table(one, "near")
+    assert n_runs == "18 of 36 runs"
