@@ -235,6 +235,8 @@ def _exists(value: Any, path: tuple[Any, ...]) -> bool:
 # --- the audit --------------------------------------------------------------------------------------------------------
 
 RUNS = set("os.system subprocess.Popen os.exec os.posix_spawn os.fork os.forkpty socket.connect ctypes.dlopen".split())
+#: What a torch for NVIDIA loads to count GPUs.
+NVML = "libnvidia-ml.so.1"
 MOVES = set("os.truncate os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.chmod shutil.rmtree".split())
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -267,7 +269,7 @@ class Audit:
         elif event in MOVES:
             for path in args[:2] if event in ("os.rename", "os.link") else args[:1]:
                 audit._path(event, path)
-        elif event in RUNS and args[0] is not None:  # the process itself, which has the allocator
+        elif event in RUNS and args[0] not in (None, NVML):  # the process itself, which has the allocator
             audit.seen.append(f"run: {event} {str(args)[:200]}")
         elif event == "import" and args[0] not in sys.modules:
             audit.modules.add(args[0])
