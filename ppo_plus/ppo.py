@@ -131,7 +131,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         compiled, unless a vector environment has steps that only reset. ``"auto"``: on a CPU, from the call of
         ``learn`` on with which the model has planned enough gradient steps to save time
         (:data:`ppo_plus.compiling.compilation.WORTH_COMPILING`); ``True``: always, with an error if it cannot;
-        ``False``: never. On a GPU of NVIDIA, ``True`` alone compiles. :attr:`compiled` says which
+        ``False``: never. On an NVIDIA GPU, only ``True`` compiles. :attr:`compiled` says which
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
     :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of

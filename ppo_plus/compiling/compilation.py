@@ -83,7 +83,7 @@ class Compilation:
         if unsupported is not None:
             return CompileStatus(False, unsupported)
         planned = f"{n_steps:,} gradient steps are planned"
-        if device.type not in ("cpu", "cuda"):
+        if device.type not in ("cpu",) + ("cuda",) * (th.version.hip is None):
             return CompileStatus(False, f"nothing is compiled on {device}, where compiling has not been tested")
         if device.type == "cuda" and requested == "auto":
             return CompileStatus(False, f"on {device}, only compile=True compiles")
@@ -144,8 +144,9 @@ class Compilation:
                 raise compile_error(unable)
             return None
         # Kernels are compiled for a number of threads.
-        autocast = th.is_autocast_enabled("cpu") and th.get_autocast_dtype("cpu")
-        settings = th.get_num_threads(), th.get_default_dtype(), autocast, self.strict
+        autocast = [th.is_autocast_enabled(each) and th.get_autocast_dtype(each) for each in ("cpu", "cuda")]
+        precision = th.get_default_dtype(), th.get_float32_matmul_precision()
+        settings = th.get_num_threads(), precision, autocast, self.strict
         constants = _read(settings=settings, **reads)
         known = self.functions.get(name)
         if known is not None and known.constants == constants:

@@ -1,18 +1,21 @@
 """Functions on a GPU as one launch: their kernels are recorded in a CUDA graph, and replayed."""
 
 from collections.abc import Callable
+from functools import cache
 
 import torch as th
+
+from ppo_plus.compiling.torch_private import ONE_AT_A_TIME, own_workspaces
 
 
 class Replayed:
     """A function of tensors on a GPU, recorded where it can be: launching small kernels one by one takes longer than
-    they do.
+    running them.
 
     A recording reads and writes fixed memory: that of the static tensors, which come first, and copies of the others.
     Where static tensors have moved, the function runs once as it is, and the next call records it again.
 
-    :param function: may change the static tensors in place, and draw from torch's global generator
+    :param function: may change the static tensors in place, and draw from the generator of the GPU
     """
 
     def __init__(self, function: Callable[[list[th.Tensor]], list[th.Tensor]], n_static: int):
@@ -30,15 +33,24 @@ class Replayed:
             self._addresses, self._graph = addresses, None
             return self._function(given)
         if self._graph is None:
-            # What is elsewhere, or shares memory within itself, would not be read again.
-            if any(each.device != given[0].device or each.clone().stride() != each.stride() for each in given):
+            device, inputs = given[0].device, [tensor.clone() for tensor in varying]
+            # Not recorded: tensors elsewhere, which a replay does not read, and expanded ones, whose copies are not.
+            moved = [own.stride() != tensor.stride() for own, tensor in zip(inputs, varying, strict=True)]
+            if any(moved) or any(each.device != device for each in given):
                 return self._function(given)
-            graph, self._inputs = th.cuda.CUDAGraph(), [tensor.clone() for tensor in varying]
-            with th.cuda.device(given[0].device), th.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._outputs = self._function([*static, *self._inputs])
+            graph, self._inputs = th.cuda.CUDAGraph(), inputs
+            with ONE_AT_A_TIME, own_workspaces(), th.cuda.device(device):
+                with th.cuda.graph(graph, stream=_stream(device), capture_error_mode="thread_local"):
+                    self._outputs = self._function([*static, *inputs])
             self._graph = graph
         for own, tensor in zip(self._inputs, varying, strict=True):
             own.copy_(tensor)
         self._graph.replay()
         # The next replay writes into the same memory.
         return [tensor.clone() for tensor in self._outputs]
+
+
+@cache
+def _stream(device: th.device) -> th.cuda.Stream:
+    """The stream on which a GPU's functions are recorded; torch's own is that of the first GPU."""
+    return th.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -33,6 +33,8 @@ OPTIONS: dict[str, Any] = {
     # The caller checks shapes, layouts and results. Each of Inductor's checks, of arguments and of results of library
     # kernels, makes a stream for its message, in half a microsecond.
     "size_asserts": False,
+    # These functions are recorded in graphs here (`Replayed`).
+    "triton.cudagraphs": False,
 }
 
 
@@ -227,6 +229,16 @@ def buffer_tables(module: nn.Module) -> list[dict[str, th.Tensor | None]]:
 
 #: Torch traces and compiles one function at a time: it patches itself meanwhile.
 ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Have cuBLAS take new memory in the block, which nothing else can free or use."""
+    th._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        th._C._cuda_clearCublasWorkspaces()
 
 
 def find_compiler() -> None:

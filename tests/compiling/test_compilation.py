@@ -53,14 +53,23 @@ def test_a_new_form_is_made_after_a_constant_has_changed(get):
         th.set_num_threads(n_threads)
 
 
-def test_a_new_form_is_made_for_another_autocast(get):
+def test_a_new_form_is_made_for_another_precision(get, monkeypatch):
     current, _ = get
     forms = [current()]
-    for dtype in (th.bfloat16, th.float16):
-        with th.autocast("cpu", dtype):
+    for device in ("cpu", "cuda"):
+        for dtype in (th.bfloat16, th.float16):
+            monkeypatch.setattr(th, "is_autocast_enabled", lambda asked, device=device: asked == device)
+            monkeypatch.setattr(th, "get_autocast_dtype", lambda asked, dtype=dtype: dtype)
             forms.append(current())
             assert current() is forms[-1]
-    assert len({*map(id, forms)}) == 3
+    monkeypatch.undo()
+    before = th.get_float32_matmul_precision()
+    th.set_float32_matmul_precision("high" if before == "highest" else "highest")
+    try:
+        forms.append(current())
+    finally:
+        th.set_float32_matmul_precision(before)
+    assert len({*map(id, forms)}) == 6
 
 
 def test_constants_that_keep_changing_run_uncompiled(get):

@@ -3,6 +3,7 @@
 import pytest
 import torch as th
 
+from ppo_plus.compiling.compiled import Compiled
 from ppo_plus.compiling.replay import Replayed
 
 CUDA = th.device("cuda")
@@ -19,10 +20,13 @@ def counted(function):
     return run, runs
 
 
-def test_a_function_is_recorded_at_its_second_call():
-    total, (run, runs) = th.zeros(3, device=CUDA), counted(lambda total, x: [total.add_(x), x * 2])
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_a_function_is_recorded_at_its_second_call(device):
+    if th.device(device).index >= th.cuda.device_count():
+        pytest.skip("there is one GPU")
+    total, (run, runs) = th.zeros(3, device=device), counted(lambda total, x: [total.add_(x), x * 2])
     replayed = Replayed(run, 1)
-    results = [replayed([total, th.full((3,), float(i), device=CUDA)]) for i in range(5)]
+    results = [replayed([total, th.full((3,), float(i), device=device)]) for i in range(5)]
     assert len(runs) == 2
     # Each result is its own, and the static tensor was changed once for each call.
     assert [doubled.tolist() for _, doubled in results] == [[2.0 * i] * 3 for i in range(5)]
@@ -60,3 +64,20 @@ def test_what_cannot_be_recorded_runs_as_it_is(other):
     for _ in range(4):
         assert replayed([x, other])[0].tolist() == [2.0] * 3
     assert len(runs) == 4
+
+
+def test_numbers_drawn_on_the_cpu_are_drawn_again(is_simulated, request):
+    """A replay would have those of the recording."""
+    if is_simulated:
+        request.getfixturevalue("traced")
+
+    def shaken(x):
+        return x + th.randn(3).to(x.device, non_blocking=True)
+
+    compiled, x = Compiled(shaken, "shaking", strict=True), th.zeros(3, device=CUDA)
+    bound = compiled.bind(x)
+    th.manual_seed(5)
+    expected = [shaken(x) for _ in range(4)]
+    bound()
+    th.manual_seed(5)
+    assert compiled.is_compiled and all(bound().equal(each) for each in expected)

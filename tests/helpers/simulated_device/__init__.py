@@ -37,6 +37,7 @@ def install() -> str:
     for name in ("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all", "manual_seed_all"):
         setattr(th.cuda.random, name, getattr(th.cuda, name))
     th.cuda.CUDAGraph, th.cuda.graph = Graph, recording
+    th.cuda.Stream, th._C._cuda_clearCublasWorkspaces = _Stream, lambda: None
     th._C._cuda_getDevice, th._C._cuda_setDevice = device.current_device, device.set_device
     th._C._cuda_getDeviceCount = lambda: device.N_DEVICES
     th._C._cuda_isInBadFork = lambda: False
@@ -87,6 +88,13 @@ def _functions(device: Any) -> dict[str, Any]:
     }
 
 
+class _Stream:
+    """A stream of a device; the simulated one has no other."""
+
+    def __init__(self, device: th.device) -> None:
+        self.device = device
+
+
 class Graph:
     """What stands for a CUDA graph: the operations that were recorded, with their tensors."""
 
@@ -102,7 +110,7 @@ class Graph:
 
 
 class Recording(TorchDispatchMode):
-    """Operations, whose effects are undone at the end, since a GPU only writes down what it is given."""
+    """Operations, whose effects are undone at the end, since a recording does not run them."""
 
     def __init__(self, graph: Graph):
         super().__init__()
@@ -114,13 +122,16 @@ class Recording(TorchDispatchMode):
             if each.is_write:
                 self.before += [(tensor, tensor.clone()) for tensor in tree_leaves(given.get(each.name))]
         results = operation(*args, **(kwargs or {}))
-        self.graph.calls.append((operation, args, kwargs or {}, results))
+        # A GPU does not record what the host does.
+        if any(isinstance(each, th.Tensor) and each.device.type == "cuda" for each in tree_leaves(results)):
+            self.graph.calls.append((operation, args, kwargs or {}, results))
         return results
 
 
 @contextmanager
-def recording(graph: Graph, **_: Any) -> Iterator[None]:
-    """The block is recorded."""
+def recording(graph: Graph, stream: _Stream, **_: Any) -> Iterator[None]:
+    """The block is recorded, on a stream of its device."""
+    assert stream.device.index == th.cuda.current_device()
     random = th.get_rng_state()
     with Recording(graph) as mode:
         yield
