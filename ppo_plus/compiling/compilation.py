@@ -83,9 +83,10 @@ class Compilation:
         if unsupported is not None:
             return CompileStatus(False, unsupported)
         planned = f"{n_steps:,} gradient steps are planned"
-        if device.type not in ("cpu",) + ("cuda",) * (th.version.hip is None):
+        on_nvidia = device.type == "cuda" and not th.version.hip
+        if device.type != "cpu" and not on_nvidia:
             return CompileStatus(False, f"nothing is compiled on {device}, where compiling has not been tested")
-        if device.type == "cuda" and requested == "auto":
+        if on_nvidia and requested == "auto":
             return CompileStatus(False, f"on {device}, only compile=True compiles")
         # What was compiled stays compiled.
         if requested == "auto" and not self.decision and n_steps < WORTH_COMPILING:
