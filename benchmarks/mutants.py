@@ -364,8 +364,8 @@ UPDATE = (
     Fault(
         "kl-of-all-epochs",
         "update/update.py",
-        "made = Records(self._columns, table)",
-        "made = Records(self._columns, th.cat(self._tables))",
+        "return self._tables[-1]",
+        "return th.cat(self._tables)",
         "tests/update/test_update.py",
     ),
     Fault(

@@ -31,10 +31,10 @@ from ppo_plus.update.gradient import (
     others_of,
     standing_in,
 )
-from ppo_plus.update.step import FLAGS, Columns, OptimizerStep, apply, functional_step
+from ppo_plus.update.step import FINITE, OptimizerStep, apply, functional_step
 
-#: What a minibatch returns: the KL control's state, and a record.
-Outcome = tuple[KLState, Columns, th.Tensor]
+#: What a minibatch returns: the KL control's state, the names of the diagnostics, and a record (:func:`apply`).
+Outcome = tuple[KLState, tuple[str, ...], th.Tensor]
 #: One minibatch, of the rollout, the KL control's state and the rows of the rollout.
 Minibatch = Callable[[Batch, KLState, th.Tensor], Outcome]
 #: The loss of a minibatch and its gradient, of the coefficients, the rollout and its rows.
@@ -274,7 +274,7 @@ class CompiledMinibatch:
             if self._fresh or len(indices) < self._full_size:
                 outcome = self._eager(data, state, indices)
                 # A step that was skipped has not made the state yet.
-                self._fresh = self._fresh and not bool(outcome[2][FLAGS.index("finite")])
+                self._fresh = self._fresh and not bool(outcome[2][FINITE])
                 return outcome
             self._bind(data)
         return self._bound(state, indices)  # type: ignore[no-any-return]

@@ -1,8 +1,6 @@
 """From a gradient to new weights: clip, ask the KL control, step the optimizer, and keep a record."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch as th
 from torch.optim import Optimizer
@@ -15,17 +13,10 @@ from ppo_plus.update.gradient import Gradient
 
 #: What the record of a minibatch begins with: whether its numbers were finite, and whether it counts in the averages
 #: (it does until the one, included, at which the KL control stops the update).
-FLAGS = ("finite", "counted")
+FINITE, COUNTED = 0, 1
 
 #: Steps an optimizer: takes the gradient, the learning rate (0-d) and whether the step is applied (0-d).
 OptimizerStep = Callable[[Gradient, th.Tensor, th.Tensor], None]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """What the numbers in a record are called."""
-
-    names: tuple[str, ...]
 
 
 def clip_factor(grads: Gradient, max_norm: float) -> tuple[th.Tensor, th.Tensor]:
@@ -47,12 +38,13 @@ def apply(
     state: KLState,
     learning_rate: th.Tensor,
     target_kl: th.Tensor,
-) -> tuple[KLState, Columns, th.Tensor]:
+) -> tuple[KLState, tuple[str, ...], th.Tensor]:
     """One step along a gradient, unless it is not finite or the KL control has stopped the update.
 
     :param grads: in one vector where it stands alone (it is changed then)
     :param learning_rate: before the control's scale, 0-d
-    :return: the control's next state, and a record of the minibatch: its columns and numbers
+    :return: the control's next state, the names of the diagnostics, and a record of the minibatch: two flags
+        (:data:`FINITE`, :data:`COUNTED`), then the diagnostics
     :raises ValueError: a diagnostic is missing or not 0-d
     """
     norm, factor = clip_factor(grads, max_grad_norm)
@@ -71,13 +63,13 @@ def apply(
             next_state = KLState(*(th.where(counted, new, old) for new, old in zip(next_state, state, strict=True)))
         applied = counted & next_state.running
     optimizer_step(grads, next_state.scaled(learning_rate), applied)
-    columns = Columns((*FLAGS, "loss", *losses.diagnostics, "grad_norm"))
-    record = (finite.to(total.dtype), counted.to(total.dtype), total, *losses.diagnostics.values(), norm)
+    diagnostics = {"loss": total, **losses.diagnostics, "grad_norm": norm}
     try:
-        return next_state, columns, th.stack(record)
+        record = th.stack([finite.to(total.dtype), counted.to(total.dtype), *diagnostics.values()])
     except (TypeError, RuntimeError):
         wrong = [name for name, value in losses.diagnostics.items() if getattr(value, "shape", None) != ()]
         raise ValueError(f"compute_loss returned diagnostics {wrong} that are not 0-d tensors: return means") from None
+    return next_state, tuple(diagnostics), record
 
 
 def _measured(control: KLControl, losses: Losses) -> th.Tensor:
@@ -118,27 +110,13 @@ def functional_step(like: Optimizer, vector: th.Tensor, moments: dict[str, th.Te
     return step
 
 
-class Records:
-    """What minibatches left: a table on the CPU, a row for each."""
+def means(names: Sequence[str], table: th.Tensor) -> dict[str, th.Tensor]:
+    """The mean of each diagnostic in a table of records over the minibatches that count, 0-d (NaN if there is none)."""
+    counted = table[table[:, COUNTED] > 0, COUNTED + 1 :]
+    return dict(zip(names, counted.mean(dim=0), strict=True))
 
-    def __init__(self, columns: Columns, table: th.Tensor):
-        self._table = table
-        self._counted = self._table[self._table[:, FLAGS.index("counted")] > 0]
-        #: The column of each diagnostic; the last one if names are equal.
-        self.columns = {name: column for column, name in enumerate(columns.names) if column >= len(FLAGS)}
 
-    def finite(self) -> list[bool]:
-        """For each minibatch, whether its loss and gradient were finite."""
-        return [bool(flag) for flag in self._table[:, FLAGS.index("finite")].tolist()]
-
-    def not_finite(self, i: int) -> str:
-        """The diagnostics that are not finite in minibatch ``i``."""
-        return ", ".join(name for name, column in self.columns.items() if not self._table[i, column].isfinite())
-
-    def mean(self, name: str) -> th.Tensor:
-        """The mean of a diagnostic over the minibatches that count, 0-d (NaN if there is none)."""
-        return self._counted[:, self.columns[name]].mean()
-
-    def means(self) -> dict[str, Any]:
-        """:meth:`mean` of every diagnostic, as numbers."""
-        return {name: self.mean(name).item() for name in self.columns}
+def names_not_finite(names: Sequence[str], record: th.Tensor) -> str:
+    """The diagnostics of a minibatch that are not finite."""
+    numbers = record[COUNTED + 1 :].isfinite().tolist()
+    return ", ".join(name for name, is_finite in zip(names, numbers, strict=True) if not is_finite)

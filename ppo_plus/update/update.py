@@ -14,7 +14,7 @@ from ppo_plus.policy.distributions import to_device
 from ppo_plus.update.batch import Batch, read
 from ppo_plus.update.flat import packed
 from ppo_plus.update.minibatch import Minibatch, Scheduled, UpdateRule, prepared
-from ppo_plus.update.step import Columns, Records
+from ppo_plus.update.step import FINITE, means, names_not_finite
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
@@ -72,7 +72,7 @@ class Updater:
             update.finish()
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)
 
-    def count_skipped(self, finite: Iterable[bool], describe: Callable[[int], str] = str) -> None:
+    def count_skipped(self, finite: Iterable[float], describe: Callable[[int], str] = str) -> None:
         """Count the minibatches in a row whose loss or gradient was not finite; ``describe`` says what of one was not.
 
         :raises FloatingPointError: too many in a row were not
@@ -110,7 +110,8 @@ class Update:
         # Whether to ask after each minibatch if it was the last one. On CUDA, waiting for the answer takes longer than
         # making the others, which change no weight; but they must not change buffers or draw numbers either.
         self._asks = asks
-        self._columns: Columns
+        #: The names of the diagnostics.
+        self._names: tuple[str, ...] = ()
         #: The records of each epoch since they were read last, and of all epochs that were read.
         self._unread: list[list[th.Tensor]] = [[]]
         self._tables: list[th.Tensor] = []
@@ -126,7 +127,7 @@ class Update:
         if not self._unread[-1]:
             self.state = KLState(*(to_device(value, self._device) for value in self.state))
         before = None if self._asks or not self._may_stop else th.cuda.get_rng_state(self._device)
-        self.state, self._columns, record = self._minibatch(data, self.state, indices)
+        self.state, self._names, record = self._minibatch(data, self.state, indices)
         self._unread[-1].append(record)
         if before is not None:
             self._asks = not before.equal(th.cuda.get_rng_state(self._device))
@@ -141,13 +142,11 @@ class Update:
         self._unread.append([])
         # Without a control nothing has to be known of an epoch on a GPU before the update ends.
         if self._device.type == "cpu" or type(self.control) is not KLControl:
-            made = self._read()
-            measured = self.control.measure in made.columns
-            self.kl = made.mean(self.control.measure) if measured else self._target_kl
+            self.kl = means(self._names, self._read()).get(self.control.measure, self._target_kl)
             self.state = self.control.after_epoch(self.state, self.kl, self._target_kl)
             self.stopped = not self.state.running
 
-    def _read(self) -> Records:
+    def _read(self) -> th.Tensor:
         """Read what the epochs since the last call left, in one copy; returns the records of the last one.
 
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
@@ -156,14 +155,13 @@ class Update:
         self.state, self._unread = KLState(*state), [[]]
         for table in tables:
             self._tables.append(table)
-            made = Records(self._columns, table)
-            self._count_skipped(made, epoch=len(self._tables))
-        return made
+            self._updater.count_skipped(table[:, FINITE].tolist(), self._describe)
+        return self._tables[-1]
 
-    def _count_skipped(self, made: Records, epoch: int) -> None:
-        self._updater.count_skipped(
-            made.finite(), lambda i: f"minibatch {i + 1} of epoch {epoch}: not finite are {made.not_finite(i)}"
-        )
+    def _describe(self, i: int) -> str:
+        """What is not finite in minibatch ``i`` of the epoch that was read last."""
+        wrong = names_not_finite(self._names, self._tables[-1][i])
+        return f"minibatch {i + 1} of epoch {len(self._tables)}: not finite are {wrong}"
 
     def finish(self) -> None:
         """End the update.
@@ -173,12 +171,12 @@ class Update:
         if len(self._unread) > 1:
             self._read()
         self.state = self.control.after_update(self.state, self.kl, self._target_kl)
-        #: The records of all minibatches.
-        self.records = Records(self._columns, th.cat(self._tables))
 
     def metrics(self, policy: Any) -> dict[str, float]:
         """What is logged of the update, as ``train/<name>``."""
-        found = self.records.means() | {"learning_rate": self._learning_rate}
+        table = th.cat(self._tables)
+        found = {name: mean.item() for name, mean in means(self._names, table).items()}
+        found["learning_rate"] = self._learning_rate
         if found.get("action_std", 0.0) > LARGE_STD and not self._updater.has_warned:
             self._updater.has_warned = True
             warnings.warn(
@@ -188,8 +186,7 @@ class Update:
             )
         if hasattr(policy, "log_std"):
             found["std"] = policy.log_std.detach().exp().mean().item()
-        skipped = self.records.finite().count(False)
-        if skipped:
+        if skipped := table[:, FINITE].tolist().count(0.0):
             found["skipped_minibatches"] = skipped
         if type(self.control) is not KLControl:
             found["kl_early_stop"] = float(not self.state.running)

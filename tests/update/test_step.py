@@ -10,7 +10,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.formulas.kl_control import EarlyStop, KLControl
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.update.flat import packed
-from ppo_plus.update.step import FLAGS, Columns, Records, apply, clip_factor, functional_step
+from ppo_plus.update.step import COUNTED, FINITE, apply, clip_factor, functional_step, means, names_not_finite
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e3])
@@ -66,14 +66,14 @@ def test_steps_need_the_controls_consent_and_finite_numbers(loss, kl, running, a
     losses = Losses(th.tensor(loss), {"approx_kl": th.tensor(kl)})
     state = EarlyStop().init()._replace(running=th.tensor(running), lr_scale=th.tensor(0.5))
     settled = 0.5, EarlyStop(), state, th.tensor(0.1), th.tensor(0.01)
-    after, columns, record = apply(lambda *args: asked.append(args), losses, (th.ones(4),), *settled)
+    after, names, record = apply(lambda *args: asked.append(args), losses, (th.ones(4),), *settled)
     ((grad,), learning_rate, is_applied) = asked[0]
     assert is_applied.item() == applied and learning_rate == 0.05
     th.testing.assert_close(grad, th.full((4,), 0.25))
     # A minibatch that is not finite leaves the control as it is; the one that stops the update still counts.
     assert after.running.item() == (running and kl < 0.015)
-    flags = dict(zip(columns.names, record.tolist(), strict=True))
-    assert (flags["finite"], flags["counted"]) == (loss == loss, loss == loss and running)
+    assert (record[FINITE], record[COUNTED]) == (loss == loss, loss == loss and running)
+    assert names == ("loss", "approx_kl", "grad_norm") and len(record) == 5
 
 
 def test_without_a_control_finite_steps_are_applied():
@@ -97,10 +97,18 @@ def test_a_diagnostic_that_is_not_a_tensor_is_named():
 
 
 def test_means_are_over_applied_minibatches():
-    nan = float("nan")
-    rows = [[1.0, 1.0, 2.0, 5.0, 1.0], [1.0, 1.0, 4.0, 7.0, 2.0], [0.0, 0.0, nan, nan, nan]]
-    records = Records(Columns((*FLAGS, "loss", "mine", "loss")), th.tensor(rows))
-    assert list(records.columns) == ["loss", "mine"]
-    assert records.mean("mine") == 6.0 and records.mean("loss") == 1.5
-    assert records.finite() == [True, True, False]
-    assert Records(Columns((*FLAGS, "loss")), th.zeros(1, 3)).mean("loss").isnan()
+    rows = [[1.0, 1.0, 2.0, 5.0], [1.0, 1.0, 4.0, 7.0], [0.0, 0.0, NAN, NAN]]
+    found = means(("loss", "mine"), th.tensor(rows))
+    assert found == {"loss": 3.0, "mine": 6.0}
+    assert means(("loss",), th.zeros(1, 3))["loss"].isnan()
+
+
+def test_what_is_not_finite_is_named():
+    assert names_not_finite(("loss", "mine", "grad_norm"), th.tensor([0.0, 0.0, NAN, 1.0, th.inf])) == "loss, grad_norm"
+
+
+def test_a_diagnostic_may_have_the_name_of_the_loss():
+    losses = Losses(th.tensor(1.0), {"loss": th.tensor(2.0)})
+    settled = 0.5, KLControl(), KLControl().init(), th.tensor(0.1), th.tensor(NAN)
+    _, names, record = apply(lambda *args: None, losses, (th.ones(4),), *settled)
+    assert means(names, record[None]) == {"loss": 2.0, "grad_norm": 2.0}

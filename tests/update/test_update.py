@@ -13,6 +13,7 @@ from ppo_plus import KLControl, PPO_Plus
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
 from ppo_plus.update.flat import packed
 from ppo_plus.update.minibatch import EagerMinibatch, UpdateRule
+from ppo_plus.update.step import COUNTED
 from ppo_plus.update.update import MAX_SKIPPED, Update, Updater
 
 
@@ -78,9 +79,9 @@ def test_a_control_may_end_the_update_after_an_epoch():
 
     def minibatch(data, state, indices):
         made.append(data)
-        _, columns, record = real(rollout, state, indices)
-        record[columns.names.index("approx_kl")] = float(data)
-        return state, columns, record
+        _, names, record = real(rollout, state, indices)
+        record[COUNTED + 1 + names.index("approx_kl")] = float(data)
+        return state, names, record
 
     control = UntilSecondEpoch()
     rule = UpdateRule(model.policy, model.compute_loss, KLControl(), 0.5)
