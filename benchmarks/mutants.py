@@ -350,8 +350,8 @@ UPDATE = (
     Fault(
         "learning-rate-unscaled",
         "update/step.py",
-        "next_state.scaled(learning_rate)",
-        "learning_rate",
+        "next_state.scaled(coefficients.learning_rate)",
+        "coefficients.learning_rate",
         "tests/update/test_step.py",
     ),
     Fault(

@@ -11,7 +11,7 @@ from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from gymnasium import spaces
 from networks import without_kinks
-from optimizers import scheduled
+from optimizers import coefficients_at
 from parametrization import sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -647,7 +647,7 @@ def test_an_optimizer_gets_its_state_after_a_skipped_step():
     data.returns[:16] = th.nan
     rule = UpdateRule(model.policy, model.compute_loss, KLControl(), 0.5)
     with packed(model.policy.optimizer) as weights:
-        minibatch = CompiledMinibatch(rule, Compiled(rule, "the update", n_mutable=3), weights, scheduled(model))
+        minibatch = CompiledMinibatch(rule, Compiled(rule, "the update", n_mutable=3), weights, coefficients_at(model))
         state = KLControl().init()
         for first in (0, 16, 32):
             state, _, record = minibatch(data, state, th.arange(first, first + 16))

@@ -101,13 +101,16 @@ def clip_fraction(log_ratio: th.Tensor, clip_range: th.Tensor) -> th.Tensor:
 
 
 class Coefficients(NamedTuple):
-    """Weights and bounds of the terms of the loss at this point of training, as 0-d tensors.
+    """The arguments that may change over time, at this point of training, as 0-d tensors: weights and bounds of the
+    terms of the loss, and the two numbers that the step along its gradient needs.
 
     :param clip_range: ε of the surrogate; ``None``: not clipped
     :param clip_range_vf: ε of the value loss; ``None``: not clipped
     :param ent_coef: weight of the entropy bonus
     :param vf_coef: weight of the value loss
     :param kl_coef: weight β of the KL penalty; ``None``: no penalty
+    :param learning_rate: the schedule's value, which the KL control may scale
+    :param target_kl: the KL control's target; NaN: none
     """
 
     clip_range: th.Tensor | None
@@ -115,6 +118,8 @@ class Coefficients(NamedTuple):
     ent_coef: th.Tensor
     vf_coef: th.Tensor
     kl_coef: th.Tensor | None = None
+    learning_rate: th.Tensor = th.tensor(th.nan)
+    target_kl: th.Tensor = th.tensor(th.nan)
 
 
 class Losses(NamedTuple):

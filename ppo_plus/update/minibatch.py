@@ -5,11 +5,11 @@
 something stands between gradient and step: recurrent layers, or other processes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch as th
 
@@ -18,7 +18,6 @@ from ppo_plus.compiling.compiled import Compiled
 from ppo_plus.compiling.torch_private import optimizer_step, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
-from ppo_plus.policy.distributions import to_device
 from ppo_plus.policy.policies import Features
 from ppo_plus.update.batch import Batch, n_transitions, pick
 from ppo_plus.update.flat import Weights, concatenated, trainable
@@ -45,25 +44,6 @@ GradientFunction = Callable[[Coefficients, Batch, th.Tensor], tuple[Losses, Grad
 Reduction = Callable[[tuple[Losses, Gradient] | None, list[Any], int], tuple[Losses, Gradient]]
 
 
-class Scheduled(NamedTuple):
-    """The values of all schedules in an update, as tensors."""
-
-    coefficients: Coefficients  # weights and bounds of the loss
-    learning_rate: th.Tensor  # before the KL control's scale, 0-d
-    target_kl: th.Tensor  # the KL control's target, 0-d; NaN without one
-
-    @classmethod
-    def of(cls, numbers: Mapping[str, float | None], device: th.device) -> "Scheduled":
-        """The values from numbers."""
-        tensors = {
-            name: None if number is None else to_device(th.tensor(number), device) for name, number in numbers.items()
-        }
-        rate, target = tensors.pop("learning_rate"), tensors.pop("target_kl")
-        assert rate is not None
-        no_target = to_device(th.tensor(float("nan")), device)
-        return cls(Coefficients(**tensors), rate, no_target if target is None else target)  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True)
 class UpdateRule:
     """How a minibatch changes a policy, as pure functions of tensors."""
@@ -80,16 +60,16 @@ class UpdateRule:
         vector: th.Tensor,
         moments: dict[str, th.Tensor],
         others: list[th.Tensor],
-        scheduled: Scheduled,
+        coefficients: Coefficients,
         data: Batch,
         state: KLState,
         indices: th.Tensor,
     ) -> Outcome:
         """One minibatch; changes the first three arguments in place. ``others``: buffers and frozen weights."""
-        coefficients = self.penalizing(scheduled.coefficients, state)
+        coefficients = self.penalizing(coefficients, state)
         losses, grads = self.gradient(vector, others, coefficients, data, coefficients.kl_coef, indices)
         step = functional_step(self.policy.optimizer, vector, moments)
-        return self.apply(step, losses, grads, state, scheduled)
+        return self.apply(step, losses, grads, state, coefficients)
 
     def gradient(
         self,
@@ -115,17 +95,16 @@ class UpdateRule:
         return coefficients._replace(kl_coef=state.beta) if self.control.penalizes else coefficients
 
     def apply(
-        self, step: OptimizerStep, losses: Losses, grads: Gradient, state: KLState, scheduled: Scheduled
+        self, step: OptimizerStep, losses: Losses, grads: Gradient, state: KLState, coefficients: Coefficients
     ) -> Outcome:
         """:func:`~ppo_plus.update.step.apply` with this control."""
-        rates = scheduled.learning_rate, scheduled.target_kl
-        return apply(step, losses, grads, self.max_grad_norm, self.control, state, *rates)
+        return apply(step, losses, grads, self.max_grad_norm, self.control, state, coefficients)
 
 
 def prepared(
     rule: UpdateRule,
     weights: Weights,
-    scheduled: Scheduled,
+    coefficients: Coefficients,
     compilation: Compilation,
     **reads: Any,
 ) -> Minibatch:
@@ -165,19 +144,19 @@ def prepared(
         **reads,
     )
     if compiled is None:
-        return EagerMinibatch(rule, weights, scheduled)
+        return EagerMinibatch(rule, weights, coefficients)
     if gradient is None:
-        return CompiledMinibatch(rule, compiled, weights, scheduled)
-    return EagerMinibatch(rule, weights, scheduled, gradient(rule, compiled, weights))
+        return CompiledMinibatch(rule, compiled, weights, coefficients)
+    return EagerMinibatch(rule, weights, coefficients, gradient(rule, compiled, weights))
 
 
 class EagerMinibatch:
     """Minibatches that change the policy and its optimizer directly; ``gradient`` is by default computed eagerly."""
 
     def __init__(
-        self, rule: UpdateRule, weights: Weights, scheduled: Scheduled, gradient: GradientFunction | None = None
+        self, rule: UpdateRule, weights: Weights, coefficients: Coefficients, gradient: GradientFunction | None = None
     ):
-        self._rule, self._weights, self._scheduled = rule, weights, scheduled
+        self._rule, self._weights, self._coefficients = rule, weights, coefficients
         self._gradient = gradient or partial(eager_gradient, rule.compute_loss, weights)
         self._list_others = others_of(rule.policy)
 
@@ -186,7 +165,7 @@ class EagerMinibatch:
         others = self._list_others()
         found = None
         if rule.reduction is None or (n := n_transitions(data, indices)):
-            coefficients = rule.penalizing(self._scheduled.coefficients, state)
+            coefficients = rule.penalizing(self._coefficients, state)
             # What a module puts in place of a buffer is written into the buffer, as compiled.
             with swapped(rule.policy, others, others) if others else nullcontext():
                 losses, grads = self._gradient(coefficients, data, indices)
@@ -196,7 +175,7 @@ class EagerMinibatch:
         if rule.reduction is not None:
             found = rule.reduction(found, weights.targets, n)
         assert found is not None
-        return rule.apply(self._step, *found, state, self._scheduled)
+        return rule.apply(self._step, *found, state, self._coefficients)
 
     def _step(self, grads: Gradient, learning_rate: th.Tensor, applied: th.Tensor) -> None:
         optimizer_step(self._weights.optimizer, self._weights.targets, grads, learning_rate, applied)
@@ -258,9 +237,9 @@ class CompiledHeads(CompiledGradient):
 class CompiledMinibatch:
     """Minibatches in the compiled form of an :class:`UpdateRule`."""
 
-    def __init__(self, rule: UpdateRule, compiled: Compiled, weights: Weights, scheduled: Scheduled):
-        self._compiled, self._weights, self._scheduled = compiled, weights, scheduled
-        self._eager = EagerMinibatch(rule, weights, scheduled)
+    def __init__(self, rule: UpdateRule, compiled: Compiled, weights: Weights, coefficients: Coefficients):
+        self._compiled, self._weights, self._coefficients = compiled, weights, coefficients
+        self._eager = EagerMinibatch(rule, weights, coefficients)
         self._list_others = others_of(rule.policy)
         self._fresh = not weights.moments
         self._full_size = 0
@@ -285,5 +264,5 @@ class CompiledMinibatch:
             # The compiled form leaves no gradient.
             target.grad = None
         # Only now, since a module may have replaced a buffer, or have a new one.
-        fixed = weights.vector, weights.moments, self._list_others(), self._scheduled, data
+        fixed = weights.vector, weights.moments, self._list_others(), self._coefficients, data
         self._data, self._bound = data, self._compiled.bind(*fixed, plain=partial(self._eager, data))

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from ppo_plus.compiling.torch_private import as_if_compiling
 from ppo_plus.formulas.kl_control import KLControl, KLState
-from ppo_plus.formulas.losses import Losses
+from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.update.flat import new_optimizer
 from ppo_plus.update.gradient import Gradient
 
@@ -36,13 +36,11 @@ def apply(
     max_grad_norm: float,
     control: KLControl,
     state: KLState,
-    learning_rate: th.Tensor,
-    target_kl: th.Tensor,
+    coefficients: Coefficients,
 ) -> tuple[KLState, tuple[str, ...], th.Tensor]:
     """One step along a gradient, unless it is not finite or the KL control has stopped the update.
 
     :param grads: in one vector where it stands alone (it is changed then)
-    :param learning_rate: before the control's scale, 0-d
     :return: the control's next state, the names of the diagnostics, and a record of the minibatch: two flags
         (:data:`FINITE`, :data:`COUNTED`), then the diagnostics
     :raises ValueError: a diagnostic is missing or not 0-d
@@ -58,11 +56,11 @@ def apply(
     next_state = state
     if type(control) is not KLControl:
         counted = finite & state.running
-        next_state = control.after_minibatch(state, _measured(control, losses), target_kl)
+        next_state = control.after_minibatch(state, _measured(control, losses), coefficients.target_kl)
         if next_state is not state:
             next_state = KLState(*(th.where(counted, new, old) for new, old in zip(next_state, state, strict=True)))
         applied = counted & next_state.running
-    optimizer_step(grads, next_state.scaled(learning_rate), applied)
+    optimizer_step(grads, next_state.scaled(coefficients.learning_rate), applied)
     diagnostics = {"loss": total, **losses.diagnostics, "grad_norm": norm}
     try:
         record = th.stack([finite.to(total.dtype), counted.to(total.dtype), *diagnostics.values()])

@@ -10,10 +10,11 @@ from stable_baselines3.common.utils import update_learning_rate
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
+from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.policy.distributions import to_device
 from ppo_plus.update.batch import Batch, read
 from ppo_plus.update.flat import packed
-from ppo_plus.update.minibatch import Minibatch, Scheduled, UpdateRule, prepared
+from ppo_plus.update.minibatch import Minibatch, UpdateRule, prepared
 from ppo_plus.update.step import FINITE, means, names_not_finite
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
@@ -21,6 +22,14 @@ MAX_SKIPPED = 10
 CPU = th.device("cpu")
 #: Beyond this mean standard deviation of actions, a warning says so.
 LARGE_STD = 1000.0
+
+
+def coefficients_of(numbers: Mapping[str, Any], device: th.device) -> Coefficients:
+    """The values of all schedules, by name of the argument, as tensors."""
+    numbers = {**numbers, "target_kl": th.nan if numbers["target_kl"] is None else numbers["target_kl"]}
+    return Coefficients(
+        **{name: None if value is None else to_device(th.tensor(value), device) for name, value in numbers.items()}  # type: ignore[arg-type]
+    )
 
 
 class Updater:
@@ -62,10 +71,9 @@ class Updater:
         # With Python's numbers, so that it is logged unrounded.
         learning_rate: Any = KLState(*(value.item() for value in state)).scaled(numbers["learning_rate"])  # type: ignore[arg-type]
         update_learning_rate(rule.policy.optimizer, learning_rate)
-        scheduled = Scheduled.of(numbers, device)
-        target = Scheduled.of(numbers, CPU).target_kl
+        coefficients, target = coefficients_of(numbers, device), coefficients_of(numbers, CPU).target_kl
         with packed(rule.policy.optimizer) as weights:
-            minibatch = prepared(rule, weights, scheduled, compilation, **reads)
+            minibatch = prepared(rule, weights, coefficients, compilation, **reads)
             asks = device.type != "cuda" or any(True for _ in rule.policy.buffers())
             update = Update(minibatch, rule.control, state, target, self, learning_rate, device, asks)
             yield update

@@ -5,7 +5,7 @@ from torch import nn, optim
 
 from ppo_plus.formulas.schedules import at
 from ppo_plus.update.flat import ELEMENTWISE, Weights
-from ppo_plus.update.minibatch import Scheduled
+from ppo_plus.update.update import coefficients_of
 
 #: Beside the plain ones: state that is only there with certain options.
 OPTIONS = {
@@ -63,6 +63,6 @@ def flat_state(optimizer):
     }
 
 
-def scheduled(model, progress=1.0):
+def coefficients_at(model, progress=1.0):
     """What an update of a model is given at some point of training."""
-    return Scheduled.of(at(progress, model.settings.schedules), model.device)
+    return coefficients_of(at(progress, model.settings.schedules), model.device)

@@ -6,7 +6,7 @@ import torch as th
 from envs import ACTIONS, IMAGE, vec
 from gymnasium import spaces
 from models import spoil
-from optimizers import scheduled
+from optimizers import coefficients_at
 
 from ppo_plus import ActorCriticPolicy, Features, LSTMMemory, PPO_Plus
 from ppo_plus.update.batch import pick
@@ -54,7 +54,7 @@ def test_autocast_has_ratio_one_at_the_first_minibatch():
     _, callback = model._setup_learn(16, reset_num_timesteps=False)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
     data, indices = next(model.rollout_buffer.minibatches(8))
-    losses = model.compute_loss(pick(data, indices), scheduled(model).coefficients)
+    losses = model.compute_loss(pick(data, indices), coefficients_at(model))
     # No KL is negative, but for a rounding of its logarithms of order one.
     assert -th.finfo(th.float32).eps < losses.diagnostics["kl"] < 1e-5
     assert losses.diagnostics["clip_fraction"] == 0

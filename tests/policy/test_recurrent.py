@@ -11,7 +11,7 @@ import torch as th
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, RandomEnv, vec
 from models import SMALL, STRUCTURES, NoTraining, make_recurrent
 from networks import TwoTowers
-from optimizers import scheduled
+from optimizers import coefficients_at
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -428,7 +428,7 @@ def test_steps_that_only_reset_are_not_part_of_the_loss():
     valid = th.cat([batch.valid for batch in model.batches])
     assert 0 < (~valid).sum() < 20
     batch = model.batches[0]
-    loss = PPO_Plus.compute_loss(model, batch, coefficients := scheduled(model).coefficients)
+    loss = PPO_Plus.compute_loss(model, batch, coefficients := coefficients_at(model))
     changed = batch._replace(
         returns=batch.returns.where(batch.valid, 1e6), advantages=batch.advantages.where(batch.valid, 1e6)
     )

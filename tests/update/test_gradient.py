@@ -9,7 +9,7 @@ from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from models import SMALL, STRUCTURES, NoTraining, make_recurrent
 from networks import without_kinks
-from optimizers import scheduled
+from optimizers import coefficients_at
 from parametrization import all_pairs
 
 from ppo_plus import PPO_Plus
@@ -30,7 +30,7 @@ def both_ways(model):
         for weight in model.policy.parameters():
             weight.add_(0.02 * th.randn_like(weight))
     loss, policy = partial(PPO_Plus.compute_loss, model), model.policy
-    coefficients = scheduled(model).coefficients
+    coefficients = coefficients_at(model)
     with packed(policy.optimizer) as weights:
         data, indices = next(model.rollout_buffer.minibatches(32))
         whole = loss_gradient(loss, weights.params, coefficients, pick(data, indices))

@@ -7,7 +7,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, vec
 from models import SMALL
-from optimizers import scheduled
+from optimizers import coefficients_at
 from torch import optim
 
 from ppo_plus import PPO_Plus
@@ -31,7 +31,7 @@ def trained(case):
 
 
 def arguments_of(model):
-    return scheduled(model)._replace(learning_rate=th.tensor(1e-3))
+    return coefficients_at(model)._replace(learning_rate=th.tensor(1e-3))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,7 +8,7 @@ from torch import nn
 
 from ppo_plus import PPO_Plus
 from ppo_plus.formulas.kl_control import EarlyStop, KLControl
-from ppo_plus.formulas.losses import Losses
+from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.update.flat import packed
 from ppo_plus.update.step import COUNTED, FINITE, apply, clip_factor, functional_step, means, names_not_finite
 
@@ -57,6 +57,12 @@ def test_the_step_that_is_compiled_is_the_optimizers(name):
 NAN = float("nan")
 
 
+def coefficients(learning_rate, target_kl):
+    nothing = th.tensor(NAN)
+    rates = {"learning_rate": th.tensor(learning_rate), "target_kl": th.tensor(target_kl)}
+    return Coefficients(None, None, ent_coef=nothing, vf_coef=nothing, **rates)
+
+
 @pytest.mark.parametrize(
     ("loss", "kl", "running", "applied"),
     [(1.0, 0.01, True, True), (1.0, 0.02, True, False), (1.0, 0.01, False, False), (NAN, 0.01, True, False)],
@@ -65,7 +71,7 @@ def test_steps_need_the_controls_consent_and_finite_numbers(loss, kl, running, a
     asked = []
     losses = Losses(th.tensor(loss), {"approx_kl": th.tensor(kl)})
     state = EarlyStop().init()._replace(running=th.tensor(running), lr_scale=th.tensor(0.5))
-    settled = 0.5, EarlyStop(), state, th.tensor(0.1), th.tensor(0.01)
+    settled = 0.5, EarlyStop(), state, coefficients(0.1, 0.01)
     after, names, record = apply(lambda *args: asked.append(args), losses, (th.ones(4),), *settled)
     ((grad,), learning_rate, is_applied) = asked[0]
     assert is_applied.item() == applied and learning_rate == 0.05
@@ -79,7 +85,7 @@ def test_steps_need_the_controls_consent_and_finite_numbers(loss, kl, running, a
 def test_without_a_control_finite_steps_are_applied():
     asked = []
     for loss in (1.0, NAN):
-        settled = 0.5, KLControl(), KLControl().init(), th.tensor(0.1), th.tensor(NAN)
+        settled = 0.5, KLControl(), KLControl().init(), coefficients(0.1, NAN)
         apply(lambda *args: asked.append(args[-1].item()), Losses(th.tensor(loss), {}), (th.ones(4),), *settled)
     assert asked == [True, False]
 
@@ -109,6 +115,6 @@ def test_what_is_not_finite_is_named():
 
 def test_a_diagnostic_may_have_the_name_of_the_loss():
     losses = Losses(th.tensor(1.0), {"loss": th.tensor(2.0)})
-    settled = 0.5, KLControl(), KLControl().init(), th.tensor(0.1), th.tensor(NAN)
+    settled = 0.5, KLControl(), KLControl().init(), coefficients(0.1, NAN)
     _, names, record = apply(lambda *args: None, losses, (th.ones(4),), *settled)
     assert means(names, record[None]) == {"loss": 2.0, "grad_norm": 2.0}

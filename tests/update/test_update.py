@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch as th
 from envs import ACTIONS, vec
-from optimizers import scheduled
+from optimizers import coefficients_at
 
 from ppo_plus import KLControl, PPO_Plus
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
@@ -86,7 +86,7 @@ def test_a_control_may_end_the_update_after_an_epoch():
     control = UntilSecondEpoch()
     rule = UpdateRule(model.policy, model.compute_loss, KLControl(), 0.5)
     with packed(model.policy.optimizer) as weights:
-        real = EagerMinibatch(rule, weights, scheduled(model))
+        real = EagerMinibatch(rule, weights, coefficients_at(model))
         rollout = model.rollout_buffer.on_device()
         update = Update(minibatch, control, control.init(), th.tensor(0.0), Updater(), 1e-3)
         for epoch in (1, 2):
