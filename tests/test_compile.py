@@ -22,7 +22,7 @@ from ppo_plus.compiling.compiled import Compiled, CompileError
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.policy.observations import to_network
 from ppo_plus.rollout.collector import prepare_act
-from ppo_plus.update.flat import packed
+from ppo_plus.update.flat import moments, packed, trainable
 from ppo_plus.update.minibatch import CompiledMinibatch, UpdateRule
 from ppo_plus.update.step import FINITE
 
@@ -646,14 +646,14 @@ def test_an_optimizer_gets_its_state_after_a_skipped_step():
     data = model.rollout_buffer.on_device()
     data.returns[:16] = th.nan
     rule = UpdateRule(model.policy, model.compute_loss, KLControl(), 0.5)
-    with packed(model.policy.optimizer) as weights:
-        minibatch = CompiledMinibatch(rule, Compiled(rule, "the update", n_mutable=3), weights, coefficients_at(model))
+    with packed(model.policy.optimizer) as lent:
+        minibatch = CompiledMinibatch(rule, Compiled(rule, "the update", n_mutable=3), lent, coefficients_at(model))
         state = KLControl().init()
         for first in (0, 16, 32):
             state, _, record = minibatch(data, state, th.arange(first, first + 16))
             assert bool(record[FINITE]) == (first > 0)
-            assert bool(weights.moments) == (first > 0)
-    assert weights.optimizer.state[weights.targets[0]]["step"] == 2
+            assert bool(moments(lent)) == (first > 0)
+    assert lent.state[trainable(lent)[0]]["step"] == 2
 
 
 @needs_compiler

@@ -6,7 +6,6 @@ layers. Outside of ``train()``, policy and optimizer are ordinary torch objects.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch as th
@@ -39,51 +38,35 @@ PER_PARAMETER = ("step", "mu_product")
 IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
 
 
-@dataclass
-class Weights:
-    """A policy's parameters and their optimizer, as lent by :func:`packed`."""
-
-    params: list[nn.Parameter]
-    optimizer: Optimizer
-    #: The vector that `params` are views of and that `optimizer` works on; `None`: not packed.
-    vector: th.Tensor | None = None
-
-    @property
-    def targets(self) -> list[nn.Parameter]:
-        """What the optimizer works on: the vector as one parameter, or ``params``."""
-        return trainable(self.optimizer)
-
-    @property
-    def moments(self) -> dict[str, th.Tensor]:
-        """The optimizer's state for the vector, as tensors; empty before the first step."""
-        if self.vector is None:
-            return {}
-        state: dict[str, th.Tensor] = self.optimizer.state[self.targets[0]]
-        for name, value in state.items():
-            if not isinstance(value, th.Tensor):
-                state[name] = th.tensor(float(value), device=self.vector.device)
-        return state
-
-
 def trainable(optimizer: Optimizer) -> list[nn.Parameter]:
     """What an optimizer works on, in its order, without what is frozen."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-@contextmanager
-def packed(optimizer: Optimizer) -> Iterator[Weights]:
-    """Lend the optimizer's parameters and its state as flat vectors.
+def moments(lent: Optimizer) -> dict[str, th.Tensor]:
+    """The state of an optimizer for the vector that it works on, as tensors; empty before the first step."""
+    (vector,) = trainable(lent)
+    state: dict[str, th.Tensor] = lent.state[vector]
+    for name, value in state.items():
+        if not isinstance(value, th.Tensor):
+            state[name] = th.tensor(float(value), device=vector.device)
+    return state
 
-    Inside, the parameters are views of one vector and the lent optimizer works on that vector; after it (also after
-    an exception) values and state are back where they were. An optimizer that cannot be packed is lent itself: one
-    that is not elementwise, has several parameter groups or step hooks, or whose state is not one per weight.
+
+@contextmanager
+def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Lend an optimizer whose only parameter is a vector of all weights that ``optimizer`` works on.
+
+    Inside, the weights are views of that vector; after it (also after an exception) values and state are back where
+    they were. An optimizer that cannot be packed is lent itself: one that is not elementwise, has several parameter
+    groups or step hooks, or whose state is not one per weight.
 
     A parameter that the loss does not reach has a zero gradient here where torch would have none. The two are the same
     for one that was never reached, without weight decay; otherwise its momentum and decay go on here.
     """
     params = trainable(optimizer)
     if not _packable(optimizer, params):
-        yield Weights(params, optimizer)
+        yield optimizer
         return
     vector = nn.Parameter(th.cat([p.detach().reshape(-1) for p in params]))
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
@@ -106,7 +89,7 @@ def packed(optimizer: Optimizer) -> Iterator[Weights]:
     for p, part in zip(params, views(vector.data, params), strict=True):
         p.data = part
     try:
-        yield Weights(params, lent, vector.data)
+        yield lent
     finally:
         _unpack_state(lent, vector, optimizer, params)
         grads = [None] * len(params) if vector.grad is None else views(vector.grad, params)

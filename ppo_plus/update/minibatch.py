@@ -1,17 +1,18 @@
-"""One minibatch of an update, a gradient and a step along it: as a pure function, eager, and compiled.
+"""One minibatch of an update, a gradient and a step along it: as a pure function, in place, and compiled.
 
-:class:`UpdateRule` has the pure functions. :class:`EagerMinibatch` changes the policy and its optimizer directly;
-:class:`CompiledMinibatch` runs the whole rule compiled, and :class:`CompiledGradient` the gradient alone where
-something stands between gradient and step: recurrent layers, or other processes.
+:class:`UpdateRule` has the first two. :class:`CompiledMinibatch` runs the pure function compiled, and
+:class:`CompiledGradient` the gradient alone where something stands between gradient and step: recurrent layers, or
+other processes.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch as th
+from torch.optim import Optimizer
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.compiled import Compiled
@@ -20,7 +21,7 @@ from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.policies import Features
 from ppo_plus.update.batch import Batch, n_transitions, pick
-from ppo_plus.update.flat import Weights, concatenated, trainable
+from ppo_plus.update.flat import concatenated, moments, trainable
 from ppo_plus.update.gradient import (
     Gradient,
     LossFunction,
@@ -46,7 +47,7 @@ Reduction = Callable[[tuple[Losses, Gradient] | None, list[Any], int], tuple[Los
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How a minibatch changes a policy, as pure functions of tensors."""
+    """How a minibatch changes a policy: as a pure function of tensors, and in place."""
 
     policy: Any  # the policy, with its optimizer
     compute_loss: LossFunction  # the loss as a function of a batch and the coefficients
@@ -54,6 +55,11 @@ class UpdateRule:
     max_grad_norm: float  # bound on the norm of the gradient
     #: Averages the parts that several processes have of a minibatch; `None`: there is one process.
     reduction: Reduction | None = None
+
+    @cached_property
+    def list_others(self) -> Callable[[], list[th.Tensor]]:
+        """Lists the policy's buffers and frozen weights (:func:`~ppo_plus.update.gradient.others_of`)."""
+        return others_of(self.policy)
 
     def __call__(
         self,
@@ -86,9 +92,34 @@ class UpdateRule:
             losses, grads = loss_gradient(self.compute_loss, params, coefficients, pick(data, indices))
         return losses._replace(total=losses.total.detach()), (concatenated(grads, params),)
 
-    def head_gradient(self, *args: Any) -> tuple[Losses, Gradient]:
-        """:func:`~ppo_plus.update.gradient.head_gradient` of this policy and loss."""
-        return head_gradient(self.policy, self.compute_loss, *args)
+    def in_place(
+        self,
+        optimizer: Optimizer,
+        coefficients: Coefficients,
+        gradient: GradientFunction,
+        data: Batch,
+        state: KLState,
+        indices: th.Tensor,
+    ) -> Outcome:
+        """One minibatch; changes the policy and the optimizer, which is the one that is lent (``packed``)."""
+        params, targets = trainable(self.policy.optimizer), trainable(optimizer)
+        others, found = self.list_others(), None
+        if self.reduction is None or (n := n_transitions(data, indices)):
+            # What a module puts in place of a buffer is written into the buffer, as compiled.
+            with swapped(self.policy, others, others) if others else nullcontext():
+                losses, grads = gradient(self.penalizing(coefficients, state), data, indices)
+            if optimizer is not self.policy.optimizer and len(grads) == len(params):
+                grads = (concatenated(grads, params),)
+            found = losses, grads
+        if self.reduction is not None:
+            found = self.reduction(found, targets, n)
+        assert found is not None
+        return self.apply(partial(optimizer_step, optimizer, targets), *found, state, coefficients)
+
+    def eager_gradient(self, coefficients: Coefficients, data: Batch, indices: th.Tensor) -> tuple[Losses, Gradient]:
+        """Loss and gradient of a minibatch with the policy's own weights."""
+        # No name for the minibatch: images should not stay while there are gradients.
+        return loss_gradient(self.compute_loss, trainable(self.policy.optimizer), coefficients, pick(data, indices))
 
     def penalizing(self, coefficients: Coefficients, state: KLState) -> Coefficients:
         """The coefficients with the present weight of the KL penalty, if the control has one."""
@@ -103,7 +134,7 @@ class UpdateRule:
 
 def prepared(
     rule: UpdateRule,
-    weights: Weights,
+    lent: Optimizer,
     coefficients: Coefficients,
     compilation: Compilation,
     **reads: Any,
@@ -120,10 +151,10 @@ def prepared(
     unable = None
     if policy.remembers:
         # Compilers gain nothing on the recurrent layers' loops over time, which run eagerly.
-        function, gradient = rule.head_gradient, CompiledHeads
+        function, gradient = partial(head_gradient, policy, rule.compute_loss), CompiledHeads
     elif rule.reduction is not None:
         function, gradient = rule.gradient, CompiledGradient
-    if weights.vector is None:
+    if lent is optimizer:
         unable = (
             f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed; weights "
             "that were frozen for a while have taken fewer steps than the others)"
@@ -143,59 +174,17 @@ def prepared(
         optimizer=(type(optimizer), options),
         **reads,
     )
-    if compiled is None:
-        return EagerMinibatch(rule, weights, coefficients)
-    if gradient is None:
-        return CompiledMinibatch(rule, compiled, weights, coefficients)
-    return EagerMinibatch(rule, weights, coefficients, gradient(rule, compiled, weights))
-
-
-class EagerMinibatch:
-    """Minibatches that change the policy and its optimizer directly; ``gradient`` is by default computed eagerly."""
-
-    def __init__(
-        self, rule: UpdateRule, weights: Weights, coefficients: Coefficients, gradient: GradientFunction | None = None
-    ):
-        self._rule, self._weights, self._coefficients = rule, weights, coefficients
-        self._gradient = gradient or partial(eager_gradient, rule.compute_loss, weights)
-        self._list_others = others_of(rule.policy)
-
-    def __call__(self, data: Batch, state: KLState, indices: th.Tensor) -> Outcome:
-        rule, weights = self._rule, self._weights
-        others = self._list_others()
-        found = None
-        if rule.reduction is None or (n := n_transitions(data, indices)):
-            coefficients = rule.penalizing(self._coefficients, state)
-            # What a module puts in place of a buffer is written into the buffer, as compiled.
-            with swapped(rule.policy, others, others) if others else nullcontext():
-                losses, grads = self._gradient(coefficients, data, indices)
-            if weights.vector is not None and len(grads) == len(weights.params):
-                grads = (concatenated(grads, weights.params),)
-            found = losses, grads
-        if rule.reduction is not None:
-            found = rule.reduction(found, weights.targets, n)
-        assert found is not None
-        return rule.apply(self._step, *found, state, self._coefficients)
-
-    def _step(self, grads: Gradient, learning_rate: th.Tensor, applied: th.Tensor) -> None:
-        optimizer_step(self._weights.optimizer, self._weights.targets, grads, learning_rate, applied)
-
-
-def eager_gradient(
-    compute_loss: LossFunction, weights: Weights, coefficients: Coefficients, data: Batch, indices: th.Tensor
-) -> tuple[Losses, Gradient]:
-    """Loss and gradient of a minibatch."""
-    # No name for the minibatch: images should not stay while there are gradients.
-    return loss_gradient(compute_loss, weights.params, coefficients, pick(data, indices))
+    if compiled is not None and gradient is None:
+        return CompiledMinibatch(rule, compiled, lent, coefficients)
+    compute = rule.eager_gradient if compiled is None or gradient is None else gradient(rule, compiled, lent)
+    return partial(rule.in_place, lent, coefficients, compute)
 
 
 class CompiledGradient:
     """Loss and gradient of a process's part of a minibatch, compiled."""
 
-    def __init__(self, rule: UpdateRule, compiled: Compiled, weights: Weights):
-        self._rule, self._compiled, self._weights = rule, compiled, weights
-        self._eager = partial(eager_gradient, rule.compute_loss, weights)
-        self._list_others = others_of(rule.policy)
+    def __init__(self, rule: UpdateRule, compiled: Compiled, lent: Optimizer):
+        self._rule, self._compiled, self._vector = rule, compiled, trainable(lent)[0].data
         #: The rollout that the compiled form is bound to, and the bound form.
         self._data: Any = None
         self._bound: Any = None
@@ -204,44 +193,45 @@ class CompiledGradient:
         if self._data is not data:
 
             def eager(kl_coef: th.Tensor | None, indices: th.Tensor) -> tuple[Losses, Gradient]:
-                return self._eager(coefficients._replace(kl_coef=kl_coef), data, indices)
+                return self._rule.eager_gradient(coefficients._replace(kl_coef=kl_coef), data, indices)
 
             self._bind(coefficients, data, plain=eager)
         return self._bound(coefficients.kl_coef, indices)  # type: ignore[no-any-return]
 
     def _bind(self, coefficients: Coefficients, data: Batch, **given: Any) -> None:
         fixed = coefficients._replace(kl_coef=None), data
-        self._data, self._bound = data, self._compiled.bind(self._weights.vector, self._list_others(), *fixed, **given)
+        self._data, self._bound = data, self._compiled.bind(self._vector, self._rule.list_others(), *fixed, **given)
 
 
 class CompiledHeads(CompiledGradient):
     """Loss and gradient of a minibatch of sequences: the encoder eager, the heads and the loss compiled.
 
-    The parameters are those of :class:`CompiledGradient`, with the compiled form of :meth:`UpdateRule.head_gradient`.
+    The parameters are those of :class:`CompiledGradient`, with the compiled form of
+    :func:`~ppo_plus.update.gradient.head_gradient`.
     """
 
     def __call__(self, coefficients: Coefficients, data: Batch, indices: th.Tensor) -> tuple[Losses, Gradient]:
         # The number of valid transitions decides shapes, which a compiled form has fixed; and if compiling has failed,
         # hooks on weights must see the gradient of the weights themselves.
         if data.valid is not None or self._compiled.failure is not None:
-            return self._eager(coefficients, data, indices)
+            return self._rule.eager_gradient(coefficients, data, indices)
         if self._data is not data:
             self._bind(coefficients, data)
 
         def head(features: Features) -> tuple[Losses, Gradient]:
             return self._bound(coefficients.kl_coef, features, indices)  # type: ignore[no-any-return]
 
-        return gradient_by_parts(self._rule.policy, head, self._weights.params, pick(data, indices))
+        policy = self._rule.policy
+        return gradient_by_parts(policy, head, trainable(policy.optimizer), pick(data, indices))
 
 
 class CompiledMinibatch:
     """Minibatches in the compiled form of an :class:`UpdateRule`."""
 
-    def __init__(self, rule: UpdateRule, compiled: Compiled, weights: Weights, coefficients: Coefficients):
-        self._compiled, self._weights, self._coefficients = compiled, weights, coefficients
-        self._eager = EagerMinibatch(rule, weights, coefficients)
-        self._list_others = others_of(rule.policy)
-        self._fresh = not weights.moments
+    def __init__(self, rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients):
+        self._rule, self._compiled, self._lent, self._coefficients = rule, compiled, lent, coefficients
+        self._eager = partial(rule.in_place, lent, coefficients, rule.eager_gradient)
+        self._fresh = not moments(lent)
         self._full_size = 0
         self._data: Any = None
         self._bound: Any = None
@@ -259,10 +249,8 @@ class CompiledMinibatch:
         return self._bound(state, indices)  # type: ignore[no-any-return]
 
     def _bind(self, data: Batch) -> None:
-        weights = self._weights
-        for target in weights.targets:
-            # The compiled form leaves no gradient.
-            target.grad = None
+        (vector,) = trainable(self._lent)
+        vector.grad = None  # the compiled form leaves none
         # Only now, since a module may have replaced a buffer, or have a new one.
-        fixed = weights.vector, weights.moments, self._list_others(), self._coefficients, data
+        fixed = vector.data, moments(self._lent), self._rule.list_others(), self._coefficients, data
         self._data, self._bound = data, self._compiled.bind(*fixed, plain=partial(self._eager, data))

@@ -72,8 +72,8 @@ class Updater:
         learning_rate: Any = KLState(*(value.item() for value in state)).scaled(numbers["learning_rate"])  # type: ignore[arg-type]
         update_learning_rate(rule.policy.optimizer, learning_rate)
         coefficients, target = coefficients_of(numbers, device), coefficients_of(numbers, CPU).target_kl
-        with packed(rule.policy.optimizer) as weights:
-            minibatch = prepared(rule, weights, coefficients, compilation, **reads)
+        with packed(rule.policy.optimizer) as lent:
+            minibatch = prepared(rule, lent, coefficients, compilation, **reads)
             asks = device.type != "cuda" or any(True for _ in rule.policy.buffers())
             update = Update(minibatch, rule.control, state, target, self, learning_rate, device, asks)
             yield update

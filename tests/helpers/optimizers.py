@@ -4,7 +4,7 @@ import torch as th
 from torch import nn, optim
 
 from ppo_plus.formulas.schedules import at
-from ppo_plus.update.flat import ELEMENTWISE, Weights
+from ppo_plus.update.flat import ELEMENTWISE, trainable
 from ppo_plus.update.update import coefficients_of
 
 #: Beside the plain ones: state that is only there with certain options.
@@ -43,10 +43,9 @@ def steps(optimizer, module, seeds):
     """Steps of an optimizer, or of the one lent with packed weights."""
     for seed in seeds:
         params, grads = gradients(module, seed)
-        if isinstance(optimizer, Weights) and optimizer.vector is not None:
-            optimizer.targets[0].grad = th.cat([grad.reshape(-1) for grad in grads])
-            optimizer.optimizer.step()
-            continue
+        targets = trainable(optimizer)
+        if len(targets) < len(params):
+            params, grads = targets, [th.cat([grad.reshape(-1) for grad in grads])]
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad
         optimizer.step()

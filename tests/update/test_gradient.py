@@ -15,7 +15,7 @@ from parametrization import all_pairs
 from ppo_plus import PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.update.batch import pick
-from ppo_plus.update.flat import packed
+from ppo_plus.update.flat import packed, trainable
 from ppo_plus.update.gradient import gradient_by_parts, head_gradient, loss_gradient, others_of
 
 FROZEN = {"nothing": (), "recurrent layers": ("lstm", "gru"), "hidden layers": ("mlp_extractor", "action_net")}
@@ -31,12 +31,13 @@ def both_ways(model):
             weight.add_(0.02 * th.randn_like(weight))
     loss, policy = partial(PPO_Plus.compute_loss, model), model.policy
     coefficients = coefficients_at(model)
-    with packed(policy.optimizer) as weights:
+    with packed(policy.optimizer) as lent:
+        (vector,), params = trainable(lent), trainable(policy.optimizer)
         data, indices = next(model.rollout_buffer.minibatches(32))
-        whole = loss_gradient(loss, weights.params, coefficients, pick(data, indices))
-        settled = weights.vector, others_of(policy)(), coefficients, data, None
+        whole = loss_gradient(loss, params, coefficients, pick(data, indices))
+        settled = vector.data, others_of(policy)(), coefficients, data, None
         head = partial(head_gradient, policy, loss, *settled)
-        parts = gradient_by_parts(policy, lambda features: head(features, indices), weights.params, pick(data, indices))
+        parts = gradient_by_parts(policy, lambda features: head(features, indices), params, pick(data, indices))
         return whole, parts
 
 

@@ -11,9 +11,9 @@ from optimizers import coefficients_at
 from torch import optim
 
 from ppo_plus import PPO_Plus
-from ppo_plus.update.flat import packed
+from ppo_plus.update.flat import moments, packed, trainable
 from ppo_plus.update.gradient import others_of
-from ppo_plus.update.minibatch import EagerMinibatch, UpdateRule
+from ppo_plus.update.minibatch import UpdateRule
 
 CASES = {
     "discrete": ("discrete", "MlpPolicy", {}),
@@ -44,28 +44,29 @@ def test_the_pure_function_and_the_step_in_place_agree(case):
         rule = UpdateRule(each.policy, each.compute_loss, control, 0.5)
         state, settled = control.init(), arguments_of(each)
         data = each.rollout_buffer.on_device()
-        with packed(each.policy.optimizer) as weights:
+        with packed(each.policy.optimizer) as lent:
             for seed in range(3):
                 th.manual_seed(seed)
                 np.random.seed(seed)
                 _, indices = next(each.rollout_buffer.minibatches(16, data))
                 if pure:
                     # On copies, which it changes; the policy's weights stay unchanged meanwhile.
-                    vector, moments = weights.vector.clone(), {k: v.clone() for k, v in weights.moments.items()}
+                    real, kept = trainable(lent)[0].data, moments(lent)
+                    vector, copies = real.clone(), {name: moment.clone() for name, moment in kept.items()}
                     others = [tensor.clone() for tensor in others_of(each.policy)()]
-                    before = weights.vector.clone()
-                    state, columns, record = rule(vector, moments, others, settled, data, state, indices)
-                    assert th.equal(weights.vector, before)
-                    weights.vector.copy_(vector)
-                    for name, moment in weights.moments.items():
-                        moment.copy_(moments[name])
+                    before = real.clone()
+                    state, names, record = rule(vector, copies, others, settled, data, state, indices)
+                    assert th.equal(real, before)
+                    real.copy_(vector)
+                    for name, moment in kept.items():
+                        moment.copy_(copies[name])
                 else:
-                    state, columns, record = EagerMinibatch(rule, weights, settled)(data, state, indices)
-            results.append((weights.vector.clone(), dict(weights.moments), columns, record, state))
-    (vector, moments, columns, record, state), (other, others, names, numbers, final) = results
+                    state, names, record = rule.in_place(lent, settled, rule.eager_gradient, data, state, indices)
+            results.append((trainable(lent)[0].detach().clone(), dict(moments(lent)), names, record, state))
+    (vector, kept, names, record, state), (other, others, same_names, numbers, final) = results
     th.testing.assert_close(vector, other, rtol=0, atol=2e-6)
-    for name in moments:
-        th.testing.assert_close(moments[name], others[name], rtol=1e-4, atol=1e-6)
-    assert columns == names
+    for name in kept:
+        th.testing.assert_close(kept[name], others[name], rtol=1e-4, atol=1e-6)
+    assert names == same_names
     th.testing.assert_close(record, numbers, rtol=1e-4, atol=1e-6)
     assert state.running == final.running == (case != "stop")

@@ -9,7 +9,7 @@ from torch import nn
 from ppo_plus import PPO_Plus
 from ppo_plus.formulas.kl_control import EarlyStop, KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
-from ppo_plus.update.flat import packed
+from ppo_plus.update.flat import moments, packed, trainable
 from ppo_plus.update.step import COUNTED, FINITE, apply, clip_factor, functional_step, means, names_not_finite
 
 
@@ -39,17 +39,18 @@ def test_the_step_that_is_compiled_is_the_optimizers(name):
     plain, compiled = network(), network()
     optimizers = optimizer_of(name, plain), optimizer_of(name, compiled)
     steps(optimizers[0], plain, range(3))
-    with packed(optimizers[1]) as weights:
-        steps(weights, compiled, [0])
-        step = functional_step(weights.optimizer, weights.vector, weights.moments)
+    with packed(optimizers[1]) as lent:
+        steps(lent, compiled, [0])
+        vector, state = trainable(lent)[0].data, moments(lent)
+        step = functional_step(lent, vector, state)
         for seed in (1, 2):
             _, grads = gradients(compiled, seed)
             grad = th.cat([part.reshape(-1) for part in grads])
             step((grad,), th.tensor(0.01), th.tensor(True))
-        before = weights.vector.clone(), {name: moment.clone() for name, moment in weights.moments.items()}
+        before = vector.clone(), {name: moment.clone() for name, moment in state.items()}
         step((grad,), th.tensor(0.01), th.tensor(False))
-        assert th.equal(weights.vector, before[0])
-        assert all(th.equal(moment, before[1][name]) for name, moment in weights.moments.items())
+        assert th.equal(vector, before[0])
+        assert all(th.equal(moment, before[1][name]) for name, moment in state.items())
     for mine, other in zip(plain.parameters(), compiled.parameters(), strict=True):
         th.testing.assert_close(mine, other, rtol=1e-5, atol=2e-6)
 

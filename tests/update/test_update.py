@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from functools import partial
 
 import pytest
 import torch as th
@@ -12,7 +13,7 @@ from optimizers import coefficients_at
 from ppo_plus import KLControl, PPO_Plus
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
 from ppo_plus.update.flat import packed
-from ppo_plus.update.minibatch import EagerMinibatch, UpdateRule
+from ppo_plus.update.minibatch import UpdateRule
 from ppo_plus.update.step import COUNTED
 from ppo_plus.update.update import MAX_SKIPPED, Update, Updater
 
@@ -85,8 +86,8 @@ def test_a_control_may_end_the_update_after_an_epoch():
 
     control = UntilSecondEpoch()
     rule = UpdateRule(model.policy, model.compute_loss, KLControl(), 0.5)
-    with packed(model.policy.optimizer) as weights:
-        real = EagerMinibatch(rule, weights, coefficients_at(model))
+    with packed(model.policy.optimizer) as lent:
+        real = partial(rule.in_place, lent, coefficients_at(model), rule.eager_gradient)
         rollout = model.rollout_buffer.on_device()
         update = Update(minibatch, control, control.init(), th.tensor(0.0), Updater(), 1e-3)
         for epoch in (1, 2):
