@@ -623,16 +623,15 @@ class PPO_Plus(OnPolicyAlgorithm):
         watched = not (isinstance(callback, ConvertCallback) and callback.callback is None)
         collector.start(self._plan(env, rollout_buffer, watched), env, self._steps())
         while (n_steps := collector.n_steps) < n_rollout_steps:
-            decision = collector.act()
-            step = collector.step(decision)
+            step = collector.step()
             self.num_timesteps += env.num_envs * self.ranks.size
             if watched:
-                callback.update_locals(locals() | collector.locals(decision, step))
+                callback.update_locals(locals() | collector.locals(step))
             if not callback.on_step():
                 collector.flush()
                 return self._synchronize(keep_training=False)
             self._update_info_buffer(step.infos, step.dones)
-            collector.store(decision, step, self.env)  # type: ignore[arg-type]
+            collector.store(step, self.env)  # type: ignore[arg-type]
         self._read_settings()
         report = collector.finish()
         self._update_info_buffer(report.infos)

@@ -45,24 +45,19 @@ class RolloutPlan:
     window: int = 100  # how many of the last episodes are reported, at most
 
 
-class Decision(NamedTuple):
-    """Actions for ``N`` environments, with what they were chosen from: arrays, or tensors on the policy's device."""
+class EnvStep(NamedTuple):
+    """A step of ``N`` environments: arrays, or tensors on the device of policy and environments."""
 
-    obs: Any
+    obs: Any  # the observations before it
     starts: Any  # which of them begin an episode, booleans `(N,)`
     masks: Any  # action masks, booleans `(N, M)`; `None`: none, or in the observations
     obs_tensor: Any  # the observations as the policy saw them
-    step: Step  # what the policy returned
-    env_actions: Any  # the actions as the environments take them
-
-
-class EnvStep(NamedTuple):
-    """What ``N`` environments returned for their actions: arrays, or tensors on their device."""
-
-    obs: Any  # the next observations
+    chosen: Step  # what the policy returned for them
+    env_actions: Any  # its actions as the environments take them
+    new_obs: Any  # the next observations
     rewards: Any  # shape `(N,)`
-    starts: Any  # which of `obs` begin an episode, booleans `(N,)`
-    dones: Any  # which episodes have ended: `starts` without steps that only reset (`ended`)
+    new_starts: Any  # which of `new_obs` begin an episode, booleans `(N,)`
+    dones: Any  # which episodes have ended: `new_starts` without steps that only reset (`ended`)
     #: One for each environment; empty for environments in tensors, which report episodes at the end.
     infos: Sequence[dict[str, Any]]
 
@@ -165,16 +160,33 @@ class Collector:
         self.starts = np.ones((env.num_envs,), dtype=bool)
         self.forget()
 
-    def act(self) -> Decision:
-        """Choose the next actions.
+    def step(self) -> EnvStep:
+        """Take a step with the policy's actions.
 
         :raises ValueError: the observations have another shape than their space, or the masks are not valid
-        :raises FloatingPointError: the policy's output is not finite
+        :raises FloatingPointError: the policy's output, an observation or a reward is not finite
         """
-        plan, policy = self._plan, self._plan.policy
+        plan = self._plan
         masks = None if plan.masks is None else plan.masks.read(self._env, self.obs, self._step)
         # Copies: environments may return the same arrays in each step, and a transition is stored after the next one.
         obs, starts = _copied(self.obs), self.starts.copy()  # type: ignore[union-attr]
+        obs_tensor, chosen = self._act(obs, starts, masks)
+        env_actions = plan.policy.family.to_env(chosen.actions)
+        with self._checked:
+            new_obs, rewards, new_starts, infos = self._env.step(env_actions)
+            self._step += 1
+            if new_starts.dtype != bool or new_starts.ndim != 1:
+                new_starts = new_starts.reshape(len(infos)).astype(bool)
+            if rewards.shape != new_starts.shape or rewards.dtype.kind != "f":
+                rewards = as_rewards(rewards, len(infos), self._step)
+            self._statistics.require_finite(self._step, new_obs, rewards)
+        self._incoming = new_obs
+        dones = ended(new_starts, infos)
+        return EnvStep(obs, starts, masks, obs_tensor, chosen, env_actions, new_obs, rewards, new_starts, dones, infos)
+
+    def _act(self, obs: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[Any, Step]:
+        """The observations as the policy sees them, and what it chooses."""
+        plan, policy = self._plan, self._plan.policy
         carry = self._carry_now()
         obs_tensor = to_network(obs, policy.observation_space, self.device)
         starts_tensor = self._tensor(np.asarray(starts, dtype=bool)) if policy.remembers else None
@@ -191,7 +203,7 @@ class Collector:
             raise not_finite(policy, obs_tensor, self._step)
         if step.actions.dtype != policy.family.dtype:
             step = step._replace(actions=step.actions.astype(policy.family.dtype))
-        return Decision(obs, starts, masks, obs_tensor, step, policy.family.to_env(step.actions))
+        return obs_tensor, step
 
     def _carry_now(self) -> Carry:
         """The carry of the next step; stores the memory where a training sequence begins."""
@@ -215,44 +227,28 @@ class Collector:
         assert self.carry is not None
         return self.carry
 
-    def step(self, decision: Decision) -> EnvStep:
-        """Take the actions.
-
-        :raises FloatingPointError: an observation or a reward is not finite
-        """
-        with self._checked:
-            obs, rewards, starts, infos = self._env.step(decision.env_actions)
-            self._step += 1
-            if starts.dtype != bool or starts.ndim != 1:
-                starts = starts.reshape(len(infos)).astype(bool)
-            if rewards.shape != starts.shape or rewards.dtype.kind != "f":
-                rewards = as_rewards(rewards, len(infos), self._step)
-            self._statistics.require_finite(self._step, obs, rewards)
-        self._incoming = obs
-        return EnvStep(obs, rewards, starts, ended(starts, infos), infos)
-
-    def locals(self, decision: Decision, step: EnvStep) -> dict[str, Any]:
+    def locals(self, step: EnvStep) -> dict[str, Any]:
         """What callbacks find of a step in their ``locals``, under SB3's names."""
         return {
-            "obs_tensor": decision.obs_tensor,
-            "action_masks": decision.masks,
-            "actions": decision.step.actions,
-            "values": th.from_numpy(decision.step.values[:, None]),
-            "log_probs": th.from_numpy(decision.step.log_probs),
-            "clipped_actions": decision.env_actions,
-            "new_obs": step.obs,
+            "obs_tensor": step.obs_tensor,
+            "action_masks": step.masks,
+            "actions": step.chosen.actions,
+            "values": th.from_numpy(step.chosen.values[:, None]),
+            "log_probs": th.from_numpy(step.chosen.log_probs),
+            "clipped_actions": step.env_actions,
+            "new_obs": step.new_obs,
             "rewards": step.rewards,
             "dones": step.dones,
             "infos": step.infos,
         }
 
-    def store(self, decision: Decision, step: EnvStep, env: VecEnv) -> None:
-        """Store a transition, and continue with the observations that it led to, or with those of a reset if something
+    def store(self, step: EnvStep, env: VecEnv) -> None:
+        """Store a step, and continue with the observations that it led to, or with those of a reset if something
         else has used the environments.
 
         :raises FloatingPointError: a final observation is not finite
         """
-        row, new_obs, starts, infos = self.n_steps, self._incoming, step.starts, step.infos
+        row, new_obs, starts, infos = self.n_steps, self._incoming, step.new_starts, step.infos
         truncated = self._truncated(starts, infos)
         with self._checked if truncated else nullcontext():
             for i, final_obs in truncated:
@@ -266,9 +262,9 @@ class Collector:
         if np.count_nonzero(starts):
             self._resets += [(row, i) for i in np.flatnonzero(starts).tolist() if is_reset(infos[i])]
             self._cuts += [(row, i) for i in np.flatnonzero(starts).tolist() if RESTART in infos[i]]
-        extra = {} if decision.masks is None else {"masks": decision.masks}
-        actions, values, log_probs, params = decision.step
-        self._plan.buffer.add(decision.obs, actions, step.rewards, decision.starts, values, log_probs, params, **extra)
+        extra = {} if step.masks is None else {"masks": step.masks}
+        actions, values, log_probs, params = step.chosen
+        self._plan.buffer.add(step.obs, actions, step.rewards, step.starts, values, log_probs, params, **extra)
         self.n_steps += 1
         self.obs, self.starts = new_obs, starts
 

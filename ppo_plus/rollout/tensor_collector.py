@@ -22,7 +22,7 @@ from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, 
 from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Collector, Decision, EnvStep, Report, RolloutPlan
+from ppo_plus.rollout.collector import Collector, EnvStep, Report, RolloutPlan
 from ppo_plus.rollout.lazy import Lazy
 from ppo_plus.trees import tree_leaves, tree_map
 
@@ -123,10 +123,10 @@ class TensorCollector(Collector):
             warn_of_order(source.layout)
         return self._here(flat_masks(str(source), given, source.layout)).bool()  # type: ignore[no-any-return]
 
-    def act(self) -> Decision:
-        """Choose the next actions.
+    def step(self) -> EnvStep:
+        """Take a step with the policy's actions.
 
-        :raises FloatingPointError: the policy cannot, since an observation is not finite
+        :raises FloatingPointError: the policy has none, since an observation is not finite
         :raises ValueError: the masks have another shape than the choices
         """
         policy, starts, masks = self._plan.policy, self.starts, self._masks()
@@ -139,8 +139,17 @@ class TensorCollector(Collector):
             require_finite("observation", as_numpy(obs), self._step)
             raise
         self._memory = self.carry.memory
-        step = Step.unpacked(packed, policy.family.action_dim)
-        return Decision(obs, starts, masks, obs, step, self._to_env(step.actions))
+        chosen = Step.unpacked(packed, policy.family.action_dim)
+        env_actions = self._to_env(chosen.actions)
+        stepped: Stepped = self._simulator.step_tensors(env_actions)
+        self._log.add(stepped.log)
+        if self._normalizing is not None:
+            stepped = self._normalizing(stepped)
+        self._step += 1
+        self._incoming, self._stepped = stepped.obs, stepped
+        self._rewards = Lazy(lambda: as_numpy(stepped.rewards))
+        new_obs, rewards, dones = stepped.obs, stepped.rewards, stepped.dones
+        return EnvStep(obs, starts, masks, obs, chosen, env_actions, new_obs, rewards, dones, dones, ())
 
     def renew_noise(self, policy: Any, sde_sample_freq: int | str) -> Carry:
         if self.carry is None or not isinstance(sde_sample_freq, str):
@@ -157,33 +166,23 @@ class TensorCollector(Collector):
         assert self.carry is not None
         return self.carry
 
-    def step(self, decision: Decision) -> EnvStep:
-        stepped: Stepped = self._simulator.step_tensors(decision.env_actions)
-        self._log.add(stepped.log)
-        if self._normalizing is not None:
-            stepped = self._normalizing(stepped)
-        self._step += 1
-        self._incoming, self._stepped = stepped.obs, stepped
-        self._rewards = Lazy(lambda: as_numpy(stepped.rewards))
-        return EnvStep(stepped.obs, stepped.rewards, stepped.dones, stepped.dones, ())
-
-    def locals(self, decision: Decision, step: EnvStep) -> dict[str, Any]:
+    def locals(self, step: EnvStep) -> dict[str, Any]:
         """What callbacks find of a step in their ``locals``, under SB3's names; copied to the host on access."""
         stepped, simulator = self._stepped, self._simulator
         return {
-            "obs_tensor": decision.obs_tensor,
-            "action_masks": decision.masks,
-            "values": decision.step.values[:, None],
-            "log_probs": decision.step.log_probs,
-            "actions": Lazy(lambda: as_numpy(decision.step.actions)),
-            "clipped_actions": Lazy(lambda: as_numpy(decision.env_actions)),
-            "new_obs": Lazy(lambda: as_numpy(step.obs)),
+            "obs_tensor": step.obs_tensor,
+            "action_masks": step.masks,
+            "values": step.chosen.values[:, None],
+            "log_probs": step.chosen.log_probs,
+            "actions": Lazy(lambda: as_numpy(step.chosen.actions)),
+            "clipped_actions": Lazy(lambda: as_numpy(step.env_actions)),
+            "new_obs": Lazy(lambda: as_numpy(step.new_obs)),
             "rewards": self._rewards,
             "dones": Lazy(lambda: as_numpy(step.dones)),
             "infos": Lazy(lambda: simulator.infos(stepped)),
         }
 
-    def store(self, decision: Decision, step: EnvStep, env: VecEnv) -> None:
+    def store(self, step: EnvStep, env: VecEnv) -> None:
         stepped = self._stepped
         dones, timeouts, final_obs = stepped.dones, stepped.timeouts, stepped.final_obs
         known = th.full_like(dones, final_obs is not None)
@@ -194,15 +193,15 @@ class TensorCollector(Collector):
             known, timeouts = known | ~dones, timeouts | ~dones
             self.restart(env)
         else:
-            self.obs, self.starts = self._here(step.obs), self._here(dones)
-        given: dict[str, Any] = {"masks": decision.masks, "final_observations": final_obs}
-        actions, values, log_probs, params = decision.step
+            self.obs, self.starts = self._here(step.new_obs), self._here(dones)
+        given: dict[str, Any] = {"masks": step.masks, "final_observations": final_obs}
+        actions, values, log_probs, params = step.chosen
         self._plan.buffer.put(
-            observations=decision.obs,
+            observations=step.obs,
             actions=actions.float(),
             # Callbacks may have written into those that they saw.
             rewards=self._here(th.from_numpy(self._rewards()) if self._rewards.is_made else step.rewards),
-            episode_starts=decision.starts,
+            episode_starts=step.starts,
             values=values,
             log_probs=log_probs,
             params=params,

@@ -25,8 +25,7 @@ def collected(n_steps=5, **kwargs):
     act = prepare_act(model.policy, None, model.compilation)
     collector.start(RolloutPlan(model.policy, act, None, model.rollout_buffer, -1, n_steps), model.env, 0)
     for _ in range(n_steps):
-        decision = collector.act()
-        collector.store(decision, collector.step(decision), model.env)
+        collector.store(collector.step(), model.env)
     collector.finish()
     return collector, model
 
