@@ -27,9 +27,9 @@ from ppo_plus.distributed.ranks import Ranks, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining
 from ppo_plus.distributed.single import SingleProcess
 from ppo_plus.distributed.weights import copy_lead, frozen
-from ppo_plus.envs.errors import CheckedEnvs, check_reset, seed_envs, take_any_number
+from ppo_plus.envs.errors import CheckedEnvs, seed_envs, take_any_number
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.normalization import Statistics, check_normalization, warn_of_resets
+from ppo_plus.envs.normalization import check_normalization, warn_of_resets
 from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
@@ -438,13 +438,13 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._join_ranks(total_timesteps)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
-        before = Statistics(self.env)
-        with CheckedEnvs(self.env, self._steps), self.call.logs(self, tb_log_name):
+        checked = CheckedEnvs(self.env, self._steps)
+        with checked, self.call.logs(self, tb_log_name):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
         if begins:
-            check_reset(self.env, self._last_obs, 0, before)
+            checked.check_reset(self._last_obs)
         self.ranks.require_same({"callback": self.call.in_all_processes})
         return total, callbacks
 

@@ -1,9 +1,11 @@
-"""Mistakes of environments as errors that say what to do: the old gym's interface, observations of the wrong shape.
+"""Mistakes of environments as errors that say what to do: the old gym's interface, observations of the wrong shape,
+numbers that are not finite.
 
 Without this module, such a mistake is an error in the code of Stable-Baselines3 or Gymnasium (``could not broadcast``,
 ``too many values to unpack``), or no error at all: NumPy repeats a number until it fills the shape of the space.
 """
 
+import copy
 import re
 import traceback
 import warnings
@@ -16,14 +18,14 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import ClipAction, TransformReward
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, unwrap_vec_normalize
 
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.normalization import Statistics
+from ppo_plus.envs.normalization import MOMENTS
 from ppo_plus.envs.outputs import CONVERT, RESET, InvalidOutput, as_reward, check_shape
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.observations import canonical_space
-from ppo_plus.require import NotFiniteError
+from ppo_plus.require import NotFiniteError, require_finite
 
 SEED = f"reset() must take seed and options, as in Gymnasium: def reset(self, *, seed=None, options=None), {CONVERT}"
 STEP = (
@@ -35,15 +37,18 @@ CALLERS = ("stable_baselines3.", "gymnasium.", "ppo_plus.envs.")
 
 
 class CheckedEnvs:
-    """A context in which single environments are checked at each call, and their mistakes say what to do: the old gym's
-    interface is a ``TypeError``, an observation of another shape than its space a ``ValueError``.
+    """Checks of what environments return, and a context in which their mistakes say what to do: the old gym's interface
+    is a ``TypeError``, an observation of another shape than its space a ``ValueError``.
 
     A ``DummyVecEnv`` takes the steps of a :class:`~ppo_plus.envs.lean_vec_env.LeanVecEnv` meanwhile. Any other error
-    gets a note on which environment raised it, and after how many steps, which ``step`` returns.
+    gets a note on which environment raised it, and after how many steps, which ``step`` returns. The statistics of a
+    ``VecNormalize`` are copied at the start, and put back if it has counted a number that is not finite.
     """
 
     def __init__(self, env: VecEnv, step: Callable[[], int]):
-        self._step, self._env = step, env.unwrapped
+        self._step, self._env, self._normalize = step, env, unwrap_vec_normalize(env)
+        values = vars(self._normalize) if self._normalize else {}
+        self._statistics = {name: copy.deepcopy(values[name]) for name in (*MOMENTS, "returns") if name in values}
         owner: Any = env.unwrapped
         if not isinstance(owner, DummyVecEnv):
             owner = getattr(getattr(owner, "env", None), "unwrapped", None)
@@ -65,8 +70,8 @@ class CheckedEnvs:
         for name, method in self._methods.items():
             if vars(self._owner).get(name) is method:
                 delattr(self._owner, name)
-        if isinstance(self._env, SubprocVecEnv) and isinstance(error, (EOFError, ConnectionError)):
-            raise _death(self._env, self._step()) from error
+        if isinstance(error, (EOFError, ConnectionError)) and isinstance(self._env.unwrapped, SubprocVecEnv):
+            raise _death(self._env.unwrapped, self._step()) from error
         if self._owner is None or not isinstance(error, Exception):
             return
         i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "current", None)
@@ -77,6 +82,44 @@ class CheckedEnvs:
             (found or error).add_note(f"It was {described(i, env, seed, self._step())}.")
         if found is not None:
             raise found from error
+
+    def restore(self) -> None:
+        """Put the statistics of a ``VecNormalize`` back."""
+        if self._normalize is not None:
+            vars(self._normalize).update(copy.deepcopy(self._statistics))
+
+    def require_finite(self, step: int, obs: Any, rewards: np.ndarray | None = None) -> None:
+        """Check the latest observations and rewards, before and after normalization.
+
+        :param step: how many steps each environment has taken, for the message
+        :raises FloatingPointError: not finite; see :func:`~ppo_plus.require.require_finite`
+        """
+        if self._normalize is not None:
+            try:
+                require_finite("observation", self._normalize.old_obs, step)
+                if rewards is not None:
+                    require_finite("reward", self._normalize.old_reward, step)
+            except FloatingPointError:
+                self.restore()
+                raise
+        require_finite("observation", obs, step)
+        if rewards is not None:
+            require_finite("reward", rewards, step)
+
+    def check_reset(self, obs: Any) -> None:
+        """Check what the environments returned at the start of their episodes, if these are started.
+
+        :raises TypeError: an info is not a dict
+        :raises ValueError: observations have another shape than their space
+        :raises FloatingPointError: observations are not finite
+        """
+        # An observation of two numbers can be unpacked.
+        wrong = [each for each in getattr(self._env.unwrapped, "reset_infos", []) if not isinstance(each, dict)]
+        if wrong:
+            raise TypeError(f"env={self._env!r} returned {wrong[0]!r} as info: {RESET}")
+        if obs is not None:
+            check_shape(obs, self._env.observation_space, self._env.num_envs)
+            self.require_finite(self._step(), obs)
 
 
 def _death(env: SubprocVecEnv, step: int) -> RuntimeError:
@@ -164,15 +207,3 @@ def explanation(error: Exception, env: Any) -> Exception | None:
     # A step may reset, and a reset may step: the number of values says which of them returned too many or too few.
     is_step = "expected 5" in text or (function == "step" and "expected 2" not in text)
     return TypeError(f"{name}: {STEP if is_step else RESET}")
-
-
-def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
-    """Check what environments returned at the start of their episodes, if these are started; after ``step`` steps, and
-    with the statistics of ``before``, which are put back if observations are not finite."""
-    # An observation of two numbers can be unpacked.
-    wrong = [each for each in getattr(env.unwrapped, "reset_infos", []) if not isinstance(each, dict)]
-    if wrong:
-        raise TypeError(f"env={env!r} returned {wrong[0]!r} as info: {RESET}")
-    if obs is not None:
-        check_shape(obs, env.observation_space, env.num_envs)
-        before.require_finite(step, obs)

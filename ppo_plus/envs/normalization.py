@@ -1,6 +1,5 @@
-"""``VecNormalize``: statistics that have counted numbers that are not finite, and steps that only reset."""
+"""``VecNormalize``: its statistics, its arguments, and steps that only reset."""
 
-import copy
 import warnings
 from typing import Any
 
@@ -8,42 +7,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from ppo_plus.require import require_finite, require_number
+from ppo_plus.require import require_number
 
 #: The attributes of a ``VecNormalize`` that it normalizes by; it has each only if it is used.
 MOMENTS = ("obs_rms", "ret_rms")
-
-
-class Statistics:
-    """A copy of the statistics of a ``VecNormalize``, to put them back; empty if there is none around ``env``."""
-
-    def __init__(self, env: VecEnv):
-        self.normalize = unwrap_vec_normalize(env)
-        values = vars(self.normalize) if self.normalize else {}
-        self._kept = {name: copy.deepcopy(values[name]) for name in (*MOMENTS, "returns") if name in values}
-
-    def restore(self) -> None:
-        if self.normalize is not None:
-            vars(self.normalize).update(copy.deepcopy(self._kept))
-
-    def require_finite(self, step: int, obs: Any, rewards: np.ndarray | None = None) -> None:
-        """Check the latest observations and rewards, before and after normalization. If those before are not finite,
-        the statistics have counted them, and are put back.
-
-        :param step: how many steps each environment has taken, for the message
-        :raises FloatingPointError: not finite; see :func:`~ppo_plus.require.require_finite`
-        """
-        if self.normalize is not None:
-            try:
-                require_finite("observation", self.normalize.old_obs, step)
-                if rewards is not None:
-                    require_finite("reward", self.normalize.old_reward, step)
-            except FloatingPointError:
-                self.restore()
-                raise
-        require_finite("observation", obs, step)
-        if rewards is not None:
-            require_finite("reward", rewards, step)
 
 
 class VecNormalizeTransitions(VecNormalize):

@@ -14,9 +14,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.torch_private import swapped, without_gradients
-from ppo_plus.envs.errors import CheckedEnvs, check_reset
+from ppo_plus.envs.errors import CheckedEnvs
 from ppo_plus.envs.lean_vec_env import TIMEOUT
-from ppo_plus.envs.normalization import Statistics
 from ppo_plus.envs.outputs import as_rewards, check_shape, row_of
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.envs.vec_env import is_reset
@@ -88,11 +87,9 @@ class Collector:
 
     def _begin_rollout(self) -> None:
         self._plan: Any = None
-        #: The environments, and the context in which their mistakes are explained.
+        #: The environments, and the checks of what they return.
         self._env: Any = None
         self._checked: Any = None
-        #: The statistics of a ``VecNormalize`` at the start of the rollout.
-        self._statistics: Any = None
         #: Steps taken in this rollout.
         self.n_steps = 0
         #: Observations that the current step returned.
@@ -148,15 +145,14 @@ class Collector:
             self._use(env)
 
     def _use(self, env: VecEnv) -> None:
-        self._env, self._statistics = env, Statistics(env)
-        self._checked = CheckedEnvs(env, lambda: self._step)
+        self._env, self._checked = env, CheckedEnvs(env, lambda: self._step)
 
     def restart(self, env: VecEnv) -> None:
         """Reset the environments."""
         self._use(env)
         with self._checked:
             self.obs = env.reset()
-        check_reset(env, self.obs, self._step, self._statistics)
+        self._checked.check_reset(self.obs)
         self.starts = np.ones((env.num_envs,), dtype=bool)
         self.forget()
 
@@ -179,7 +175,7 @@ class Collector:
                 new_starts = new_starts.reshape(len(infos)).astype(bool)
             if rewards.shape != new_starts.shape or rewards.dtype.kind != "f":
                 rewards = as_rewards(rewards, len(infos), self._step)
-            self._statistics.require_finite(self._step, new_obs, rewards)
+            self._checked.require_finite(self._step, new_obs, rewards)
         self._incoming = new_obs
         dones = ended(new_starts, infos)
         return EnvStep(obs, starts, masks, obs_tensor, chosen, env_actions, new_obs, rewards, new_starts, dones, infos)

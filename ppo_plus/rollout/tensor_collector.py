@@ -301,7 +301,7 @@ class TensorCollector(Collector):
 
     def _explain(self, buffer: Any, known: th.Tensor, masks: MaskSource | None, statistics: list[np.ndarray]) -> None:
         """:raises FloatingPointError, ValueError: what is wrong with the rollout; nothing if all is well"""
-        self._statistics.restore()
+        self._checked.restore()
         first = self._step - self.n_steps
         outputs = buffer.stored("values") + buffer.stored("log_probs")
         for row in outputs.isfinite().all(dim=1).logical_not().nonzero()[:1].flatten().tolist():
