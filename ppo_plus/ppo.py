@@ -37,7 +37,7 @@ from ppo_plus.envs.vec_env import as_vec_env
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
-from ppo_plus.formulas.schedules import Schedule, at
+from ppo_plus.formulas.schedules import Schedule
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import explained
@@ -60,9 +60,9 @@ from ppo_plus.saving.model import changes, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.settings import (
+    LOWEST,
     NAMES,
     SB3_ARGUMENTS,
-    SCHEDULED,
     Settings,
     check_callback,
     check_device,
@@ -153,7 +153,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
     #: The arguments that may change over time.
-    scheduled: ClassVar[frozenset[str]] = SCHEDULED
+    scheduled: ClassVar[frozenset[str]] = frozenset(LOWEST)
     policy: ActorCriticPolicy  # type: ignore[assignment]
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
 
@@ -683,7 +683,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         settings, policy = self._read_settings(), self.policy
         policy.set_training_mode(True)
         self._normalize(self.rollout_buffer)
-        numbers = at(self._current_progress_remaining, settings.schedules | {"learning_rate": self.lr_schedule})
+        numbers = settings.at(self._current_progress_remaining, self.lr_schedule)
         self.shared.scheduled = numbers
         rule = UpdateRule(policy, self.compute_loss, settings.control, settings.max_grad_norm, self.shared.reduction)
         reads: dict[str, Any] = {"named": [self], "loss": settings.loss}

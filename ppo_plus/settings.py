@@ -21,7 +21,7 @@ from ppo_plus.envs.errors import check_spaces
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
-from ppo_plus.formulas.schedules import Bounded, Unknown, make_schedule
+from ppo_plus.formulas.schedules import Schedule, Unknown, make_schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.recurrent import MlpLstmPolicy
@@ -91,7 +91,7 @@ class Settings:
     sequence_length: int | str
     action_mask_key: Any = _fixed()
     #: The arguments that may change over time, as schedules; ``None`` where the argument is.
-    schedules: dict[str, Bounded | None] = field(init=False, repr=False, compare=False)
+    schedules: dict[str, Schedule | None] = field(init=False, repr=False, compare=False)
     #: What ``target_kl`` does.
     control: KLControl = field(init=False, repr=False, compare=False)
     #: The objective; without entropy bonus where that has no part in it (SB3's default).
@@ -126,11 +126,23 @@ class Settings:
     def check_schedules(self) -> None:
         """:raises ValueError: a schedule is unknown, because a file did not contain it"""
         for name, schedule in self.schedules.items():
-            if schedule is not None and isinstance(schedule.schedule, Unknown):
+            if isinstance(schedule, Unknown):
                 raise ValueError(
-                    f"{name}: the file of the model does not contain its schedule ({schedule.schedule.reason}): pass "
+                    f"{name}: the file of the model does not contain its schedule ({schedule.reason}): pass "
                     f"{name}= to load, or set model.{name}"
                 )
+
+    def at(self, progress_remaining: float, lr_schedule: Schedule) -> dict[str, Any]:
+        """The values of all schedules, each called once, by name of the argument; ``None`` where the argument is.
+
+        :param progress_remaining: from 1 at the start of training to 0 at its end
+        :param lr_schedule: that of the learning rate, which may have been assigned, as in SB3
+        :raises ValueError: a value is out of range
+        """
+        return {
+            name: None if schedule is None else value_at(progress_remaining, name, schedule, LOWEST[name])
+            for name, schedule in (self.schedules | {"learning_rate": lr_schedule}).items()
+        }
 
     def check_unchanged(self, before: "Settings") -> None:
         """:raises ValueError: an argument that the model is built with has been assigned"""
@@ -207,12 +219,12 @@ class Settings:
         )
 
 
-#: The arguments, and those of them that may change over time.
+#: The arguments, and those of them that may change over time with their smallest values.
 NAMES = tuple(each.name for each in fields(Settings) if each.init)
-SCHEDULED = frozenset(each.name for each in fields(Settings) if "schedule" in each.metadata)
+LOWEST = {each.name: each.metadata["schedule"][0] for each in fields(Settings) if "schedule" in each.metadata}
 
 
-def _schedule(settings: Settings, argument: Field[Any]) -> Bounded | None:
+def _schedule(settings: Settings, argument: Field[Any]) -> Schedule | None:
     """An argument that may change over time, as a schedule; ``None`` if it is."""
     value = getattr(settings, argument.name)
     if value is None and argument.metadata["optional"]:

@@ -5,7 +5,7 @@ here are plain dataclasses, so a model that uses them can be saved, loaded and s
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,34 +68,7 @@ constant, linear, cosine = Constant, Linear, Cosine
 PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine}
 
 
-@dataclass(frozen=True)
-class Bounded:
-    """A schedule with the name and range of its argument, which raises an error for values outside."""
-
-    name: str
-    schedule: Schedule
-    low: float = 0.0
-    strict: bool = False
-
-    def __call__(self, progress_remaining: float) -> float:
-        """The value as a Python float, checked."""
-        value = self.schedule(progress_remaining)
-        given = (
-            f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining={progress_remaining}"
-        )
-        try:
-            value = float(value)
-        except (TypeError, ValueError):
-            raise TypeError(f"{given}; it must return a number") from None
-        if math.isfinite(value) and (value > self.low or (value == self.low and not self.strict)):
-            return value
-        bound = f"above {self.low:g}" if self.strict else f"at least {self.low:g}"
-        if isinstance(self.schedule, Constant):
-            raise ValueError(f"{self.name}={value!r} must be finite and {bound}")
-        raise ValueError(f"{given}; values must be finite and {bound}")
-
-
-def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False) -> Bounded:
+def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False) -> Schedule:
     """The schedule for an argument, checked for both ends of training if it is one of ours.
 
     Other callables are not called here: they may count their calls. Their values are checked during training.
@@ -104,19 +77,34 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     :param low: smallest value allowed
     :param strict: whether the value must be above ``low`` at the start of training; schedules may decay to it
     """
-    if isinstance(value, Bounded):
-        if (value.name, value.low, value.strict) == (name, low, False):
-            return value  # it has been checked when it was made here
-        value = value.schedule
     if isinstance(value, str):
         schedule = _parse(name, value)
     else:
         schedule = value if callable(value) else Constant(_number(name, value))
-    bounded = Bounded(name, schedule, low)
     if isinstance(schedule, (Constant, Linear, Cosine)):
-        Bounded(name, schedule, low, strict)(1.0)
-        bounded(0.0)
-    return bounded
+        value_at(1.0, name, schedule, low, strict)
+        value_at(0.0, name, schedule, low)
+    return schedule
+
+
+def value_at(progress_remaining: float, name: str, schedule: Schedule, low: float = 0.0, strict: bool = False) -> float:
+    """The value of an argument's schedule as a Python float.
+
+    :raises ValueError: it is below ``low`` (``strict``: not above), or not finite
+    :raises TypeError: it is not a number
+    """
+    value = schedule(progress_remaining)
+    given = f"{name}: the schedule {schedule!r} returned {value!r} at progress_remaining={progress_remaining}"
+    try:
+        value = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{given}; it must return a number") from None
+    if math.isfinite(value) and (value > low or (value == low and not strict)):
+        return value
+    bound = f"above {low:g}" if strict else f"at least {low:g}"
+    if isinstance(schedule, Constant):
+        raise ValueError(f"{name}={value!r} must be finite and {bound}")
+    raise ValueError(f"{given}; values must be finite and {bound}")
 
 
 def _parse(name: str, text: str) -> Schedule:
@@ -144,8 +132,3 @@ def _number(name: str, value: Any) -> float:
     raise TypeError(
         f'{name}={value!r} must be a number, a string such as "lin_3e-4", or a function of the remaining progress'
     )
-
-
-def at(progress_remaining: float, schedules: Mapping[str, Schedule | None]) -> dict[str, Any]:
-    """The values of schedules at the remaining progress, each called once; ``None`` where the schedule is ``None``."""
-    return {name: None if schedule is None else schedule(progress_remaining) for name, schedule in schedules.items()}

@@ -15,7 +15,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.compiling.compilation import CompileStatus
-from ppo_plus.formulas.schedules import Bounded, Unknown
+from ppo_plus.formulas.schedules import Unknown
 from ppo_plus.require import nearest, require_spaces
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.bounds import building, require_activation
@@ -161,7 +161,9 @@ def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = (
     if "compile_decision" in saved["state"]:
         decision = saved["state"]["compile_decision"]
         saved["state"]["compile_decision"] = [decision.compiles, decision.reason, decision.unexpected]
-    saved["arguments"] = {name: _plain(value) for name, value in saved["arguments"].items()}
+    for name, value in saved["arguments"].items():
+        if isinstance(value, os.PathLike):
+            saved["arguments"][name] = os.fspath(value)
     missing = {}
     for part in ("arguments", "state", "attributes"):
         for name, value in [*saved[part].items()]:
@@ -173,13 +175,6 @@ def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = (
                 missing[name] = str(error)
                 del saved[part][name]
     return {**saved, "missing": missing, "parameters": model.get_parameters()}
-
-
-def _plain(argument: Any) -> Any:
-    """An argument as it was given: paths as text, schedules without the range that the argument has."""
-    if isinstance(argument, os.PathLike):
-        return os.fspath(argument)
-    return argument.schedule if isinstance(argument, Bounded) else argument
 
 
 def load_model(

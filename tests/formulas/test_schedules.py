@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppo_plus.formulas.schedules import Bounded, Constant, Cosine, Linear, constant, cosine, linear, make_schedule
+from ppo_plus import PPO_Plus
+from ppo_plus.formulas.schedules import Constant, Cosine, Linear, constant, cosine, linear, make_schedule, value_at
 
 values = st.floats(0, 1e3)
 
@@ -55,19 +56,20 @@ def test_cosine_is_flat_at_both_ends_and_linear_in_the_middle():
 )
 def test_spellings(value, schedule):
     made = make_schedule("clip_range", value)
-    assert made.name == "clip_range" and made.schedule == schedule
-    assert type(made(0.3)) is float and made(0.3) == schedule(0.3)
+    assert made == schedule
+    value = value_at(0.3, "clip_range", made)
+    assert type(value) is float and value == schedule(0.3)
 
 
 def test_a_function_of_the_remaining_progress_is_a_schedule():
     made = make_schedule("learning_rate", lambda progress: np.float32(progress / 2))
-    assert type(made(0.5)) is float and made(0.5) == 0.25
+    value = value_at(0.5, "learning_rate", made)
+    assert type(value) is float and value == 0.25
 
 
 def test_a_made_schedule_can_be_made_again_under_another_name():
     first = make_schedule("clip_range", "lin_0.2")
-    again = make_schedule("clip_range_vf", first)
-    assert again.name == "clip_range_vf" and again.schedule == first.schedule == Linear(0.2)
+    assert make_schedule("clip_range_vf", first) is first
 
 
 @pytest.mark.parametrize("value", [0.1, "lin_0.2", "cos_0.2_0.1", constant(0.3)])
@@ -106,9 +108,9 @@ def test_a_schedule_that_leaves_its_range_raises_an_error(value):
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
 def test_a_function_is_checked_when_it_is_asked(bad):
     schedule = make_schedule("ent_coef", lambda progress: bad if progress == 0.37 else 1.0)
-    assert schedule(0.38) == 1.0
+    assert value_at(0.38, "ent_coef", schedule) == 1.0
     with pytest.raises(ValueError, match=r"ent_coef: .*progress_remaining=0\.37"):
-        schedule(0.37)
+        value_at(0.37, "ent_coef", schedule)
 
 
 @pytest.mark.parametrize("function", [lambda progress, scale=2.0: scale * progress, lambda *all: 1.0, math.sqrt, float])
@@ -119,7 +121,7 @@ def test_a_function_may_take_more_or_not_say_what_it_takes(function):
 @pytest.mark.parametrize("returned", [None, "fast", [1, 2]])
 def test_a_function_that_returns_no_number_raises_an_error(returned):
     with pytest.raises(TypeError, match="ent_coef: .* must return a number"):
-        make_schedule("ent_coef", lambda progress: returned)(1.0)
+        value_at(1.0, "ent_coef", make_schedule("ent_coef", lambda progress: returned))
 
 
 def test_a_strict_bound_holds_at_the_start_only():
@@ -136,7 +138,9 @@ def test_another_lower_bound():
 
 
 def test_a_schedule_is_checked_during_training():
-    schedule = Bounded("learning_rate", lambda progress: -1.0 if progress < 0.001 else 1.0)
-    assert schedule(0.5) == 1.0
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", learning_rate=lambda progress: -1.0 if progress < 0.001 else 1.0)
+    assert model.settings.at(0.5, model.lr_schedule)["learning_rate"] == 1.0
     with pytest.raises(ValueError, match="learning_rate: .* returned -1.0"):
-        schedule(0.0005)
+        model.settings.at(0.0005, model.lr_schedule)
+    with pytest.raises(ValueError, match="learning_rate: .* returned -2"):
+        model.settings.at(0.5, lambda progress: -2)

@@ -3,7 +3,6 @@
 import torch as th
 from torch import nn, optim
 
-from ppo_plus.formulas.schedules import at
 from ppo_plus.update.flat import ELEMENTWISE, trainable
 from ppo_plus.update.update import coefficients_of
 
@@ -64,4 +63,4 @@ def flat_state(optimizer):
 
 def coefficients_at(model, progress=1.0):
     """What an update of a model is given at some point of training."""
-    return coefficients_of(at(progress, model.settings.schedules), model.device)
+    return coefficients_of(model.settings.at(progress, model.lr_schedule), model.device)

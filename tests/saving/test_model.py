@@ -24,7 +24,6 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import AdaptivePenalty, ColoredNoise, KLControl, MlpPolicy, PPO_Plus, cosine, register
-from ppo_plus.formulas.schedules import Bounded
 from ppo_plus.saving.format import names
 from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, read, write
 from ppo_plus.saving.format.names import Damaged, Refused
@@ -107,11 +106,6 @@ def parts(file):
     return value, arrays
 
 
-def plain(settings):
-    """Settings, with schedules that do not know their range: a text is such a one once the model is set up."""
-    return {name: each.schedule if isinstance(each, Bounded) else each for name, each in vars(settings).items()}
-
-
 def saved(model):
     file = io.BytesIO()
     model.save(file)
@@ -138,7 +132,7 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(case, no_pickle, recwarn):
         assert all(
             arrays[name].equal(each) and arrays[name].dtype == each.dtype for name, each in expected_arrays.items()
         )
-        assert plain(loaded.settings) == plain(model.settings)
+        assert vars(loaded.settings) == vars(model.settings)
         assert (loaded.observation_space, loaded.action_space) == (model.observation_space, model.action_space)
         assert type(loaded.policy) is type(model.policy)
     assert not [each for each in recwarn if "saved without" in str(each.message)]

@@ -13,7 +13,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.utils import LinearSchedule
 
 from ppo_plus.formulas.exploration import StateDependentNoise
-from ppo_plus.formulas.schedules import Bounded, Constant, Linear
+from ppo_plus.formulas.schedules import Constant, Linear
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
 from ppo_plus.saving.model import base_of
@@ -94,8 +94,6 @@ def _export(model: Any, policy: Any) -> PPO:
 
 def _schedule(schedule: Any) -> Any:
     """A schedule as SB3 has it; one that it has not stays what it is."""
-    if isinstance(schedule, Bounded):
-        schedule = schedule.schedule
     if isinstance(schedule, Constant):
         return schedule(1.0)
     return LinearSchedule(schedule.start, schedule.end, 1.0) if isinstance(schedule, Linear) else schedule
