@@ -9,6 +9,7 @@ import pathlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -37,7 +38,7 @@ from ppo_plus.envs.vec_env import as_vec_env
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
-from ppo_plus.formulas.schedules import Schedule
+from ppo_plus.formulas.schedules import Schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import explained
@@ -269,7 +270,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.policy = adapt_policy_class(self.policy_class)(
                 self.observation_space,
                 self.action_space,
-                self.lr_schedule,
+                partial(value_at, name="learning_rate", schedule=self.lr_schedule),
                 use_sde=self.use_sde,
                 **{name: value for name, value in custom.items() if value is not None},
                 **self.policy_kwargs,

@@ -144,3 +144,9 @@ def test_a_schedule_is_checked_during_training():
         model.settings.at(0.0005, model.lr_schedule)
     with pytest.raises(ValueError, match="learning_rate: .* returned -2"):
         model.settings.at(0.5, lambda progress: -2)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, None, "fast"])
+def test_a_learning_rate_is_checked_when_the_policy_is_built(bad):
+    with pytest.raises((TypeError, ValueError), match=f"^learning_rate: the schedule .* returned {bad!r}"):
+        PPO_Plus("MlpPolicy", "CartPole-v1", learning_rate=lambda progress: bad)
