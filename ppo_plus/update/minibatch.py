@@ -31,7 +31,7 @@ from ppo_plus.update.gradient import (
     others_of,
     standing_in,
 )
-from ppo_plus.update.step import FINITE, OptimizerStep, apply, functional_step
+from ppo_plus.update.step import FINITE, apply, functional_step
 
 #: What a minibatch returns: the KL control's state, the names of the diagnostics, and a record (:func:`apply`).
 Outcome = tuple[KLState, tuple[str, ...], th.Tensor]
@@ -75,7 +75,7 @@ class UpdateRule:
         coefficients = self.penalizing(coefficients, state)
         losses, grads = self.gradient(vector, others, coefficients, data, coefficients.kl_coef, indices)
         step = functional_step(self.policy.optimizer, vector, moments)
-        return self.apply(step, losses, grads, state, coefficients)
+        return apply(step, losses, grads, self.max_grad_norm, self.control, state, coefficients)
 
     def gradient(
         self,
@@ -101,7 +101,7 @@ class UpdateRule:
         state: KLState,
         indices: th.Tensor,
     ) -> Outcome:
-        """One minibatch; changes the policy and the optimizer, which is the one that is lent (``packed``)."""
+        """One minibatch; changes the policy, and its optimizer as lent by :func:`~ppo_plus.update.flat.packed`."""
         params, targets = trainable(self.policy.optimizer), trainable(optimizer)
         others, found = self.list_others(), None
         if self.reduction is None or (n := n_transitions(data, indices)):
@@ -114,7 +114,8 @@ class UpdateRule:
         if self.reduction is not None:
             found = self.reduction(found, targets, n)
         assert found is not None
-        return self.apply(partial(optimizer_step, optimizer, targets), *found, state, coefficients)
+        step = partial(optimizer_step, optimizer, targets)
+        return apply(step, *found, self.max_grad_norm, self.control, state, coefficients)
 
     def eager_gradient(self, coefficients: Coefficients, data: Batch, indices: th.Tensor) -> tuple[Losses, Gradient]:
         """Loss and gradient of a minibatch with the policy's own weights."""
@@ -124,12 +125,6 @@ class UpdateRule:
     def penalizing(self, coefficients: Coefficients, state: KLState) -> Coefficients:
         """The coefficients with the present weight of the KL penalty, if the control has one."""
         return coefficients._replace(kl_coef=state.beta) if self.control.penalizes else coefficients
-
-    def apply(
-        self, step: OptimizerStep, losses: Losses, grads: Gradient, state: KLState, coefficients: Coefficients
-    ) -> Outcome:
-        """:func:`~ppo_plus.update.step.apply` with this control."""
-        return apply(step, losses, grads, self.max_grad_norm, self.control, state, coefficients)
 
 
 def prepared(
@@ -166,7 +161,7 @@ def prepared(
         unable=unable,
         # Weights and buffers change in place, and in the whole rule the optimizer's state, too.
         n_mutable=3 if gradient is None else 2,
-        given=[*trainable(optimizer), *others_of(policy)()],
+        given=[*trainable(optimizer), *rule.list_others()],
         compute_loss=rule.compute_loss,
         policy=policy,
         control=rule.control,
@@ -174,10 +169,12 @@ def prepared(
         optimizer=(type(optimizer), options),
         **reads,
     )
-    if compiled is not None and gradient is None:
+    in_place = partial(rule.in_place, lent, coefficients)
+    if compiled is None:
+        return partial(in_place, rule.eager_gradient)
+    if gradient is None:
         return CompiledMinibatch(rule, compiled, lent, coefficients)
-    compute = rule.eager_gradient if compiled is None or gradient is None else gradient(rule, compiled, lent)
-    return partial(rule.in_place, lent, coefficients, compute)
+    return partial(in_place, gradient(rule, compiled, lent))
 
 
 class CompiledGradient:
