@@ -391,12 +391,20 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "returns-each-task": lambda: returns.each_task(reported()),
     **{
         f"returns-{stage}": partial(returned, stage)
-        for stage in ("beside-sb3", "looks", "deciders", "own", "own-entry", "atari")
+        for stage in (
+            "beside-sb3",
+            "looks",
+            "deciders",
+            "near",
+            "own",
+            "own-entry",
+            "atari",
+        )
     },
     "returns-overrides": lambda: returns.gains(returns.results(stages=["overrides"])),
     **{
         f"returns-effects-{name}": partial(effects, name)
-        for name in ("screen", "survivors", "again", "finalists", "kl")
+        for name in ("screen", "survivors", "again", "finalists", "kl", "parallel")
     },
     "returns-about": returns_about,
     **{f"returns-goals-{arm}": partial(goals, arm) for arm in returns.GOALS},

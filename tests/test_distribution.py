@@ -22,7 +22,7 @@ FILES = [
 ]
 FOLDERS = ["ppo_plus", "hyperparams", "benchmarks", "docs", "scripts", "tests"]
 #: Results of which no page shows anything.
-NOT_SHOWN = {Path("benchmarks/results/tensor_env.json"), Path("benchmarks/results/screening_parallel.jsonl")}
+NOT_SHOWN = {Path("benchmarks/results/tensor_env.json")}
 #: What is made, and so not shipped.
 MADE = shutil.ignore_patterns("__pycache__", "_build", ".*")
 
