@@ -49,3 +49,9 @@ def test_alone_nothing_is_sent():
     assert (ranks.rank, ranks.size, ranks.several, ranks.leads, ranks.seed(3), ranks.seed(None)) == (
         *(0, 1, False, True, 3, None),
     )
+
+
+def test_each_process_has_its_own_seed():
+    """Two processes would differ even if the seed did not depend on the rank: only rank 0 has the run's."""
+    processes = [Ranks(rank, 3) for rank in range(3)]
+    assert processes[0].seed(7) == 7 and len({each.seed(7) for each in processes}) == 3
