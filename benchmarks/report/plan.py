@@ -87,6 +87,8 @@ ZOO_TRPO: dict[str, Any] = dict(
     n_critic_updates=20,
     learning_rate=1e-3,
 )
+#: The recipe of the parallel simulators, as the screening "near" left it.
+RECIPE = screening.NEAR.settings((1, 1, -1, -1))
 ARMS = {
     "sb3-defaults": Arm(settings=DEFAULTS),
     "sb3-defaults-by-sb3": Arm("stable_baselines3.PPO", DEFAULTS),
@@ -102,9 +104,8 @@ ARMS = {
         ZOO_TRPO,
         by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}},
     ),
-    # The recipe of the parallel simulators, as the screening "near" left it.
-    "parallel": Arm(settings=screening.NEAR.settings((1, 1, -1, -1))),
-    "parallel-swimmer": Arm(settings=screening.NEAR.settings((1, 1, -1, -1)) | {"gamma": 0.9999}),
+    "parallel": Arm(settings=RECIPE),
+    "parallel-swimmer": Arm(settings=RECIPE | {"gamma": 0.9999}),
 }
 #: Tasks of the settings that MuJoCo's share, and those whose own entries are measured: what runs were meant to reach in
 #: deterministic episodes, their interquartile mean.

@@ -13,7 +13,7 @@ class Replayed:
     running them.
 
     A recording reads and writes fixed memory: that of the static tensors, which come first, and copies of the others.
-    Where static tensors have moved, the function runs once as it is, and the next call records it again.
+    If a static tensor has moved, the function runs once without a recording, and the next call records it again.
 
     :param function: may change the static tensors in place, and draw from the generator of the GPU
     """
@@ -34,14 +34,14 @@ class Replayed:
             return self._function(given)
         if self._graph is None:
             device, inputs = given[0].device, [tensor.clone() for tensor in varying]
-            # Not recorded: tensors elsewhere, which a replay does not read, and expanded ones, whose copies are not.
-            moved = [own.stride() != tensor.stride() for own, tensor in zip(inputs, varying, strict=True)]
-            if any(moved) or any(each.device != device for each in given):
+            # A replay does not read tensors on other devices, and a copy of an expanded tensor has other strides.
+            expanded = [own.stride() != tensor.stride() for own, tensor in zip(inputs, varying, strict=True)]
+            if any(expanded) or any(each.device != device for each in given):
                 return self._function(given)
             graph, self._inputs = th.cuda.CUDAGraph(), inputs
-            with ONE_AT_A_TIME, own_workspaces(), th.cuda.device(device):
-                with th.cuda.graph(graph, stream=_stream(device), capture_error_mode="thread_local"):
-                    self._outputs = self._function([*static, *inputs])
+            recording = th.cuda.graph(graph, stream=_stream(device), capture_error_mode="thread_local")
+            with ONE_AT_A_TIME, own_workspaces(), th.cuda.device(device), recording:
+                self._outputs = self._function([*static, *inputs])
             self._graph = graph
         for own, tensor in zip(self._inputs, varying, strict=True):
             own.copy_(tensor)

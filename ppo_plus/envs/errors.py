@@ -88,12 +88,12 @@ class CheckedEnvs:
         if self._normalize is not None:
             vars(self._normalize).update(copy.deepcopy(self._statistics))
 
-    def require_finite(self, step: int, obs: Any, rewards: np.ndarray | None = None) -> None:
+    def require_finite(self, obs: Any, rewards: np.ndarray | None = None) -> None:
         """Check the latest observations and rewards, before and after normalization.
 
-        :param step: how many steps each environment has taken, for the message
         :raises FloatingPointError: not finite; see :func:`~ppo_plus.require.require_finite`
         """
+        step = self._step()
         if self._normalize is not None:
             try:
                 require_finite("observation", self._normalize.old_obs, step)
@@ -119,7 +119,7 @@ class CheckedEnvs:
             raise TypeError(f"env={self._env!r} returned {wrong[0]!r} as info: {RESET}")
         if obs is not None:
             check_shape(obs, self._env.observation_space, self._env.num_envs)
-            self.require_finite(self._step(), obs)
+            self.require_finite(obs)
 
 
 def _death(env: SubprocVecEnv, step: int) -> RuntimeError:

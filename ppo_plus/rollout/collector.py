@@ -175,7 +175,7 @@ class Collector:
                 new_starts = new_starts.reshape(len(infos)).astype(bool)
             if rewards.shape != new_starts.shape or rewards.dtype.kind != "f":
                 rewards = as_rewards(rewards, len(infos), self._step)
-            self._checked.require_finite(self._step, new_obs, rewards)
+            self._checked.require_finite(new_obs, rewards)
         self._incoming = new_obs
         dones = ended(new_starts, infos)
         return EnvStep(obs, starts, masks, obs_tensor, chosen, env_actions, new_obs, rewards, new_starts, dones, infos)

@@ -12,6 +12,7 @@ from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.policy.distributions import to_device
+from ppo_plus.trees import tree_map
 from ppo_plus.update.batch import Batch, read
 from ppo_plus.update.flat import packed
 from ppo_plus.update.minibatch import Minibatch, UpdateRule, prepared
@@ -24,12 +25,10 @@ CPU = th.device("cpu")
 LARGE_STD = 1000.0
 
 
-def coefficients_of(numbers: Mapping[str, Any], device: th.device) -> Coefficients:
-    """The values of all schedules, by name of the argument, as tensors."""
+def coefficients_of(numbers: Mapping[str, Any]) -> Coefficients:
+    """The values of all schedules, by name of the argument, as tensors on the CPU."""
     numbers = {**numbers, "target_kl": th.nan if numbers["target_kl"] is None else numbers["target_kl"]}
-    return Coefficients(
-        **{name: None if value is None else to_device(th.tensor(value), device) for name, value in numbers.items()}  # type: ignore[arg-type]
-    )
+    return Coefficients(**{name: None if value is None else th.tensor(value) for name, value in numbers.items()})  # type: ignore[arg-type]
 
 
 class Updater:
@@ -71,11 +70,12 @@ class Updater:
         # With Python's numbers, so that it is logged unrounded.
         learning_rate: Any = KLState(*(value.item() for value in state)).scaled(numbers["learning_rate"])  # type: ignore[arg-type]
         update_learning_rate(rule.policy.optimizer, learning_rate)
-        coefficients, target = coefficients_of(numbers, device), coefficients_of(numbers, CPU).target_kl
+        on_cpu = coefficients_of(numbers)
+        coefficients = tree_map(lambda value: to_device(value, device), on_cpu)
         with packed(rule.policy.optimizer) as lent:
             minibatch = prepared(rule, lent, coefficients, compilation, **reads)
             asks = device.type != "cuda" or any(True for _ in rule.policy.buffers())
-            update = Update(minibatch, rule.control, state, target, self, learning_rate, device, asks)
+            update = Update(minibatch, rule.control, state, on_cpu.target_kl, self, learning_rate, device, asks)
             yield update
             update.finish()
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)

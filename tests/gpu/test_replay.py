@@ -33,7 +33,7 @@ def test_a_function_is_recorded_at_its_second_call(device):
     assert total.tolist() == [10.0] * 3
 
 
-def test_it_is_recorded_again_where_tensors_have_moved():
+def test_it_is_recorded_again_after_a_tensor_has_moved():
     run, runs = counted(lambda a, x: [a + x])
     replayed, one, other = Replayed(run, 1), th.ones(2, device=CUDA), th.full((2,), 5.0, device=CUDA)
     for a, expected in [(one, 3.0)] * 3 + [(other, 7.0)] * 3 + [(one, 3.0)] * 2:
@@ -58,7 +58,7 @@ def test_random_numbers_are_those_of_the_generator():
 
 
 @pytest.mark.parametrize("other", [th.tensor(2.0), th.tensor(2.0).to(CUDA).expand(3)], ids=["on the CPU", "expanded"])
-def test_what_cannot_be_recorded_runs_as_it_is(other):
+def test_what_cannot_be_recorded_runs_unrecorded(other):
     run, runs = counted(lambda x, y: [x * y])
     replayed, x = Replayed(run, 1), th.ones(3, device=CUDA)
     for _ in range(4):
