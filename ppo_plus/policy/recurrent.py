@@ -10,6 +10,7 @@ acting, and whole ``Recurrent.sequences`` for learning. Its state is a tuple of 
 :math:`(h,)` for a GRU (Cho et al. 2014, arXiv:1406.1078). It is reset to zero where an episode starts.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,8 @@ from ppo_plus.require import require_int, require_kind
 State = tuple[th.Tensor, ...]
 #: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
+# Resets add a column to a layer's weights, so cuDNN copies them in each call, and torch warns of that.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
 
 class Layout:
@@ -35,8 +38,7 @@ class Layout:
     the first step, the given state is multiplied by 0 instead. Sequences with fewer starts end earlier; what follows is
     not read. A layout is at most twice as long as its sequences.
 
-    :param most: how many episodes start within a sequence after its first step, at most; ``None``: it is read from
-        ``starts``, for which the host waits
+    :param most: most episode starts within a sequence after its first step; ``None``: the host waits to read them
     """
 
     def __init__(self, starts: th.Tensor, n_sequences: int, most: int | None = None):

@@ -27,8 +27,7 @@ class Batch(NamedTuple):
     :param carry: with memory: what was remembered before the first step of each sequence. The transitions are then
         sequences of equal length, one after another; ``None`` without memory
     :param episode_starts: with memory: which observations begin an episode, shape ``(B,)``
-    :param valid: which transitions to learn from, booleans of shape ``(B,)``; ``None``: all. The others only hand on
-        the memory
+    :param valid: which transitions to learn from, booleans ``(B,)``; ``None``: all. The others only hand on the memory
     :param normalized: advantages normalized within the minibatch that several processes have parts of, shape ``(B,)``;
         ``None``: there is one process
     :param features: what the policy's encoder makes of the observations, where it has run already; else ``None``

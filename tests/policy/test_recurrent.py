@@ -2,6 +2,8 @@
 
 import copy
 import io
+import subprocess
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -43,6 +45,14 @@ def test_initial_weights_and_first_rollout_are_recurrent_ppos(structure):
     assert old.episode_starts[1:].any()
     for name in ("rewards", "values", "log_probs", "advantages", "returns"):
         np.testing.assert_allclose(getattr(new, name), getattr(old, name), rtol=0, atol=2e-5, err_msg=name)
+
+
+def test_cudnns_copies_of_weights_cause_no_warning():
+    # In a process of its own, since pytest shows all warnings.
+    texts = "RNN module weights are not part of single contiguous chunk of memory", "RNN module weights are odd"
+    code = f"import warnings\nfrom ppo_plus import LSTMMemory\nfor text in {texts}: warnings.warn(text)"
+    warned = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    assert texts[0] not in warned and texts[1] in warned
 
 
 def test_names_of_gru_layers():
