@@ -326,7 +326,7 @@ def reported() -> list[dict[str, Any]]:
 
 def goals(arm: str) -> Lines:
     """Returns of a contender, and the goals."""
-    return returns.goals(returns.results(), arm)
+    return returns.goals([*returns.results(), *returns.recipe_results()], arm)
 
 
 def explored_in(kind: str) -> str:
@@ -406,6 +406,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
         f"returns-effects-{name}": partial(effects, name)
         for name in ("screen", "survivors", "again", "finalists", "kl", "parallel")
     },
+    "returns-recipe": lambda: returns.recipe(returns.recipe_runs()),
     "returns-about": returns_about,
     **{f"returns-goals-{arm}": partial(goals, arm) for arm in returns.GOALS},
     **{f"exploration-{kind}": partial(explored, kind) for kind in EXPLORED},

@@ -118,6 +118,14 @@ GOALS = {
         "Swimmer-v5": 350,
         "Humanoid-v5": 1500,
     },
+    "recipe": {
+        "HalfCheetah-v5": 7000,
+        "Hopper-v5": 3400,
+        "Walker2d-v5": 5000,
+        "Ant-v5": 5000,
+        "Swimmer-v5": 355,
+        "Humanoid-v5": 3000,
+    },
     "entry": {
         "CartPole-v1": 500,
         "Pendulum-v1": -200,
@@ -134,6 +142,10 @@ SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
 #: Tasks whose separate settings were measured beside the shared ones, and the contender that has them: "mujoco"
 #: where the gain was no chance, and they have become the task's entry.
 OVERRIDES = {"Ant-v5": "mujoco", "Swimmer-v5": "mujoco", "Humanoid-v5": "own-Humanoid-v5-01"}
+
+
+#: By task, the contender that has the settings of the recipe, here called "recipe".
+RECIPE_ARMS = {task: "parallel-swimmer" if task == "Swimmer-v5" else "parallel" for task in TASKS}
 
 
 def shared_arm(task: str) -> str:
@@ -274,6 +286,7 @@ NAMES = {
     "mujoco-shared": "ppo_plus's shared settings",
     "parallel": "the recipe of parallel simulators",
     "parallel-swimmer": "the recipe with gamma 0.9999",
+    "recipe": "the recipe",
     "atari": "rl_zoo3's settings, in 10M frames",
     **{arm: name for arms in (OWN_ARMS | OWN_ENTRY_ARMS).values() for arm, name in arms.items()},
 } | {

@@ -13,7 +13,20 @@ import numpy as np
 from ppo_plus.zoo.tune.statistics import Estimate, iqm, iqm_interval
 from report.drawing import BLUE, GREEN, ORANGE, PURPLE, picture
 from report.markdown import markdown
-from report.plan import GOALS, NAMES, OVERRIDES, SCREENED, SCREENS, STAGES, TASKS, Job, in_order, read, shared_arm
+from report.plan import (
+    GOALS,
+    NAMES,
+    OVERRIDES,
+    RECIPE_ARMS,
+    SCREENED,
+    SCREENS,
+    STAGES,
+    TASKS,
+    Job,
+    in_order,
+    read,
+    shared_arm,
+)
 from report.results import RESULTS
 from report.scores import N_INTERVAL, score
 from report.statistics import improvement_interval, profile, ratio_interval
@@ -94,9 +107,10 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
     return [*markdown(["setting", *columns], rows), "", f"{sum(job in found for job in jobs)} of {len(jobs)} runs"]
 
 
-REFERENCE, SHARED = "sb3-defaults", "mujoco-shared"
+REFERENCE, SHARED, RECIPE = "sb3-defaults", "mujoco-shared", "recipe"
 #: Contenders of the pictures and of the comparison over tasks, and their colors.
 CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
+COLORS = CONTENDERS | {RECIPE: ORANGE}
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
 #: The parts of the campaign by whose runs nothing was chosen, but whether tasks keep settings of their own.
@@ -113,14 +127,15 @@ def report(file: Path = FILE) -> list[str]:
         comparison(reported),
         each_task(reported),
         gains(results(file, ["overrides"])),
-        *(goals(results(file), arm) for arm in GOALS),
+        recipe(recipe_runs(file)),
+        *(goals([*results(file), *recipe_results(file)], arm) for arm in GOALS),
     ]
     return [line for table in tables for line in (*table, "")]
 
 
-def grouped(results: Iterable[dict[str, Any]]) -> Runs:
-    """By contender and task, those of :data:`CONTENDERS`."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {arm: {} for arm in CONTENDERS}
+def grouped(results: Iterable[dict[str, Any]], arms: Iterable[str] = CONTENDERS) -> Runs:
+    """By contender and task, those of some contenders."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {arm: {} for arm in arms}
     for result in results:
         if result["arm"] in found:
             found[result["arm"]].setdefault(result["task"], []).append(result)
@@ -159,24 +174,33 @@ def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
     differ, how many times the reference's return it has, and how probable it is that a run of it is better than one of
     the reference."""
     results = list(results)
-    runs, rows = {**grouped(results), SHARED: shared(results)}, []
+    return over_tasks({**grouped(results), SHARED: shared(results)}, REFERENCE, "SB3's")
+
+
+def over_tasks(runs: Runs, reference: str, unit: str) -> list[str]:
+    """The lines of :func:`comparison`.
+
+    :param runs: those of the reference, too
+    :param unit: what the reference is called
+    """
+    rows = []
     for arm in runs:
         tasks = [
             task
             for task in enough(runs, arm)
-            if task in enough(runs, REFERENCE)
-            and runs[arm][task][0]["settings"] != runs[REFERENCE][task][0]["settings"]
+            if task in enough(runs, reference)
+            and runs[arm][task][0]["settings"] != runs[reference][task][0]["settings"]
         ]
         if not tasks:
             continue
         cells = []
         for measure in COMPARED.values():
-            own, reference = (scores(runs, each, measure, tasks) for each in (arm, REFERENCE))
-            cells.append(f"{ratio_interval(own, reference):.2f}")
-            cells.append(f"{improvement_interval(own, reference):.0%}")
+            own, others = (scores(runs, each, measure, tasks) for each in (arm, reference))
+            cells.append(f"{ratio_interval(own, others):.2f}")
+            cells.append(f"{improvement_interval(own, others):.0%}")
         n_runs = sum(len(runs[arm][task]) for task in tasks)
         rows.append([NAMES[arm], f"{len(tasks)} of {len(TASKS)}", str(n_runs), *cells])
-    named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
+    named = [name for title in COMPARED for name in (f"{title}, {unit} = 1", f"better than {unit}")]
     return markdown(["contender", "tasks", "runs", *named], rows)
 
 
@@ -198,19 +222,54 @@ def each_task(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def gains(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each task whose own settings were measured: what runs reach with these and with the shared settings,
-    and the ratio of the two; chance does not explain a gain whose interval excludes 1."""
+    """Two lines for each task whose own settings were measured: what runs reach with these and with the shared
+    settings, and the ratio of the two; chance does not explain a gain whose interval excludes 1."""
+    pairs = [(task, arm, shared_arm(task)) for task, arm in OVERRIDES.items()]
+    return paired(results, pairs, "its own settings", "the shared settings")
+
+
+def paired(results: Iterable[dict[str, Any]], pairs: Iterable[tuple[str, str, str]], own: str, other: str) -> list[str]:
+    """Two lines for each task: what runs of two contenders reach, and the ratio of the two.
+
+    :param pairs: a task and its two contenders
+    :param own: what the first ones are called
+    :param other: what the second ones are called
+    """
     results, rows = list(results), []
-    for task, arm in OVERRIDES.items():
-        arms = arm, shared_arm(task)
-        runs = {arm: [run for run in results if (run["arm"], run["task"]) == (arm, task)] for arm in arms}
-        if min(map(len, runs.values())) < N_POOLED:
+    for task, *arms in pairs:
+        runs = [[run for run in results if (run["arm"], run["task"]) == (arm, task)] for arm in arms]
+        if min(map(len, runs)) < N_POOLED:
             continue
         for title, measure in COMPARED.items():
-            own, common = ([run[measure]["mean"] for run in each] for each in runs.values())
-            seeds = f"{len(own)} and {len(common)}"
-            rows.append([task, title, seeds, score(own), score(common), f"{ratio_interval([own], [common]):.2f}"])
-    return markdown(["task", "return of", "seeds", "its own settings", "the shared settings", "times as much"], rows)
+            first, second = ([run[measure]["mean"] for run in each] for each in runs)
+            seeds = f"{len(first)} and {len(second)}"
+            rows.append([task, title, seeds, score(first), score(second), f"{ratio_interval([first], [second]):.2f}"])
+    return markdown(["task", "return of", "seeds", own, other, "times as much"], rows)
+
+
+def recipe_results(file: Path = FILE) -> list[dict[str, Any]]:
+    """The runs with the recipe of parallel simulators, of each task those of its settings, with "recipe" as the
+    contender."""
+    return [
+        {**result, "arm": RECIPE}
+        for result in results(file, ["parallel-table"])
+        if result["arm"] == RECIPE_ARMS[result["task"]]
+    ]
+
+
+def recipe_runs(file: Path = FILE) -> Runs:
+    """The runs with the entry and with the recipe."""
+    return grouped([*results(file, ["table"]), *recipe_results(file)], ["mujoco", RECIPE])
+
+
+def recipe(runs: Runs) -> list[str]:
+    """The recipe beside the entry: each task, an empty line, and all tasks together.
+
+    :param runs: of :func:`recipe_runs`
+    """
+    every = [run for by_task in runs.values() for runs in by_task.values() for run in runs]
+    tasks = paired(every, [(task, RECIPE, "mujoco") for task in TASKS], NAMES[RECIPE], "the entry")
+    return [*tasks, "", *over_tasks(runs, "mujoco", "the entry's")]
 
 
 def goals(results: Iterable[dict[str, Any]], arm: str) -> list[str]:
@@ -230,21 +289,28 @@ def goals(results: Iterable[dict[str, Any]], arm: str) -> list[str]:
     return markdown(["task", "steps", "seeds", *COMPARED, "goal", "reached", "by single runs"], rows)
 
 
-def draw_curves(runs: Runs, path: Path) -> None:
-    """The training return of each task: interquartile means over seeds and, where they are enough, 95 % intervals."""
+def draw_curves(runs: Runs, path: Path, over_seconds: bool = False) -> None:
+    """The training return of each task: interquartile means over seeds and, where they are enough, 95 % intervals.
+
+    :param runs: by contender and task
+    :param path: the picture
+    :param over_seconds: over the CPU time of training, on average over the seeds, instead of over steps
+    """
     with picture(path, 2, 3, width=2.7, height=2.1) as panels:
         for task, axes in zip(TASKS, panels.flat, strict=True):
             for arm, by_task in runs.items():
                 if task in by_task:
-                    _draw_curve(axes, by_task[task], NAMES[arm], CONTENDERS[arm])
+                    of = by_task[task]
+                    unit = np.mean([run["cpu_seconds"] / run["steps"] for run in of]) if over_seconds else 1e-6
+                    _draw_curve(axes, of, unit, NAMES[arm], COLORS[arm])
             axes.set(title=task, xlim=(0, None))
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{' s' if over_seconds else 'M'}")
         lines = {line.get_label(): line for axes in panels.flat for line in axes.lines}
         figure = panels[0, 0].figure
         figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
 
 
-def _draw_curve(axes: Any, runs: list[dict[str, Any]], label: str, color: str) -> None:
+def _draw_curve(axes: Any, runs: list[dict[str, Any]], unit: float, label: str, color: str) -> None:
     # What all of them have: runs of fewer steps have a shorter curve.
     steps = np.array(min((run["curve"]["steps"] for run in runs), key=len))
     returns = np.array([run["curve"]["return"][: len(steps)] for run in runs], dtype=float)
@@ -252,10 +318,10 @@ def _draw_curve(axes: Any, runs: list[dict[str, Any]], label: str, color: str) -
     has = np.isfinite(returns).all(axis=0) & (steps % BIN == 0)
     if not has.any():
         return
-    bands = np.array([iqm_interval(column) for column in returns[:, has].T])
-    axes.plot(steps[has], bands[:, 0], color=color, label=label, linewidth=1)
+    bands, x = np.array([iqm_interval(column) for column in returns[:, has].T]), steps[has] * unit
+    axes.plot(x, bands[:, 0], color=color, label=label, linewidth=1)
     if len(runs) >= N_INTERVAL:
-        axes.fill_between(steps[has], bands[:, 1], bands[:, 2], color=color, alpha=0.2, linewidth=0)
+        axes.fill_between(x, bands[:, 1], bands[:, 2], color=color, alpha=0.2, linewidth=0)
 
 
 def draw_profile(runs: Runs, path: Path) -> None:
@@ -273,7 +339,7 @@ def draw_profile(runs: Runs, path: Path) -> None:
     thresholds = np.linspace(0, np.quantile(np.concatenate(sum(shown.values(), [])), 0.98), 100)
     with picture(path) as axes:
         for arm, each in shown.items():
-            label, color = NAMES[arm], CONTENDERS[arm]
+            label, color = NAMES[arm], COLORS[arm]
             part, low, high = profile(each, list(thresholds)).T
             axes.plot(thresholds, part, color=color, label=label)
             axes.fill_between(thresholds, low, high, color=color, alpha=0.2, linewidth=0)

@@ -1,5 +1,7 @@
 """What the long runs reached: ``benchmarks/report/returns.py``."""
 
+import json
+
 import pytest
 
 
@@ -15,6 +17,7 @@ def result(arm, task, score, curve=(1.0, None, 2.0)):
         "arm": arm,
         "task": task,
         "steps": 60_000,
+        "cpu_seconds": 30.0,
         "settings": {"of": arm},
         "curve": {"steps": steps, "return": list(curve)},
         **kinds,
@@ -90,6 +93,31 @@ def test_gains_of_a_task_are_over_the_shared_settings(script):
     assert deterministic.startswith(f"| Ant-v5 | 20 deterministic episodes {start}")
 
 
+def test_the_recipe_is_compared_with_the_entry(script, tmp_path):
+    found = [result("mujoco", task, score) for task in script.TASKS for score in (100.0, 200.0, 300.0)]
+    found += [result(script.RECIPE_ARMS[task], task, score) for task in script.TASKS for score in (100.0, 400.0)]
+    found.append(result("parallel", "Swimmer-v5", 1e9))
+    seeds = dict.fromkeys((each["arm"], each["task"]) for each in found)
+    for arm, task in seeds:
+        stage = "table" if arm == "mujoco" else "parallel-table"
+        planned = [job.seed for job in script.in_order([script.STAGES[stage]]) if (job.arm, job.task) == (arm, task)]
+        runs = [each for each in found if (each["arm"], each["task"]) == (arm, task)]
+        for each, seed in zip(runs, planned, strict=False):
+            each["seed"] = seed
+    file = tmp_path / "returns.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in found))
+    runs = script.recipe_runs(file)
+    swimmer = next(line for line in script.recipe(runs) if line.startswith("| Swimmer-v5 | 20 deterministic"))
+    assert "| 2 and 3 | 100.0, 400.0 | 100.0, 200.0, 300.0 | 1.25 [" in swimmer
+    # Of each task, one run is below two and a half of the entry's, and one is above all.
+    last = script.recipe(runs)[-1]
+    assert last.startswith("| the recipe | 6 of 6 | 12 | 1.25 [") and "| 58% [" in last
+    for over_seconds, end in ((False, "M"), (True, " s")):
+        script.draw_curves(runs, tmp_path / "curves.svg", over_seconds)
+        drawn = (tmp_path / "curves.svg").read_text()
+        assert "<!-- the recipe -->" in drawn and f"{end} -->" in drawn
+
+
 def test_every_contender_is_planned_to_be_compared_on_all_tasks(script, import_script):
     stages = import_script("report.plan").STAGES
     runs = {}
@@ -102,8 +130,11 @@ def test_every_contender_is_planned_to_be_compared_on_all_tasks(script, import_s
 
 def test_every_entry_with_a_goal_has_ten_runs_or_three_long_ones(script, import_script):
     stages, n_runs = import_script("report.plan").STAGES, {}
-    for job in import_script("report.plan").in_order(stages[name] for name in ("table", "entries")):
-        n_runs[job.arm, job.task] = n_runs.get((job.arm, job.task), 0) + 1
+    for job in import_script("report.plan").in_order(stages[name] for name in ("table", "parallel-table", "entries")):
+        arm = "recipe" if job.arm == script.RECIPE_ARMS.get(job.task) else job.arm
+        n_runs[arm, job.task] = n_runs.get((arm, job.task), 0) + 1
+    # Swimmer was measured with a larger gamma, too.
+    del n_runs["parallel", "Swimmer-v5"]
     assert n_runs == {
         (arm, task): 3 if task == "BipedalWalker-v3" else 10 for arm, goals in script.GOALS.items() for task in goals
     }
