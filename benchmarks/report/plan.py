@@ -106,6 +106,7 @@ ARMS = {
     ),
     "parallel": Arm(settings=RECIPE),
     "parallel-swimmer": Arm(settings=RECIPE | {"gamma": 0.9999}),
+    "parallel-swimmer-98": Arm(settings=RECIPE | {"gamma": 0.9999, "gae_lambda": 0.98}),
 }
 #: Tasks of the settings that MuJoCo's share, and those whose own entries are measured: what runs were meant to reach in
 #: deterministic episodes, their interquartile mean.
@@ -139,18 +140,21 @@ GOALS = {
 TASKS = tuple(GOALS["mujoco"])
 #: Where settings are looked for; the other tasks are held out.
 SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
-#: Tasks whose separate settings were measured beside the shared ones, and the contender that has them: "mujoco"
+#: Tasks whose separate settings were measured beside the shared ones, and the contenders that have them: "mujoco"
 #: where the gain was no chance, and they have become the task's entry.
-OVERRIDES = {"Ant-v5": "mujoco", "Swimmer-v5": "mujoco", "Humanoid-v5": "own-Humanoid-v5-01"}
-
-
-#: By task, the contender that has the settings of the recipe, here called "recipe".
-RECIPE_ARMS = {task: "parallel-swimmer" if task == "Swimmer-v5" else "parallel" for task in TASKS}
+OVERRIDES = {"Ant-v5": ["mujoco"], "Swimmer-v5": ["mujoco"], "Humanoid-v5": ["own-Humanoid-v5-01", "mujoco"]}
+#: By task, the contender that has the settings of the recipe, here called "recipe"; it has become Humanoid's entry.
+RECIPE_ARMS = dict.fromkeys(TASKS, "parallel") | {"Swimmer-v5": "parallel-swimmer-98", "Humanoid-v5": "mujoco"}
 
 
 def shared_arm(task: str) -> str:
     """The contender that has the settings that tasks share: "mujoco" where these are the task's entry."""
-    return "mujoco-shared" if OVERRIDES.get(task) == "mujoco" else "mujoco"
+    return "mujoco-shared" if "mujoco" in OVERRIDES.get(task, ()) else "mujoco"
+
+
+def entry_seeds(task: str) -> range:
+    """The seeds of the runs with the task's entry."""
+    return range(40, 50) if RECIPE_ARMS[task] == "mujoco" else range(20, 30)
 
 
 @dataclass(frozen=True)
@@ -286,7 +290,9 @@ NAMES = {
     "mujoco-shared": "ppo_plus's shared settings",
     "parallel": "the recipe of parallel simulators",
     "parallel-swimmer": "the recipe with gamma 0.9999",
+    "parallel-swimmer-98": "the recipe with gamma 0.9999, lambda 0.98",
     "recipe": "the recipe",
+    "before": "the entry",
     "atari": "rl_zoo3's settings, in 10M frames",
     **{arm: name for arms in (OWN_ARMS | OWN_ENTRY_ARMS).values() for arm, name in arms.items()},
 } | {
@@ -323,13 +329,21 @@ STAGES: dict[str, list[Cell]] = {
         # The table began with these settings, and was stopped to look for better ones.
         Cell("own-Swimmer-v5-00", "Swimmer-v5", [21]),
     ],
-    "table": [Cell("mujoco", task, range(20, 30)) for task in TASKS],
+    "table": [Cell("mujoco", task, entry_seeds(task)) for task in TASKS],
     "parallel-table": [
-        *(Cell("parallel", task, range(40, 50)) for task in TASKS),
-        Cell("parallel-swimmer", "Swimmer-v5", range(40, 50)),
+        *(Cell("parallel", task, range(40, 50)) for task, arm in RECIPE_ARMS.items() if arm == "parallel"),
+        # Three seeds show whether Swimmer needs a larger gamma.
+        Cell("parallel", "Swimmer-v5", range(40, 43)),
+        # The table began with this one, and its first run was no better: a larger gamma needs a larger lambda, too.
+        Cell("parallel-swimmer", "Swimmer-v5", [40]),
+        Cell("parallel-swimmer-98", "Swimmer-v5", range(40, 50)),
     ],
     # What the overrides of tasks gain.
-    "overrides": [Cell(arm, task, range(20, 30)) for task, own in OVERRIDES.items() for arm in (shared_arm(task), own)],
+    "overrides": [
+        Cell(arm, task, entry_seeds(task) if arm == "mujoco" else range(20, 30))
+        for task, own in OVERRIDES.items()
+        for arm in (shared_arm(task), *own)
+    ],
     # Settings of tasks that have separate entries.
     "own-entry": [
         *(

@@ -107,10 +107,10 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
     return [*markdown(["setting", *columns], rows), "", f"{sum(job in found for job in jobs)} of {len(jobs)} runs"]
 
 
-REFERENCE, SHARED, RECIPE = "sb3-defaults", "mujoco-shared", "recipe"
+REFERENCE, SHARED, RECIPE, BEFORE = "sb3-defaults", "mujoco-shared", "recipe", "before"
 #: Contenders of the pictures and of the comparison over tasks, and their colors.
 CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
-COLORS = CONTENDERS | {RECIPE: ORANGE}
+COLORS = CONTENDERS | {RECIPE: ORANGE, BEFORE: BLUE}
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
 #: The parts of the campaign by whose runs nothing was chosen, but whether tasks keep settings of their own.
@@ -222,29 +222,28 @@ def each_task(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def gains(results: Iterable[dict[str, Any]]) -> list[str]:
-    """Two lines for each task whose own settings were measured: what runs reach with these and with the shared
+    """Two lines for each of a task's own settings that were measured: what runs reach with these and with the shared
     settings, and the ratio of the two; chance does not explain a gain whose interval excludes 1."""
-    pairs = [(task, arm, shared_arm(task)) for task, arm in OVERRIDES.items()]
-    return paired(results, pairs, "its own settings", "the shared settings")
+    pairs = [(task, arm, shared_arm(task)) for task, own in OVERRIDES.items() for arm in own]
+    return paired(results, pairs, "the shared settings")
 
 
-def paired(results: Iterable[dict[str, Any]], pairs: Iterable[tuple[str, str, str]], own: str, other: str) -> list[str]:
-    """Two lines for each task: what runs of two contenders reach, and the ratio of the two.
+def paired(results: Iterable[dict[str, Any]], pairs: Iterable[tuple[str, str, str]], others: str) -> list[str]:
+    """Two lines for each pair: what runs of the two contenders reach, and the ratio of the two.
 
-    :param pairs: a task and its two contenders
-    :param own: what the first ones are called
-    :param other: what the second ones are called
+    :param pairs: a task and two contenders
+    :param others: what the second ones are called
     """
     results, rows = list(results), []
-    for task, *arms in pairs:
-        runs = [[run for run in results if (run["arm"], run["task"]) == (arm, task)] for arm in arms]
+    for task, arm, other in pairs:
+        runs = [[run for run in results if (run["arm"], run["task"]) == (each, task)] for each in (arm, other)]
         if min(map(len, runs)) < N_POOLED:
             continue
         for title, measure in COMPARED.items():
             first, second = ([run[measure]["mean"] for run in each] for each in runs)
-            seeds = f"{len(first)} and {len(second)}"
-            rows.append([task, title, seeds, score(first), score(second), f"{ratio_interval([first], [second]):.2f}"])
-    return markdown(["task", "return of", "seeds", own, other, "times as much"], rows)
+            cells = [score(first), score(second), f"{ratio_interval([first], [second]):.2f}"]
+            rows.append([task, NAMES[arm], title, f"{len(first)} and {len(second)}", *cells])
+    return markdown(["task", "contender", "return of", "seeds", "its own", others, "times as much"], rows)
 
 
 def recipe_results(file: Path = FILE) -> list[dict[str, Any]]:
@@ -252,14 +251,19 @@ def recipe_results(file: Path = FILE) -> list[dict[str, Any]]:
     contender."""
     return [
         {**result, "arm": RECIPE}
-        for result in results(file, ["parallel-table"])
+        for result in results(file, ["table", "parallel-table"])
         if result["arm"] == RECIPE_ARMS[result["task"]]
     ]
 
 
 def recipe_runs(file: Path = FILE) -> Runs:
-    """The runs with the entry and with the recipe."""
-    return grouped([*results(file, ["table"]), *recipe_results(file)], ["mujoco", RECIPE])
+    """The runs with the recipe, and with the entry as it was before, when Humanoid had the shared settings."""
+    entry = [
+        {**result, "arm": BEFORE}
+        for result in results(file, ["table", "overrides"])
+        if result["arm"] == (SHARED if RECIPE_ARMS[result["task"]] == "mujoco" else "mujoco")
+    ]
+    return grouped([*entry, *recipe_results(file)], [BEFORE, RECIPE])
 
 
 def recipe(runs: Runs) -> list[str]:
@@ -267,9 +271,9 @@ def recipe(runs: Runs) -> list[str]:
 
     :param runs: of :func:`recipe_runs`
     """
-    every = [run for by_task in runs.values() for runs in by_task.values() for run in runs]
-    tasks = paired(every, [(task, RECIPE, "mujoco") for task in TASKS], NAMES[RECIPE], "the entry")
-    return [*tasks, "", *over_tasks(runs, "mujoco", "the entry's")]
+    every = [run for by_task in runs.values() for each in by_task.values() for run in each]
+    tasks = paired(every, [(task, RECIPE, BEFORE) for task in TASKS], NAMES[BEFORE])
+    return [*tasks, "", *over_tasks(runs, BEFORE, "the entry's")]
 
 
 def goals(results: Iterable[dict[str, Any]], arm: str) -> list[str]:

@@ -54,7 +54,7 @@ def test_settings_of_the_reference_are_not_compared_with_it(script, results):
 
 def test_shared_settings_are_not_those_of_single_tasks(script, import_script, results, monkeypatch):
     overridden = "Hopper-v5", "Humanoid-v5", "Swimmer-v5"
-    monkeypatch.setattr(import_script("report.plan"), "OVERRIDES", dict.fromkeys(overridden, "mujoco"))
+    monkeypatch.setattr(import_script("report.plan"), "OVERRIDES", dict.fromkeys(overridden, ["mujoco"]))
     for task in script.TASKS:
         results += [result("mujoco", task, 400.0)] * 2
     results += [result("mujoco-shared", task, 200.0) for task in overridden for _ in range(2)]
@@ -67,7 +67,7 @@ OWN = ["Ant-v5", "Swimmer-v5"]
 
 
 def test_each_task_is_compared_by_shared_settings_and_its_own(script, import_script, results, monkeypatch):
-    monkeypatch.setattr(import_script("report.plan"), "OVERRIDES", dict.fromkeys(OWN, "mujoco"))
+    monkeypatch.setattr(import_script("report.plan"), "OVERRIDES", dict.fromkeys(OWN, ["mujoco"]))
     assert len(script.each_task(results)) == 2
     results += [result("sb3-defaults", task, 200.0) for task in script.TASKS for _ in range(2)]
     for task in ("Hopper-v5", *OWN):
@@ -89,25 +89,27 @@ def test_gains_of_a_task_are_over_the_shared_settings(script):
     found += [result("mujoco", "Hopper-v5", 1.0), result("mujoco", "Swimmer-v5", 1.0)]
     last, deterministic = script.gains(found)[2:]
     start = "| 2 and 3 | 400.0, 600.0 | 100.0, 200.0, 300.0 | 2.50 ["
-    assert last.startswith(f"| Ant-v5 | last 100 training episodes {start}")
-    assert deterministic.startswith(f"| Ant-v5 | 20 deterministic episodes {start}")
+    assert last.startswith(f"| Ant-v5 | ppo_plus's settings | last 100 training episodes {start}")
+    assert deterministic.startswith(f"| Ant-v5 | ppo_plus's settings | 20 deterministic episodes {start}")
 
 
 def test_the_recipe_is_compared_with_the_entry(script, tmp_path):
-    found = [result("mujoco", task, score) for task in script.TASKS for score in (100.0, 200.0, 300.0)]
-    found += [result(script.RECIPE_ARMS[task], task, score) for task in script.TASKS for score in (100.0, 400.0)]
-    found.append(result("parallel", "Swimmer-v5", 1e9))
-    seeds = dict.fromkeys((each["arm"], each["task"]) for each in found)
-    for arm, task in seeds:
-        stage = "table" if arm == "mujoco" else "parallel-table"
-        planned = [job.seed for job in script.in_order([script.STAGES[stage]]) if (job.arm, job.task) == (arm, task)]
-        runs = [each for each in found if (each["arm"], each["task"]) == (arm, task)]
-        for each, seed in zip(runs, planned, strict=False):
-            each["seed"] = seed
+    scores = {}
+    for task in script.TASKS:
+        scores[script.RECIPE_ARMS[task], task] = 100.0, 400.0
+        entry = "mujoco-shared" if task == "Humanoid-v5" else "mujoco"
+        scores[entry, task] = 100.0, 200.0, 300.0
+    scores["parallel", "Swimmer-v5"] = scores["own-Humanoid-v5-01", "Humanoid-v5"] = 1e9, 1e9
+    left, found = {pair: list(values) for pair, values in scores.items()}, []
+    for job in script.in_order(script.STAGES[name] for name in ("table", "parallel-table", "overrides")):
+        if left.get((job.arm, job.task)):
+            found.append(result(job.arm, job.task, left[job.arm, job.task].pop(0)) | {"seed": job.seed})
     file = tmp_path / "returns.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in found))
     runs = script.recipe_runs(file)
-    swimmer = next(line for line in script.recipe(runs) if line.startswith("| Swimmer-v5 | 20 deterministic"))
+    swimmer = next(
+        line for line in script.recipe(runs) if line.startswith("| Swimmer-v5 | the recipe | 20 deterministic")
+    )
     assert "| 2 and 3 | 100.0, 400.0 | 100.0, 200.0, 300.0 | 1.25 [" in swimmer
     # Of each task, one run is below two and a half of the entry's, and one is above all.
     last = script.recipe(runs)[-1]
@@ -131,10 +133,9 @@ def test_every_contender_is_planned_to_be_compared_on_all_tasks(script, import_s
 def test_every_entry_with_a_goal_has_ten_runs_or_three_long_ones(script, import_script):
     stages, n_runs = import_script("report.plan").STAGES, {}
     for job in import_script("report.plan").in_order(stages[name] for name in ("table", "parallel-table", "entries")):
-        arm = "recipe" if job.arm == script.RECIPE_ARMS.get(job.task) else job.arm
-        n_runs[arm, job.task] = n_runs.get((arm, job.task), 0) + 1
-    # Swimmer was measured with a larger gamma, too.
-    del n_runs["parallel", "Swimmer-v5"]
+        for arm in {job.arm} | ({"recipe"} if job.arm == script.RECIPE_ARMS.get(job.task) else set()):
+            if arm in script.GOALS:
+                n_runs[arm, job.task] = n_runs.get((arm, job.task), 0) + 1
     assert n_runs == {
         (arm, task): 3 if task == "BipedalWalker-v3" else 10 for arm, goals in script.GOALS.items() for task in goals
     }
