@@ -5,7 +5,7 @@
     python benchmarks/learning_returns.py --queue                          # all that is left, one after another
     python benchmarks/learning_returns.py --queue --stage screen           # of one part; two queues share the work
     python benchmarks/learning_returns.py --table                          # what came out, with intervals
-    python benchmarks/learning_returns.py --report                         # contenders compared, goals, overrides
+    python benchmarks/learning_returns.py --report                         # contenders, goals, overrides, the recipe
     python benchmarks/learning_returns.py --effects screen                 # which settings matter (report/screening.py)
 
 Each run appends a line to ``benchmarks/results/returns.jsonl``: the curve of training, the last 100 training episodes,
@@ -252,7 +252,7 @@ def main() -> None:
     what.add_argument("--run", nargs=3, metavar=("ARM", "TASK", "SEED"), help="do one run")
     what.add_argument("--queue", action="store_true", help="do what is left")
     what.add_argument("--table", action="store_true", help="what came out")
-    what.add_argument("--report", action="store_true", help="contenders compared, goals, overrides")
+    what.add_argument("--report", action="store_true", help="contenders compared, goals, overrides, the recipe")
     what.add_argument("--effects", choices=SCREENS, help="what a screening says of each setting")
     parser.add_argument("--stage", choices=STAGES, nargs="+", default=list(STAGES), help="which runs (default: all)")
     parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")

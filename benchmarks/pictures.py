@@ -36,8 +36,8 @@ PICTURES: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "learning.svg": ("learning_curves.json", lambda file, picture: curves.draw(read(file), picture)),
     "deep_sea.svg": ("exploration_deep_sea.json", lambda file, picture: exploration.draw(scores.read(file), picture)),
     "mujoco_curves.svg": (returns.FILE.name, lambda file, picture: returns.draw_curves(runs(file), picture)),
-    "recipe_steps.svg": (returns.FILE.name, lambda file, picture: draw_recipe(file, picture, False)),
-    "recipe_seconds.svg": (returns.FILE.name, lambda file, picture: draw_recipe(file, picture, True)),
+    "recipe_steps.svg": (returns.FILE.name, lambda file, picture: draw_recipe(file, picture, over_seconds=False)),
+    "recipe_seconds.svg": (returns.FILE.name, lambda file, picture: draw_recipe(file, picture, over_seconds=True)),
     "mujoco_profile.svg": (returns.FILE.name, lambda file, picture: returns.draw_profile(runs(file), picture)),
     "speed.png": ("speed.json", draw_speed),
 }

@@ -108,8 +108,8 @@ ARMS = {
     "parallel-swimmer": Arm(settings=RECIPE | {"gamma": 0.9999}),
     "parallel-swimmer-98": Arm(settings=RECIPE | {"gamma": 0.9999, "gae_lambda": 0.98}),
 }
-#: Tasks of the settings that MuJoCo's share, and those whose own entries are measured: what runs were meant to reach in
-#: deterministic episodes, their interquartile mean.
+#: By contender and task, what runs were meant to reach in deterministic episodes, their interquartile mean: MuJoCo's
+#: entries, the recipe on the same tasks, and the entries of other tasks.
 GOALS = {
     "mujoco": {
         "HalfCheetah-v5": 6000,
@@ -143,7 +143,7 @@ SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
 #: Tasks whose separate settings were measured beside the shared ones, and the contenders that have them: "mujoco"
 #: where the gain was no chance, and they have become the task's entry.
 OVERRIDES = {"Ant-v5": ["mujoco"], "Swimmer-v5": ["mujoco"], "Humanoid-v5": ["own-Humanoid-v5-01", "mujoco"]}
-#: By task, the contender that has the settings of the recipe, here called "recipe"; it has become Humanoid's entry.
+#: By task, the contender that has the recipe's settings; on Humanoid, they have become the entry.
 RECIPE_ARMS = dict.fromkeys(TASKS, "parallel") | {"Swimmer-v5": "parallel-swimmer-98", "Humanoid-v5": "mujoco"}
 
 

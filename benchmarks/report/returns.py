@@ -110,6 +110,7 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
 REFERENCE, SHARED, RECIPE, BEFORE = "sb3-defaults", "mujoco-shared", "recipe", "before"
 #: Contenders of the pictures and of the comparison over tasks, and their colors.
 CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
+#: Of these and of the recipe beside the entry as it was before.
 COLORS = CONTENDERS | {RECIPE: ORANGE, BEFORE: BLUE}
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
@@ -170,18 +171,18 @@ def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each contender: over the tasks of which it and the reference have enough runs, with settings that
-    differ, how many times the reference's return it has, and how probable it is that a run of it is better than one of
-    the reference."""
+    """The contenders beside SB3's settings, over all tasks: see :func:`over_tasks`."""
     results = list(results)
     return over_tasks({**grouped(results), SHARED: shared(results)}, REFERENCE, "SB3's")
 
 
-def over_tasks(runs: Runs, reference: str, unit: str) -> list[str]:
-    """The lines of :func:`comparison`.
+def over_tasks(runs: Runs, reference: str, whose: str) -> list[str]:
+    """A line for each contender: over the tasks of which it and the reference have enough runs, with settings that
+    differ, how many times the reference's return it has, and how probable it is that a run of it is better than one of
+    the reference.
 
     :param runs: those of the reference, too
-    :param unit: what the reference is called
+    :param whose: the reference in the genitive, such as "SB3's"
     """
     rows = []
     for arm in runs:
@@ -200,7 +201,7 @@ def over_tasks(runs: Runs, reference: str, unit: str) -> list[str]:
             cells.append(f"{improvement_interval(own, others):.0%}")
         n_runs = sum(len(runs[arm][task]) for task in tasks)
         rows.append([NAMES[arm], f"{len(tasks)} of {len(TASKS)}", str(n_runs), *cells])
-    named = [name for title in COMPARED for name in (f"{title}, {unit} = 1", f"better than {unit}")]
+    named = [name for title in COMPARED for name in (f"{title}, {whose} = 1", f"better than {whose}")]
     return markdown(["contender", "tasks", "runs", *named], rows)
 
 
@@ -225,10 +226,10 @@ def gains(results: Iterable[dict[str, Any]]) -> list[str]:
     """Two lines for each of a task's own settings that were measured: what runs reach with these and with the shared
     settings, and the ratio of the two; chance does not explain a gain whose interval excludes 1."""
     pairs = [(task, arm, shared_arm(task)) for task, own in OVERRIDES.items() for arm in own]
-    return paired(results, pairs, "the shared settings")
+    return ratios(results, pairs, "the shared settings")
 
 
-def paired(results: Iterable[dict[str, Any]], pairs: Iterable[tuple[str, str, str]], others: str) -> list[str]:
+def ratios(results: Iterable[dict[str, Any]], pairs: Iterable[tuple[str, str, str]], others: str) -> list[str]:
     """Two lines for each pair: what runs of the two contenders reach, and the ratio of the two.
 
     :param pairs: a task and two contenders
@@ -243,7 +244,7 @@ def paired(results: Iterable[dict[str, Any]], pairs: Iterable[tuple[str, str, st
             first, second = ([run[measure]["mean"] for run in each] for each in runs)
             cells = [score(first), score(second), f"{ratio_interval([first], [second]):.2f}"]
             rows.append([task, NAMES[arm], title, f"{len(first)} and {len(second)}", *cells])
-    return markdown(["task", "contender", "return of", "seeds", "its own", others, "times as much"], rows)
+    return markdown(["task", "contender", "return of", "seeds", "the contender", others, "times as much"], rows)
 
 
 def recipe_results(file: Path = FILE) -> list[dict[str, Any]]:
@@ -272,7 +273,7 @@ def recipe(runs: Runs) -> list[str]:
     :param runs: of :func:`recipe_runs`
     """
     every = [run for by_task in runs.values() for each in by_task.values() for run in each]
-    tasks = paired(every, [(task, RECIPE, BEFORE) for task in TASKS], NAMES[BEFORE])
+    tasks = ratios(every, [(task, RECIPE, BEFORE) for task in TASKS], NAMES[BEFORE])
     return [*tasks, "", *over_tasks(runs, BEFORE, "the entry's")]
 
 
@@ -304,9 +305,9 @@ def draw_curves(runs: Runs, path: Path, over_seconds: bool = False) -> None:
         for task, axes in zip(TASKS, panels.flat, strict=True):
             for arm, by_task in runs.items():
                 if task in by_task:
-                    of = by_task[task]
-                    unit = np.mean([run["cpu_seconds"] / run["steps"] for run in of]) if over_seconds else 1e-6
-                    _draw_curve(axes, of, unit, NAMES[arm], COLORS[arm])
+                    own = by_task[task]
+                    per_step = np.mean([run["cpu_seconds"] / run["steps"] for run in own]) if over_seconds else 1e-6
+                    _draw_curve(axes, own, per_step, NAMES[arm], COLORS[arm])
             axes.set(title=task, xlim=(0, None))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{' s' if over_seconds else 'M'}")
         lines = {line.get_label(): line for axes in panels.flat for line in axes.lines}
@@ -314,7 +315,7 @@ def draw_curves(runs: Runs, path: Path, over_seconds: bool = False) -> None:
         figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
 
 
-def _draw_curve(axes: Any, runs: list[dict[str, Any]], unit: float, label: str, color: str) -> None:
+def _draw_curve(axes: Any, runs: list[dict[str, Any]], per_step: float, label: str, color: str) -> None:
     # What all of them have: runs of fewer steps have a shorter curve.
     steps = np.array(min((run["curve"]["steps"] for run in runs), key=len))
     returns = np.array([run["curve"]["return"][: len(steps)] for run in runs], dtype=float)
@@ -322,7 +323,7 @@ def _draw_curve(axes: Any, runs: list[dict[str, Any]], unit: float, label: str, 
     has = np.isfinite(returns).all(axis=0) & (steps % BIN == 0)
     if not has.any():
         return
-    bands, x = np.array([iqm_interval(column) for column in returns[:, has].T]), steps[has] * unit
+    bands, x = np.array([iqm_interval(column) for column in returns[:, has].T]), steps[has] * per_step
     axes.plot(x, bands[:, 0], color=color, label=label, linewidth=1)
     if len(runs) >= N_INTERVAL:
         axes.fill_between(x, bands[:, 1], bands[:, 2], color=color, alpha=0.2, linewidth=0)

@@ -27,8 +27,8 @@ from ppo_plus.require import require_int, require_kind
 State = tuple[th.Tensor, ...]
 #: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
-# Resets add a column to a layer's weights, so cuDNN copies them in each call, and torch warns of that.
-warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+# With resets, cuDNN has to copy a layer's weights in each call. The filter is that of the whole process.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
 
 
 class Layout:
@@ -38,7 +38,8 @@ class Layout:
     the first step, the given state is multiplied by 0 instead. Sequences with fewer starts end earlier; what follows is
     not read. A layout is at most twice as long as its sequences.
 
-    :param most: most episode starts within a sequence after its first step; ``None``: the host waits to read them
+    :param most: the largest number of episode starts within a sequence after its first step; ``None``: it is read from
+        ``starts``, for which the host waits
     """
 
     def __init__(self, starts: th.Tensor, n_sequences: int, most: int | None = None):

@@ -64,7 +64,7 @@ class SupervisedVecEnv(VecEnv):
     Observations have their space's dtype and rewards are float32. Worker processes ignore Ctrl-C, which the process
     that trains handles.
 
-    :param env_fns: functions that make the environments, called again for each restart; a ``Monitor`` then appends
+    :param env_fns: functions that make environments, called again at each restart; a ``Monitor`` appends to its file
     :param restarts: how many times a fresh environment may replace one that failed, over all environments, at least 0.
         Attributes that were set are set again; what methods have changed is lost
     :param timeout: seconds that an environment may take for a step or a reset, above 0; ``None``: no limit

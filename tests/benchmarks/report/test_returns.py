@@ -111,7 +111,7 @@ def test_the_recipe_is_compared_with_the_entry(script, tmp_path):
         line for line in script.recipe(runs) if line.startswith("| Swimmer-v5 | the recipe | 20 deterministic")
     )
     assert "| 2 and 3 | 100.0, 400.0 | 100.0, 200.0, 300.0 | 1.25 [" in swimmer
-    # Of each task, one run is below two and a half of the entry's, and one is above all.
+    # One run ties with the entry's lowest, which counts half, and one is above all three: (1/6 + 1) / 2.
     last = script.recipe(runs)[-1]
     assert last.startswith("| the recipe | 6 of 6 | 12 | 1.25 [") and "| 58% [" in last
     for over_seconds, end in ((False, "M"), (True, " s")):
