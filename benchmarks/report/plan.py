@@ -143,8 +143,10 @@ SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
 #: Tasks whose separate settings were measured beside the shared ones, and the contenders that have them: "mujoco"
 #: where the gain was no chance, and they have become the task's entry.
 OVERRIDES = {"Ant-v5": ["mujoco"], "Swimmer-v5": ["mujoco"], "Humanoid-v5": ["own-Humanoid-v5-01", "mujoco"]}
-#: By task, the contender that has the recipe's settings; on Humanoid, they have become the entry.
+#: By task, the contender that has the recipe's settings; they have become Humanoid's entry.
 RECIPE_ARMS = dict.fromkeys(TASKS, "parallel") | {"Swimmer-v5": "parallel-swimmer-98", "Humanoid-v5": "mujoco"}
+#: By task, the contender that has the settings of the entry as it was before.
+BEFORE_ARMS = dict.fromkeys(TASKS, "mujoco") | {"Humanoid-v5": "mujoco-shared"}
 
 
 def shared_arm(task: str) -> str:

@@ -14,6 +14,7 @@ from ppo_plus.zoo.tune.statistics import Estimate, iqm, iqm_interval
 from report.drawing import BLUE, GREEN, ORANGE, PURPLE, picture
 from report.markdown import markdown
 from report.plan import (
+    BEFORE_ARMS,
     GOALS,
     NAMES,
     OVERRIDES,
@@ -110,7 +111,7 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
 REFERENCE, SHARED, RECIPE, BEFORE = "sb3-defaults", "mujoco-shared", "recipe", "before"
 #: Contenders of the pictures and of the comparison over tasks, and their colors.
 CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
-#: Of these and of the recipe beside the entry as it was before.
+#: Colors of these contenders, of the recipe, and of the entry as it was before.
 COLORS = CONTENDERS | {RECIPE: ORANGE, BEFORE: BLUE}
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
@@ -122,14 +123,14 @@ N_POOLED = 2
 
 def report(file: Path = FILE) -> list[str]:
     """Contenders, how they compare, what a task's own settings gain, and goals: one table after another."""
-    reported = results(file, REPORTED)
+    reported, all_results = results(file, REPORTED), [*results(file), *recipe_results(file)]
     tables = [
         contenders(reported),
         comparison(reported),
         each_task(reported),
         gains(results(file, ["overrides"])),
         recipe(recipe_runs(file)),
-        *(goals([*results(file), *recipe_results(file)], arm) for arm in GOALS),
+        *(goals(all_results, arm) for arm in GOALS),
     ]
     return [line for table in tables for line in (*table, "")]
 
@@ -247,23 +248,23 @@ def ratios(results: Iterable[dict[str, Any]], pairs: Iterable[tuple[str, str, st
     return markdown(["task", "contender", "return of", "seeds", "the contender", others, "times as much"], rows)
 
 
+def renamed(results: Iterable[dict[str, Any]], arms: Mapping[str, str], name: str) -> list[dict[str, Any]]:
+    """The results of one contender per task, all with the same name as the contender.
+
+    :param arms: by task, the contender
+    """
+    return [{**result, "arm": name} for result in results if result["arm"] == arms[result["task"]]]
+
+
 def recipe_results(file: Path = FILE) -> list[dict[str, Any]]:
     """The runs with the recipe of parallel simulators, of each task those of its settings, with "recipe" as the
     contender."""
-    return [
-        {**result, "arm": RECIPE}
-        for result in results(file, ["table", "parallel-table"])
-        if result["arm"] == RECIPE_ARMS[result["task"]]
-    ]
+    return renamed(results(file, ["table", "parallel-table"]), RECIPE_ARMS, RECIPE)
 
 
 def recipe_runs(file: Path = FILE) -> Runs:
     """The runs with the recipe, and with the entry as it was before, when Humanoid had the shared settings."""
-    entry = [
-        {**result, "arm": BEFORE}
-        for result in results(file, ["table", "overrides"])
-        if result["arm"] == (SHARED if RECIPE_ARMS[result["task"]] == "mujoco" else "mujoco")
-    ]
+    entry = renamed(results(file, ["table", "overrides"]), BEFORE_ARMS, BEFORE)
     return grouped([*entry, *recipe_results(file)], [BEFORE, RECIPE])
 
 

@@ -27,7 +27,7 @@ from ppo_plus.require import require_int, require_kind
 State = tuple[th.Tensor, ...]
 #: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
-# With resets, cuDNN has to copy a layer's weights in each call. The filter is that of the whole process.
+# With resets, cuDNN has to copy a layer's weights in each call. The filter applies to the whole process.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
 
 

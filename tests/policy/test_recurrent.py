@@ -48,7 +48,7 @@ def test_initial_weights_and_first_rollout_are_recurrent_ppos(structure):
 
 
 def test_cudnns_copies_of_weights_cause_no_warning():
-    # In a process of its own, since pytest shows all warnings.
+    # In a separate process, since pytest shows all warnings.
     texts = "RNN module weights are not part of single contiguous chunk of memory", "RNN module weights are odd"
     code = f"import warnings\nfrom ppo_plus import LSTMMemory\nfor text in {texts}: warnings.warn(text)"
     warned = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
