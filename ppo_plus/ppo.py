@@ -23,6 +23,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.call import Call, calling
 from ppo_plus.compiling.compilation import Compilation, CompileStatus
 from ppo_plus.distributed.ranks import Ranks, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining
@@ -53,7 +54,6 @@ from ppo_plus.rollout.lazy import LazyLocals
 from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
 from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.checkpoint.call import Call, calling
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.export.raw import Normalization
 from ppo_plus.saving.format.container import is_container

@@ -33,7 +33,7 @@ class EvalAfterUpdates(EvalCallback):
     :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
     """
 
-    #: See :attr:`ppo_plus.saving.checkpoint.call.Call.in_all_processes`.
+    #: See :attr:`ppo_plus.call.Call.in_all_processes`.
     in_all_processes = True
 
     def __init__(self, eval_env: Any, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):

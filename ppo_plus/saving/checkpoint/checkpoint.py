@@ -25,7 +25,6 @@ from ppo_plus.envs.resumable.plain_values import NotResumableError
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_number
 from ppo_plus.saving.checkpoint import process_state
-from ppo_plus.saving.checkpoint.call import Call
 from ppo_plus.saving.checkpoint.form import require_form
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, decoding
@@ -189,7 +188,7 @@ def _resumed(cls: Any, found: list[dict[str, Any]], env: Any, device: th.device 
     with decoding("the state of its generators"):
         process_state.set_generators(checkpoint["generators"])
     if call is not None:
-        model.call = Call(call["total_timesteps"], call["iteration"], resumed=checkpoint)
+        model.call.resume_from(checkpoint)
     return model
 
 
@@ -210,7 +209,7 @@ class Checkpoints(BaseCallback):
     :raises ValueError: an argument is out of range
     """
 
-    #: See :class:`ppo_plus.saving.checkpoint.call.Call`.
+    #: See :class:`ppo_plus.call.Call`.
     comes_first = in_all_processes = True
 
     def __init__(

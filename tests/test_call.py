@@ -11,7 +11,7 @@ from models import make_model
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, CheckpointCallback, EveryNTimesteps
 from stable_baselines3.common.logger import Logger
 
-from ppo_plus.saving.checkpoint.call import Call, calling, tree_of
+from ppo_plus.call import Call, calling, tree_of
 from ppo_plus.saving.checkpoint.process_state import get_generators
 from ppo_plus.saving.format.names import Refused
 

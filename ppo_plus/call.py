@@ -85,6 +85,11 @@ class Call:
         callbacks = [_state(*each) for each in zip(self.callbacks, self.configured, strict=True)]
         return {"total_timesteps": self.total_timesteps, "iteration": self.iteration, "callbacks": callbacks}
 
+    def resume_from(self, checkpoint: dict[str, Any]) -> None:
+        """Continue the call that a checkpoint was taken in, once ``learn`` is called."""
+        call = checkpoint["call"]
+        self.total_timesteps, self.iteration, self.resumed = call["total_timesteps"], call["iteration"], checkpoint
+
     @contextmanager
     def logs(self, model: Any, tb_log_name: str) -> Iterator[None]:
         """While the model sets up its logger: continue TensorBoard's files of the call that was interrupted."""
