@@ -13,6 +13,8 @@ from gymnasium import spaces
 
 #: The largest number in single precision, which networks compute in.
 LARGEST = float(np.finfo(np.float32).max)
+#: Arguments that SB3 keeps under another name.
+ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
 
 def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:

@@ -25,10 +25,9 @@ from ppo_plus.formulas.schedules import Schedule, Unknown, make_schedule, value_
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.recurrent import MlpLstmPolicy
-from ppo_plus.require import nearest, require_int, require_kind, require_number, require_one_of
+from ppo_plus.require import ATTRIBUTES, nearest, require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, least_bytes, own_buffer_class
 from ppo_plus.rollout.tensor_collector import in_tensors
-from ppo_plus.saving.model import ATTRIBUTES
 
 #: Arguments that SB3's constructor takes, which keeps them under their names or those of :data:`ATTRIBUTES`.
 SB3_ARGUMENTS = frozenset(inspect.signature(OnPolicyAlgorithm).parameters)

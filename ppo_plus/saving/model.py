@@ -16,7 +16,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.compiling.compilation import CompileStatus
 from ppo_plus.formulas.schedules import Unknown
-from ppo_plus.require import nearest, require_spaces
+from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.bounds import building, require_activation
 from ppo_plus.saving.format.container import PathOrFile, naming
@@ -62,8 +62,6 @@ STATE = {
 COUNTS = {"n_envs", "num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_n_updates", "_episode_num"}
 #: Attributes that are made from the others, or have no meaning here.
 NOT_SAVED = frozenset({"action_noise", "lr_schedule", "_last_original_obs"})
-#: Arguments whose attributes have another name.
-ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 #: The name of the optimizer's state among the parameters.
 OPTIMIZER = "policy.optimizer"
 #: Arguments of policies that only training starts from.
