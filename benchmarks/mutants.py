@@ -65,17 +65,17 @@ class Fault(NamedTuple):
 FORMULAS = (
     Fault(
         "gae-cut",
-        "formulas/advantages.py",
+        "formulas/losses.py",
         "th.cat([episode_starts[1:], last_dones[None]])",
         "th.cat([episode_starts[:-1], last_dones[None]])",
-        "tests/formulas/test_advantages.py",
+        "tests/formulas/test_losses.py",
     ),
     Fault(
         "timeouts-overwrite",
-        "formulas/advantages.py",
+        "formulas/losses.py",
         "gamma * final_values, accumulate=True",
         "gamma * final_values, accumulate=False",
-        "tests/formulas/test_advantages.py",
+        "tests/formulas/test_losses.py",
     ),
     Fault(
         "surrogate-optimistic",
@@ -307,10 +307,10 @@ POLICY = (
 UPDATE = (
     Fault(
         "memory-of-other-sequence",
-        "update/batch.py",
+        "update/minibatch.py",
         "indices[::length] // length",
         "th.arange(len(indices) // length)",
-        "tests/update/test_batch.py",
+        "tests/update/test_minibatch.py",
     ),
     Fault(
         "weights-not-returned",
@@ -328,38 +328,38 @@ UPDATE = (
     ),
     Fault(
         "encoder-gradient-lost",
-        "update/gradient.py",
+        "update/minibatch.py",
         "else a if b is None else a + b",
         "else a",
-        "tests/update/test_gradient.py",
+        "tests/update/test_minibatch.py",
     ),
     Fault(
         "gradient-amplified",
-        "update/step.py",
+        "update/minibatch.py",
         "(max_norm / (norm + 1e-6)).clamp(max=1.0)",
         "max_norm / (norm + 1e-6)",
-        "tests/update/test_step.py",
+        "tests/update/test_minibatch.py",
     ),
     Fault(
         "stopped-step-taken",
-        "update/step.py",
+        "update/minibatch.py",
         "applied = counted & next_state.running",
         "applied = counted",
-        "tests/update/test_step.py",
+        "tests/update/test_minibatch.py",
     ),
     Fault(
         "learning-rate-unscaled",
-        "update/step.py",
+        "update/minibatch.py",
         "next_state.scaled(coefficients.learning_rate)",
         "coefficients.learning_rate",
-        "tests/update/test_step.py",
+        "tests/update/test_minibatch.py",
     ),
     Fault(
         "moments-of-skipped",
-        "update/step.py",
+        "update/minibatch.py",
         "moment.copy_(th.where(applied, new_moments[name], moment))",
         "moment.copy_(new_moments[name])",
-        "tests/update/test_step.py",
+        "tests/update/test_minibatch.py",
     ),
     Fault(
         "kl-of-all-epochs",
@@ -626,14 +626,14 @@ COMPILING = (
     ),
     Fault(
         "recording-stays-where-weights-were",
-        "compiling/replay.py",
+        "compiling/compiled.py",
         "if addresses != self._addresses:",
         "if not self._addresses:",
         "tests/gpu/test_replay.py",
     ),
     Fault(
         "recording-keeps-its-inputs",
-        "compiling/replay.py",
+        "compiling/compiled.py",
         "own.copy_(tensor)",
         "own.data_ptr()",
         "tests/gpu/test_replay.py",
@@ -654,10 +654,10 @@ COMPILING = (
     ),
     Fault(
         "product-unscaled",
-        "compiling/graphs.py",
+        "compiling/torch_private.py",
         "small_mm(a, b) if beta == alpha == 1 else NotImplemented",
         "small_mm(a, b)",
-        "tests/compiling/test_graphs.py",
+        "tests/compiling/test_torch_private.py",
     ),
 )
 TOP = (

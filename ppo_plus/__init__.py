@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ppo_plus.saving.format.names import Refused as Refused
     from ppo_plus.saving.format.names import register as register
     from ppo_plus.saving.statistics import load_statistics as load_statistics
-    from ppo_plus.update.batch import Batch as Batch
+    from ppo_plus.update.minibatch import Batch as Batch
     from ppo_plus.zoo.callbacks import EvalAfterUpdates as EvalAfterUpdates
 
 #: The public names of each module. A module is imported when a name of it is first used: torch takes seconds to load,
@@ -79,7 +79,7 @@ PUBLIC = {
     "saving.checkpoint.checkpoint": "Checkpoints",
     "saving.format.names": "Refused register",
     "saving.statistics": "load_statistics",
-    "update.batch": "Batch",
+    "update.minibatch": "Batch",
     "zoo.callbacks": "EvalAfterUpdates",
 }
 MODULES = {name: f"ppo_plus.{module}" for module, names in PUBLIC.items() for name in names.split()}

@@ -25,10 +25,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.call import Call, calling
 from ppo_plus.compiling.compilation import Compilation, CompileStatus
-from ppo_plus.distributed.ranks import Ranks, use_own_gpu
-from ppo_plus.distributed.shared import SharedTraining
-from ppo_plus.distributed.single import SingleProcess
-from ppo_plus.distributed.weights import copy_lead, frozen
+from ppo_plus.distributed.ranks import Ranks, copy_lead, frozen, use_own_gpu
+from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.errors import CheckedEnvs, seed_envs, take_any_number
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import check_normalization, warn_of_resets
@@ -70,9 +68,8 @@ from ppo_plus.settings import (
     check_env,
     known_names_only,
 )
-from ppo_plus.update.batch import Batch, read
 from ppo_plus.update.flat import check_optimizer_state
-from ppo_plus.update.minibatch import UpdateRule
+from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Update, Updater
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")

@@ -23,8 +23,7 @@ from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.policy.observations import to_network
 from ppo_plus.rollout.collector import prepare_act
 from ppo_plus.update.flat import moments, packed, trainable
-from ppo_plus.update.minibatch import CompiledMinibatch, UpdateRule
-from ppo_plus.update.step import FINITE
+from ppo_plus.update.minibatch import FINITE, CompiledMinibatch, UpdateRule
 
 pytestmark = needs_compiler
 

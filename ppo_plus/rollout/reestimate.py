@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch as th
 
 from ppo_plus.rollout.buffer import ESTIMATED, RolloutBuffer
-from ppo_plus.update.batch import Batch, pick, steps_per_sequence
+from ppo_plus.update.minibatch import Batch, pick, steps_per_sequence
 
 Epoch = TypeVar("Epoch")
 

@@ -1,22 +1,42 @@
-"""Updates of a policy: minibatch by minibatch, until the epochs or the KL control end them."""
+"""Updates of a policy: minibatch by minibatch, until the epochs or the KL control end them.
+
+:func:`prepared` chooses how minibatches are made. :class:`CompiledMinibatch` runs the whole rule compiled, and
+:class:`CompiledGradient` the gradient alone where something stands between gradient and step: recurrent layers, or
+other processes.
+"""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch as th
 from stable_baselines3.common.utils import update_learning_rate
+from torch.optim import Optimizer
 
 from ppo_plus.compiling.compilation import Compilation
+from ppo_plus.compiling.compiled import Compiled
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
-from ppo_plus.formulas.losses import Coefficients
+from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.distributions import to_device
+from ppo_plus.policy.policies import Features
 from ppo_plus.trees import tree_map
-from ppo_plus.update.batch import Batch, read
-from ppo_plus.update.flat import packed
-from ppo_plus.update.minibatch import Minibatch, UpdateRule, prepared
-from ppo_plus.update.step import FINITE, means, names_not_finite
+from ppo_plus.update.flat import moments, packed, trainable
+from ppo_plus.update.minibatch import (
+    FINITE,
+    Batch,
+    Gradient,
+    Minibatch,
+    Outcome,
+    UpdateRule,
+    gradient_by_parts,
+    head_gradient,
+    means,
+    names_not_finite,
+    pick,
+    read,
+)
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
@@ -200,3 +220,129 @@ class Update:
             found["kl_early_stop"] = float(not self.state.running)
             found["kl_coef"], found["lr_scale"] = self.state.beta.item(), self.state.lr_scale.item()
         return found
+
+
+def prepared(
+    rule: UpdateRule,
+    lent: Optimizer,
+    coefficients: Coefficients,
+    compilation: Compilation,
+    **reads: Any,
+) -> Minibatch:
+    """The function that makes the minibatches of one update: compiled if training is and it can be, otherwise eager.
+
+    :param reads: what ``compute_loss`` reads (:func:`~ppo_plus.compiling.constants.constants_of`)
+    :raises CompileError: ``compile=True``, and they cannot be compiled
+    """
+    policy = rule.policy
+    optimizer = policy.optimizer
+    function: Callable[..., Any] = rule
+    gradient: type[CompiledGradient] | None = None
+    unable = None
+    if policy.remembers:
+        # Compilers gain nothing on the recurrent layers' loops over time, which run eagerly.
+        function, gradient = partial(head_gradient, policy, rule.compute_loss), CompiledHeads
+    elif rule.reduction is not None:
+        function, gradient = rule.gradient, CompiledGradient
+    if lent is optimizer:
+        unable = (
+            f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed; weights "
+            "that were frozen for a while have taken fewer steps than the others)"
+        )
+    options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
+    compiled = compilation.compiled(
+        "the update",
+        function,
+        unable=unable,
+        # Weights and buffers change in place, and in the whole rule the optimizer's state, too.
+        n_mutable=3 if gradient is None else 2,
+        given=[*trainable(optimizer), *rule.list_others()],
+        compute_loss=rule.compute_loss,
+        policy=policy,
+        control=rule.control,
+        max_grad_norm=rule.max_grad_norm,
+        optimizer=(type(optimizer), options),
+        **reads,
+    )
+    in_place = partial(rule.in_place, lent, coefficients)
+    if compiled is None:
+        return partial(in_place, rule.eager_gradient)
+    if gradient is None:
+        return CompiledMinibatch(rule, compiled, lent, coefficients)
+    return partial(in_place, gradient(rule, compiled, lent))
+
+
+class CompiledGradient:
+    """Loss and gradient of a process's part of a minibatch, compiled."""
+
+    def __init__(self, rule: UpdateRule, compiled: Compiled, lent: Optimizer):
+        self._rule, self._compiled, self._vector = rule, compiled, trainable(lent)[0].data
+        #: The rollout that the compiled form is bound to, and the bound form.
+        self._data: Any = None
+        self._bound: Any = None
+
+    def __call__(self, coefficients: Coefficients, data: Batch, indices: th.Tensor) -> tuple[Losses, Gradient]:
+        if self._data is not data:
+
+            def eager(kl_coef: th.Tensor | None, indices: th.Tensor) -> tuple[Losses, Gradient]:
+                return self._rule.eager_gradient(coefficients._replace(kl_coef=kl_coef), data, indices)
+
+            self._bind(coefficients, data, plain=eager)
+        return self._bound(coefficients.kl_coef, indices)  # type: ignore[no-any-return]
+
+    def _bind(self, coefficients: Coefficients, data: Batch, **given: Any) -> None:
+        fixed = coefficients._replace(kl_coef=None), data
+        self._data, self._bound = data, self._compiled.bind(self._vector, self._rule.list_others(), *fixed, **given)
+
+
+class CompiledHeads(CompiledGradient):
+    """Loss and gradient of a minibatch of sequences: the encoder eager, the heads and the loss compiled.
+
+    The parameters are those of :class:`CompiledGradient`, with the compiled form of
+    :func:`~ppo_plus.update.minibatch.head_gradient`.
+    """
+
+    def __call__(self, coefficients: Coefficients, data: Batch, indices: th.Tensor) -> tuple[Losses, Gradient]:
+        # The number of valid transitions decides shapes, which a compiled form has fixed; and if compiling has failed,
+        # hooks on weights must see the gradient of the weights themselves.
+        if data.valid is not None or self._compiled.failure is not None:
+            return self._rule.eager_gradient(coefficients, data, indices)
+        if self._data is not data:
+            self._bind(coefficients, data)
+
+        def head(features: Features) -> tuple[Losses, Gradient]:
+            return self._bound(coefficients.kl_coef, features, indices)  # type: ignore[no-any-return]
+
+        policy = self._rule.policy
+        return gradient_by_parts(policy, head, trainable(policy.optimizer), pick(data, indices))
+
+
+class CompiledMinibatch:
+    """Minibatches in the compiled form of an :class:`UpdateRule`."""
+
+    def __init__(self, rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients):
+        self._rule, self._compiled, self._lent, self._coefficients = rule, compiled, lent, coefficients
+        self._eager = partial(rule.in_place, lent, coefficients, rule.eager_gradient)
+        self._fresh = not moments(lent)
+        self._full_size = 0
+        self._data: Any = None
+        self._bound: Any = None
+
+    def __call__(self, data: Batch, state: KLState, indices: th.Tensor) -> Outcome:
+        if self._data is not data:
+            # The trace needs a full minibatch, and the optimizer's state, which its first step may create.
+            self._full_size = max(self._full_size, len(indices))
+            if self._fresh or len(indices) < self._full_size:
+                outcome = self._eager(data, state, indices)
+                # A step that was skipped has not made the state yet.
+                self._fresh = self._fresh and not bool(outcome[2][FINITE])
+                return outcome
+            self._bind(data)
+        return self._bound(state, indices)  # type: ignore[no-any-return]
+
+    def _bind(self, data: Batch) -> None:
+        (vector,) = trainable(self._lent)
+        vector.grad = None  # the compiled form leaves none
+        # Only now, since a module may have replaced a buffer, or have a new one.
+        fixed = vector.data, moments(self._lent), self._rule.list_others(), self._coefficients, data
+        self._data, self._bound = data, self._compiled.bind(*fixed, plain=partial(self._eager, data))

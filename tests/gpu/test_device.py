@@ -9,7 +9,7 @@ from torch import nn, optim
 
 from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.policy.distributions import to_device
-from ppo_plus.update.batch import read
+from ppo_plus.update.minibatch import read
 
 CUDA = th.device("cuda")
 

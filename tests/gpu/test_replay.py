@@ -3,8 +3,7 @@
 import pytest
 import torch as th
 
-from ppo_plus.compiling.compiled import Compiled
-from ppo_plus.compiling.replay import Replayed
+from ppo_plus.compiling.compiled import Compiled, Replayed
 
 CUDA = th.device("cuda")
 

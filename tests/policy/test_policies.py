@@ -9,7 +9,7 @@ from models import spoil
 from optimizers import coefficients_at
 
 from ppo_plus import ActorCriticPolicy, Features, LSTMMemory, PPO_Plus
-from ppo_plus.update.batch import pick
+from ppo_plus.update.minibatch import pick
 
 
 def image_model(**arguments):

@@ -19,8 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from ppo_plus import ActorCriticPolicy, Carry, GRUMemory, LSTMMemory, PPO_Plus
-from ppo_plus.formulas.advantages import normalize
-from ppo_plus.formulas.losses import Coefficients
+from ppo_plus.formulas.losses import Coefficients, normalize
 from ppo_plus.process import WORTH_THREADS
 
 # --- networks ------------------------------------------------------------------------------------------------------

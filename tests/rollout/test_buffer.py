@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common import buffers as sb3
 
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
-from ppo_plus.update.batch import Batch
+from ppo_plus.update.minibatch import Batch
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
 DISCRETE = spaces.Discrete(4)

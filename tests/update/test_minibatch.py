@@ -1,19 +1,40 @@
 """One minibatch as a pure function, in place, and by parts: the same step."""
 
 import copy
+from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, vec
-from models import SMALL
-from optimizers import coefficients_at
-from torch import optim
+from compiled import assert_trained_alike, needs_compiler, parameters
+from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
+from models import SMALL, STRUCTURES, NoTraining, make_recurrent
+from networks import without_kinks
+from optimizers import OPTIONS, coefficients_at, gradients, network, optimizer_of, steps
+from parametrization import all_pairs
+from torch import nn, optim
 
-from ppo_plus import PPO_Plus
+from ppo_plus import Batch, Carry, PPO_Plus
+from ppo_plus.compiling.compiled import CompileError
+from ppo_plus.formulas.kl_control import EarlyStop, KLControl
+from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.update.flat import moments, packed, trainable
-from ppo_plus.update.gradient import others_of
-from ppo_plus.update.minibatch import UpdateRule
+from ppo_plus.update.minibatch import (
+    COUNTED,
+    FINITE,
+    UpdateRule,
+    apply,
+    clip_factor,
+    functional_step,
+    gradient_by_parts,
+    head_gradient,
+    loss_gradient,
+    means,
+    names_not_finite,
+    others_of,
+    pick,
+)
 
 CASES = {
     "discrete": ("discrete", "MlpPolicy", {}),
@@ -70,3 +91,308 @@ def test_the_pure_function_and_the_step_in_place_agree(case):
     assert names == same_names
     th.testing.assert_close(record, numbers, rtol=1e-4, atol=1e-6)
     assert state.running == final.running == (case != "stop")
+
+
+# --- rows of a rollout, and with memory the sequences that they are ---------------------------------------------------
+
+
+def sequences(n=3, length=2):
+    """Sequences one after another; before each, its number is remembered."""
+    numbers = th.arange(float(n * length))
+    memory = {"actor": (th.arange(float(n)).view(n, 1, 1),)}
+    starts = th.zeros(n * length, dtype=th.bool)
+    valid = numbers % 3 != 0
+    fields = {name: numbers for name in ("old_values", "old_log_prob", "advantages", "returns")}
+    observations = {"a": numbers[:, None]}
+    return Batch(observations, numbers[:, None], **fields, carry=Carry(memory), episode_starts=starts, valid=valid)
+
+
+def test_memory_goes_with_its_sequence():
+    batch = pick(sequences(), th.tensor([4, 5, 0, 1]))
+    assert batch.returns.tolist() == batch.observations["a"].flatten().tolist() == [4, 5, 0, 1]
+    assert batch.carry.memory["actor"][0].flatten().tolist() == [2, 0]
+
+
+def test_valid_transitions_are_in_no_sequences():
+    batch = sequences().only_valid()
+    assert batch.returns.tolist() == batch.actions.flatten().tolist() == [1, 2, 4, 5]
+    assert batch.carry is None and batch.valid is None
+
+
+# --- policies with memory, compiled from the recurrent layers on: the chain rule, and the same training ---------------
+
+FROZEN = {"nothing": (), "recurrent layers": ("lstm", "gru"), "hidden layers": ("mlp_extractor", "action_net")}
+
+
+def both_ways(model):
+    """Loss and gradient of one minibatch: as a whole, and by the chain rule with nothing compiled."""
+    model.__class__ = NoTraining
+    model.learn(64)
+    # Other weights than those of the rollout, so that ratios are not 1.
+    with th.no_grad():
+        for weight in model.policy.parameters():
+            weight.add_(0.02 * th.randn_like(weight))
+    loss, policy = partial(PPO_Plus.compute_loss, model), model.policy
+    coefficients = coefficients_at(model)
+    with packed(policy.optimizer) as lent:
+        (vector,), params = trainable(lent), trainable(policy.optimizer)
+        data, indices = next(model.rollout_buffer.minibatches(32))
+        whole = loss_gradient(loss, params, coefficients, pick(data, indices))
+        settled = vector.data, others_of(policy)(), coefficients, data, None
+        head = partial(head_gradient, policy, loss, *settled)
+        parts = gradient_by_parts(policy, lambda features: head(features, indices), params, pick(data, indices))
+        return whole, parts
+
+
+@pytest.mark.parametrize(
+    ("layer", "structure", "observation", "frozen"),
+    all_pairs(["Lstm", "Gru"], [*STRUCTURES, "own features"], ["box", "dict"], FROZEN),
+)
+def test_the_chain_rule_gives_the_whole_gradient(layer, structure, observation, frozen):
+    policy = f"{'MultiInput' if observation == 'dict' else 'Mlp'}{layer}Policy"
+    memory = STRUCTURES.get(structure, dict(share_features_extractor=False))
+    model = make_recurrent("mixed", policy, observation=observation, memory=memory, n_steps=32, use_sde=True)
+    for name, weight in model.policy.named_parameters():
+        weight.requires_grad_(not name.startswith(FROZEN[frozen]))
+    (losses, grads), (losses_by_parts, grads_by_parts) = both_ways(model)
+    assert th.equal(losses.total, losses_by_parts.total)
+    assert losses.diagnostics.keys() == losses_by_parts.diagnostics.keys()
+    assert sum(grad is not None for grad in grads) > 2
+    for grad, by_parts in zip(grads, grads_by_parts, strict=True):
+        assert (grad is None) == (by_parts is None)
+        assert grad is None or th.allclose(grad, by_parts, rtol=1e-4, atol=1e-7)
+
+
+TRAINED_CASES = {
+    "LSTM, gSDE": ("MlpLstmPolicy", "box", "box", dict(use_sde=True, clip_range_vf=0.2)),
+    "two shared layers, dropout": (
+        "MlpLstmPolicy",
+        "multibinary",
+        "box",
+        dict(memory=STRUCTURES["shared"] | dict(n_lstm_layers=2, lstm_kwargs=dict(dropout=0.3))),
+    ),
+    "GRU, masks, penalty": (
+        "MultiInputGruPolicy",
+        "mixed",
+        "dict",
+        dict(kl_control="penalty", target_kl=0.01, ent_coef=0.01, batch_size=80),
+    ),
+}
+#: Random numbers within the update; another network, masks and sequences of other lengths.
+BY_INDUCTOR = "two shared layers, dropout", "GRU, masks, penalty"
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", TRAINED_CASES)
+@pytest.mark.slow
+def test_compiled_and_eager_train_the_same(case, request):
+    if case not in BY_INDUCTOR:
+        request.getfixturevalue("traced")
+    policy, action, observation, arguments = TRAINED_CASES[case]
+    env_class = (MaskedEnv,) if "masks" in case else ()
+    eager, compiled = (
+        without_kinks(
+            make_recurrent(
+                policy=policy,
+                env=vec(ACTIONS[action], OBSERVATIONS[observation], 4, *env_class),
+                **dict(n_steps=32, batch_size=64, n_epochs=3, compile=compile) | arguments,
+            )
+        ).learn(256)
+        for compile in (False, True)
+    )
+    assert_trained_alike(eager, compiled)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("traced")
+@pytest.mark.slow
+def test_other_clipping_is_noticed():
+    results = []
+    for compile in (False, True):
+        model = make_recurrent("box", compile=compile, kl_control="penalty", target_kl=0.01).learn(64)
+        # As many tensors as before, with another meaning.
+        model.clip_range, model.clip_range_vf = None, 0.2
+        results.append(parameters(model.learn(64)))
+    th.testing.assert_close(*results, rtol=0, atol=1e-4)
+
+
+class Augmented(PPO_Plus):
+    """Evaluates the policy's heads at other features than those of the minibatch as well."""
+
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        features = batch.features
+        if features is None:
+            features, _ = self.policy.encode(batch.observations, batch.carry.memory, batch.episode_starts)
+        values = self.policy.heads(features._replace(critic=features.critic + 0.5)).values
+        return losses.plus("smooth", values.square().mean())
+
+
+@needs_compiler
+@pytest.mark.usefixtures("traced")
+def test_a_custom_loss_is_compiled_too():
+    arguments = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", policy_kwargs=SMALL)
+    eager, compiled = (
+        Augmented("MlpLstmPolicy", vec(ACTIONS["box"]), compile=compile, **arguments).learn(64)
+        for compile in (False, True)
+    )
+    assert_trained_alike(eager, compiled)
+
+
+class Elsewhere(PPO_Plus):
+    """Evaluates the policy at other observations than those of the minibatch as well."""
+
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        values, _ = self.policy.evaluate(batch.observations + 0.5, batch.carry, batch.episode_starts)
+        return losses.plus("smooth", values.square().mean())
+
+
+@needs_compiler
+@pytest.mark.usefixtures("traced")
+def test_a_loss_that_needs_the_encoder_elsewhere_runs_eagerly(monkeypatch):
+    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
+    arguments = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", policy_kwargs=SMALL)
+    eager = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=False, **arguments).learn(32)
+    auto = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), **arguments)
+    with pytest.warns(RuntimeWarning, match="the update runs uncompiled"):
+        auto.learn(32)
+    assert auto.compilation.functions["acting"].is_compiled and not auto.compiled
+    assert th.allclose(parameters(eager), parameters(auto), atol=1e-6)
+    strict = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=True, **arguments)
+    with pytest.raises(CompileError, match="the update could not be compiled"):
+        strict.learn(32)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.slow
+@needs_compiler
+def test_compiled_training_leaves_out_steps_that_only_reset():
+    eager, compiled = (
+        PPO_Plus(
+            "MlpLstmPolicy",
+            gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"),
+            n_steps=64,
+            batch_size=32,
+            n_epochs=1,
+            seed=0,
+            device="cpu",
+            compile=compile,
+            policy_kwargs=SMALL,
+        ).learn(128)
+        for compile in (False, True)
+    )
+    assert compiled.rollout_buffer.valid is not None
+    assert not compiled.compilation.functions["the update"].is_compiled
+    assert th.allclose(parameters(eager), parameters(compiled), atol=1e-6)
+
+
+# --- from a gradient to new weights: clipping, the optimizer's step as a function, and records ------------------------
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e3])
+@pytest.mark.parametrize("in_one_vector", [True, False])
+def test_clipping_is_torchs(max_norm, in_one_vector):
+    module = network()
+    params, grads = gradients(module, 3)
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad.clone()
+    expected = nn.utils.clip_grad_norm_(params, max_norm)
+    vector = th.cat([grad.reshape(-1) for grad in grads])
+    norm, factor = clip_factor((vector,) if in_one_vector else grads, max_norm)
+    # One sum of 16 squares instead of a sum of four.
+    th.testing.assert_close(norm, expected, rtol=1e-6, atol=0)
+    th.testing.assert_close(vector * factor, th.cat([p.grad.reshape(-1) for p in params]), rtol=1e-6, atol=0)
+
+
+def test_clipping_passes_over_missing_gradients():
+    norm, factor = clip_factor((None, th.full((3,), 2.0), th.full((2, 3), -2.0)), 1.0)
+    assert (norm.item(), factor.item()) == pytest.approx((6.0, 1 / 6))
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("Adam_fused", "Adam_foreach")])
+def test_the_step_that_is_compiled_is_the_optimizers(name):
+    """Made with a learning rate of 1 and scaled, and with a tensor for everything that changes."""
+    plain, compiled = network(), network()
+    optimizers = optimizer_of(name, plain), optimizer_of(name, compiled)
+    steps(optimizers[0], plain, range(3))
+    with packed(optimizers[1]) as lent:
+        steps(lent, compiled, [0])
+        vector, state = trainable(lent)[0].data, moments(lent)
+        step = functional_step(lent, vector, state)
+        for seed in (1, 2):
+            _, grads = gradients(compiled, seed)
+            grad = th.cat([part.reshape(-1) for part in grads])
+            step((grad,), th.tensor(0.01), th.tensor(True))
+        before = vector.clone(), {name: moment.clone() for name, moment in state.items()}
+        step((grad,), th.tensor(0.01), th.tensor(False))
+        assert th.equal(vector, before[0])
+        assert all(th.equal(moment, before[1][name]) for name, moment in state.items())
+    for mine, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        th.testing.assert_close(mine, other, rtol=1e-5, atol=2e-6)
+
+
+NAN = float("nan")
+
+
+def coefficients(learning_rate, target_kl):
+    nothing = th.tensor(NAN)
+    rates = {"learning_rate": th.tensor(learning_rate), "target_kl": th.tensor(target_kl)}
+    return Coefficients(None, None, ent_coef=nothing, vf_coef=nothing, **rates)
+
+
+@pytest.mark.parametrize(
+    ("loss", "kl", "running", "applied"),
+    [(1.0, 0.01, True, True), (1.0, 0.02, True, False), (1.0, 0.01, False, False), (NAN, 0.01, True, False)],
+)
+def test_steps_need_the_controls_consent_and_finite_numbers(loss, kl, running, applied):
+    asked = []
+    losses = Losses(th.tensor(loss), {"approx_kl": th.tensor(kl)})
+    state = EarlyStop().init()._replace(running=th.tensor(running), lr_scale=th.tensor(0.5))
+    settled = 0.5, EarlyStop(), state, coefficients(0.1, 0.01)
+    after, names, record = apply(lambda *args: asked.append(args), losses, (th.ones(4),), *settled)
+    ((grad,), learning_rate, is_applied) = asked[0]
+    assert is_applied.item() == applied and learning_rate == 0.05
+    th.testing.assert_close(grad, th.full((4,), 0.25))
+    # A minibatch that is not finite leaves the control as it is; the one that stops the update still counts.
+    assert after.running.item() == (running and kl < 0.015)
+    assert (record[FINITE], record[COUNTED]) == (loss == loss, loss == loss and running)
+    assert names == ("loss", "approx_kl", "grad_norm") and len(record) == 5
+
+
+def test_without_a_control_finite_steps_are_applied():
+    asked = []
+    for loss in (1.0, NAN):
+        settled = 0.5, KLControl(), KLControl().init(), coefficients(0.1, NAN)
+        apply(lambda *args: asked.append(args[-1].item()), Losses(th.tensor(loss), {}), (th.ones(4),), *settled)
+    assert asked == [True, False]
+
+
+class WrongDiagnostic(PPO_Plus):
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        return losses._replace(diagnostics=losses.diagnostics | {"mine": 3.0})
+
+
+def test_a_diagnostic_that_is_not_a_tensor_is_named():
+    model = WrongDiagnostic("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=4, batch_size=8, compile=False)
+    with pytest.raises(ValueError, match=r"diagnostics \['mine'\] that are not 0-d tensors"):
+        model.learn(8)
+
+
+def test_means_are_over_applied_minibatches():
+    rows = [[1.0, 1.0, 2.0, 5.0], [1.0, 1.0, 4.0, 7.0], [0.0, 0.0, NAN, NAN]]
+    found = means(("loss", "mine"), th.tensor(rows))
+    assert found == {"loss": 3.0, "mine": 6.0}
+    assert means(("loss",), th.zeros(1, 3))["loss"].isnan()
+
+
+def test_what_is_not_finite_is_named():
+    assert names_not_finite(("loss", "mine", "grad_norm"), th.tensor([0.0, 0.0, NAN, 1.0, th.inf])) == "loss, grad_norm"
+
+
+def test_a_diagnostic_may_have_the_name_of_the_loss():
+    losses = Losses(th.tensor(1.0), {"loss": th.tensor(2.0)})
+    settled = 0.5, KLControl(), KLControl().init(), coefficients(0.1, NAN)
+    _, names, record = apply(lambda *args: None, losses, (th.ones(4),), *settled)
+    assert means(names, record[None]) == {"loss": 2.0, "grad_norm": 2.0}

@@ -13,8 +13,7 @@ from optimizers import coefficients_at
 from ppo_plus import KLControl, PPO_Plus
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
 from ppo_plus.update.flat import packed
-from ppo_plus.update.minibatch import UpdateRule
-from ppo_plus.update.step import COUNTED
+from ppo_plus.update.minibatch import COUNTED, UpdateRule
 from ppo_plus.update.update import MAX_SKIPPED, Update, Updater
 
 
