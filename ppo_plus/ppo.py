@@ -25,6 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.call import Call, calling
 from ppo_plus.compiling.compilation import Compilation, CompileStatus
+from ppo_plus.compiling.torch_private import original
 from ppo_plus.distributed.ranks import Ranks, copy_lead, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.errors import CheckedEnvs, seed_envs, take_any_number
@@ -543,6 +544,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             return int(n_threads)
         several = worth_threads(self.policy, self.settings.transitions_at_once, self.device)
         return th.get_num_threads() if several else 1
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Training compiles by itself, and calls the parts of a policy: what `torch.compile` wraps would not be called.
+        super().__setattr__(name, original(value) if name == "policy" else value)
 
     # SB3 and callbacks read and write these; the collector has them.
 

@@ -191,6 +191,11 @@ def _numbers_made(operation: Any, args: Any, kwargs: dict[str, Any]) -> int:
     return sum(each.numel() for each in tree_leaves(made) if isinstance(each, th.Tensor))
 
 
+def original(module: Any) -> Any:
+    """The module that ``torch.compile`` has wrapped; others unchanged."""
+    return getattr(module, "_orig_mod", module)
+
+
 @contextmanager
 def as_if_compiling() -> Iterator[None]:
     """Make torch's optimizers compute with tensors throughout, as under ``torch.compile``."""

@@ -149,7 +149,7 @@ def _require_rebuildable(model: Any) -> None:
 def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> dict[str, Any]:
     """A model as a value for :func:`assemble`: ``"arguments"`` and ``"state"`` by their names in files, the other
     ``"attributes"`` by their own, and under ``"missing"``, by name, why what has no description is left out."""
-    present = vars(model).keys() - {*exclude}
+    present = vars(model).keys() - ({*exclude} - {*include})
     saved: dict[str, Any] = {"class": name_of(type(model))}
     for part, names in places_of(type(model)).items():
         found = {name: place for name, place in names.items() if place.partition(".")[0] in present}

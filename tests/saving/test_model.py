@@ -171,6 +171,30 @@ def test_attributes_are_left_out_and_kept_on_demand(tmp_path):
     assert PPO_Plus.load(saved(model)).mine == [1, 2]
 
 
+@pytest.mark.parametrize("name", ["verbose", "mine", "_warned_of_masks"])
+def test_what_is_included_is_not_excluded(name, tmp_path):
+    model = make()
+    model.mine = 1
+    model.save(tmp_path / "model", exclude=[name], include=[name])
+    value = parts(tmp_path / "model.zip")[0]
+    assert name in value["arguments"] | value["attributes"]
+
+
+def test_a_policy_that_torch_compiles_is_trained_saved_and_loaded():
+    model = make()
+    wrapped = model.policy = th.compile(model.policy, backend="eager")
+    assert same_weights(model.learn(32), make().learn(32))
+    assert not any("_orig_mod" in name for name in model.get_parameters()["policy"])
+    loaded, obs = PPO_Plus.load(saved(model), env=model.get_env(), device="cpu"), model.get_env().reset()
+    assert same_weights(loaded, model)
+    actions = [each.predict(obs, deterministic=True)[0] for each in (loaded, model, wrapped)]
+    assert np.array_equal(actions[0], actions[1]) and np.array_equal(actions[0], actions[2])
+    loaded.policy = th.compile(loaded.policy, backend="eager")
+    assert not same_weights(loaded.learn(32), model)
+    loaded.set_parameters(model.get_parameters())
+    assert same_weights(PPO_Plus.load(saved(loaded)), model)
+
+
 def test_callbacks_save_models(tmp_path):
     make().learn(32, CheckpointCallback(16, str(tmp_path)))
     assert PPO_Plus.load(tmp_path / "rl_model_32_steps", device="cpu").num_timesteps == 32
