@@ -28,8 +28,7 @@ from ppo_plus.compiling.compilation import Compilation, CompileStatus
 from ppo_plus.compiling.torch_private import original
 from ppo_plus.distributed.ranks import Ranks, copy_lead, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
-from ppo_plus.envs.errors import CheckedEnvs, seed_envs, take_any_number
-from ppo_plus.envs.lean_vec_env import LeanVecEnv
+from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, seed_envs, take_any_number
 from ppo_plus.envs.normalization import check_normalization, warn_of_resets
 from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv

@@ -9,8 +9,7 @@ import numpy as np
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.envs.errors import check_spaces
-from ppo_plus.envs.lean_vec_env import LeanVecEnv
+from ppo_plus.envs.checks import LeanVecEnv, check_spaces
 from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.require import require_int

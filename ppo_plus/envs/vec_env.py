@@ -29,19 +29,12 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.batched_vec_env import BatchedVecEnv
-from ppo_plus.envs.outputs import mapped, row_of
+from ppo_plus.envs.checks import AUTORESET, mapped, row_of
 from ppo_plus.envs.tensors.simulators import as_tensor_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 
-#: Info key that marks a row as a reset instead of a transition (``NEXT_STEP`` only).
-AUTORESET = "autoreset"
 #: Info keys that only the adapter needs.
 ADAPTERS = ("final_obs", "final_info")
-
-
-def is_reset(info: dict[str, Any]) -> bool:
-    """Whether a step only reset the environment, and so is not a transition."""
-    return bool(info.get(AUTORESET))
 
 
 def as_vec_env(env: Any) -> Any:

@@ -14,11 +14,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.torch_private import swapped, without_gradients
-from ppo_plus.envs.errors import CheckedEnvs
-from ppo_plus.envs.lean_vec_env import TIMEOUT
-from ppo_plus.envs.outputs import as_rewards, check_shape, row_of
+from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, row_of
 from ppo_plus.envs.supervised.vec_env import RESTART
-from ppo_plus.envs.vec_env import is_reset
 from ppo_plus.policy.distributions import to_device
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import to_network

@@ -12,8 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
-from ppo_plus.envs.errors import check_spaces
-from ppo_plus.envs.lean_vec_env import LeanVecEnv
+from ppo_plus.envs.checks import LeanVecEnv, check_spaces
 from ppo_plus.envs.make_vec import require_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.registry import find_env

@@ -6,7 +6,7 @@ import pytest
 from envs import ACTIONS, RandomEnv
 
 from ppo_plus import SupervisedVecEnv, make_vec
-from ppo_plus.envs.lean_vec_env import LeanVecEnv
+from ppo_plus.envs.checks import LeanVecEnv
 
 
 def test_make_vec_is_the_same_in_processes_or_not():

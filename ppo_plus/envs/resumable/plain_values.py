@@ -13,7 +13,7 @@ from gymnasium.wrappers.utils import RunningMeanStd as GymRunningMeanStd
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
-from ppo_plus.envs.lean_vec_env import IMMUTABLE
+from ppo_plus.envs.checks import IMMUTABLE
 from ppo_plus.generators import make_bit_generator
 
 #: Plain values, which a file can contain.

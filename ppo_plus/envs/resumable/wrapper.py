@@ -11,8 +11,7 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.monitor import Monitor
 
-from ppo_plus.envs.errors import Numbers, take_any_number
-from ppo_plus.envs.lean_vec_env import IMMUTABLE
+from ppo_plus.envs.checks import IMMUTABLE, Numbers, take_any_number
 from ppo_plus.envs.resumable.known_envs import BEFORE_RESET, REPLAYABLE, WORLDS, changing, class_name
 from ppo_plus.envs.resumable.plain_values import (
     NotResumableError,

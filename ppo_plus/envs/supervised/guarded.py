@@ -13,8 +13,7 @@ from stable_baselines3.common import monitor
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
-from ppo_plus.envs.errors import explanation
-from ppo_plus.envs.outputs import InvalidOutput, check_info, check_obs, check_reward
+from ppo_plus.envs.checks import InvalidOutput, check_info, check_obs, check_reward, explanation
 from ppo_plus.policy.masking import METHOD
 
 #: Error numbers of a full disk, which a ``Monitor`` may write to.

@@ -28,8 +28,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.errors import described
-from ppo_plus.envs.outputs import mapped, row_of
+from ppo_plus.envs.checks import described, mapped, row_of
 from ppo_plus.envs.supervised import workers
 from ppo_plus.envs.supervised.guarded import CallerError, Fault
 from ppo_plus.envs.supervised.workers import Worker

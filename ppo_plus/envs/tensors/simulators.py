@@ -8,7 +8,7 @@ from typing import Any
 import torch as th
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from ppo_plus.envs.outputs import mapped
+from ppo_plus.envs.checks import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition
 from ppo_plus.policy.masking import METHOD
 

@@ -19,7 +19,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.envs.outputs import check_shape
+from ppo_plus.envs.checks import check_shape
 from ppo_plus.envs.resumable import state as env_state
 from ppo_plus.envs.resumable.plain_values import NotResumableError
 from ppo_plus.generators import derived_seed

@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import twins
 
 from ppo_plus import as_vec_env
-from ppo_plus.envs.outputs import row_of
+from ppo_plus.envs.checks import row_of
 from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.simulators import as_numpy
 

@@ -1,5 +1,6 @@
-"""Mistakes of environments are errors that name the environment, what it returned and what is expected."""
+"""What environments return is checked, and their mistakes are errors that name the environment and say what to do."""
 
+import copy
 import re
 from functools import partial
 
@@ -13,11 +14,161 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
 from stable_baselines3.common.atari_wrappers import NoopResetEnv
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
 
-from ppo_plus import PPO_Plus
-from ppo_plus.envs.outputs import check_shape
+from ppo_plus import PPO_Plus, Resumable, make_vec
+from ppo_plus.envs.checks import InvalidOutput, LeanVecEnv, check_obs, check_reward, check_shape
+
+BOX = spaces.Box(-np.inf, np.inf, (2,))
+KIND = spaces.Discrete(3)
+BOTH = spaces.Dict(near=BOX, far=spaces.Tuple([KIND, BOX]))
+FINE = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("obs", "space"),
+    [
+        (FINE, BOX),
+        (np.zeros(2), BOX),
+        ([1, 2], BOX),
+        (np.array([1e30, 0], np.float32), BOX),
+        (2, KIND),
+        (np.array([2.0]), KIND),
+        (np.float32(0), spaces.Box(-1, 1, (1,))),
+        (np.ones(2, bool), BOX),
+        ({"near": FINE, "far": (1, FINE), "more": None}, BOTH),
+    ],
+)
+def test_what_a_space_contains_is_valid(obs, space):
+    check_obs(obs, space)
+
+
+@pytest.mark.parametrize(
+    ("obs", "space", "message"),
+    [
+        (np.zeros(3, np.float32), BOX, r"an observation of shape \(3,\), but its space Box.* has \(2,\)"),
+        (FINE * np.nan, BOX, "an observation that is not finite: array"),
+        (np.array([np.inf, 0], np.float32), BOX, "an observation that is not finite"),
+        (np.full(2, 1e300), BOX, "an observation that is too large for single precision"),
+        (1.5, KIND, "an observation of dtype float64, whose values int64 of its space cannot represent"),
+        (np.array(["a", "b"]), BOX, "an observation of dtype <U1"),
+        ([[1], [1, 2]], BOX, "an observation of unequal rows"),
+        (FINE, BOTH, "an observation without 'near'"),
+        ({"near": FINE, "far": [1, FINE]}, BOTH, r"an observation\['far'\] that is not a tuple of 2 parts"),
+        ({"near": FINE, "far": (1, FINE * np.nan)}, BOTH, r"an observation\['far'\]\[1\] that is not finite"),
+    ],
+)
+def test_what_it_does_not_contain_is_invalid(obs, space, message):
+    with pytest.raises(InvalidOutput, match=f"^returned {message}"):
+        check_obs(obs, space)
+
+
+def test_rewards_are_finite_in_single_precision():
+    assert check_reward(np.float32(1.5)) == 1.5
+    with pytest.raises(InvalidOutput, match="a reward that is not finite: nan"):
+        check_reward(np.nan)
+    with pytest.raises(InvalidOutput, match="a reward that is too large for single precision: -1e[+]39"):
+        check_reward(-1e39)
+
+
+# --- `LeanVecEnv` returns what `DummyVecEnv` returns, and later steps change nothing of it ----------------------------
+
+
+PAIR = spaces.Tuple([spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4)])
+
+
+class Reusing(RandomEnv):
+    """Returns the same arrays and dicts in each step."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset(seed=seed)
+        self.obs = obs
+        self.info = {"options": options, "nested": {"t": [0]}, "array": np.zeros(2), "count": 0, "text": "a"}
+        return self.obs, self.info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        if isinstance(self.obs, np.ndarray):
+            self.obs[...] = obs
+        else:
+            self.obs = obs
+        self.info["nested"]["t"][0] += 1
+        self.info["array"] += 1
+        self.info["count"] += 1
+        return self.obs, reward, terminated, truncated, self.info
+
+
+def made(cls, action_space, observation_space):
+    env = cls([lambda: Reusing(action_space, observation_space, max_steps=4) for _ in range(3)])
+    env.seed(5)
+    env.set_options([{"level": i} for i in range(3)])
+    return env
+
+
+@pytest.mark.parametrize("observations", [*OBSERVATIONS.values(), PAIR], ids=[*OBSERVATIONS, "tuple"])
+@pytest.mark.parametrize("actions", ["box", "discrete_start", "mixed"])
+def test_everything_is_what_a_dummy_vec_env_returns(observations, actions):
+    lean, dummy = (made(cls, ACTIONS[actions], observations) for cls in (LeanVecEnv, DummyVecEnv))
+    found, before = [(lean.reset(), lean.reset_infos)], []
+    expected = [(dummy.reset(), dummy.reset_infos)]
+    for _ in range(12):
+        before.append(copy.deepcopy(found[-1]))
+        action = [lean.action_space.sample() for _ in range(3)]
+        action = action if actions == "mixed" else np.array(action)
+        found.append(lean.step(action))
+        expected.append(dummy.step(action))
+        for one, other in zip(found[-1], expected[-1], strict=True):
+            np.testing.assert_equal(one, other)
+            assert type(one) is type(other)
+        np.testing.assert_equal(lean.reset_infos, dummy.reset_infos)
+        for name in ("buf_dones", "buf_rews", "buf_infos", "buf_obs"):
+            np.testing.assert_equal(getattr(lean, name), getattr(dummy, name))
+    # The infos of a reset are the environment's, also in SB3.
+    np.testing.assert_equal(found[1:-1], before[1:])
+    np.testing.assert_equal(found[0][0], before[0][0])
+
+
+def test_no_two_steps_share_memory():
+    env = made(LeanVecEnv, ACTIONS["discrete"], OBSERVATIONS["box"])
+    first, second = [env.reset()], [env.reset()]
+    first, second = ([*env.step(np.zeros(3, int))] for _ in range(2))
+    for one, other in zip(first[:3], second[:3], strict=True):
+        assert not np.shares_memory(one, other)
+    for one, other in zip(first[3], second[3], strict=True):
+        assert one is not other and one["nested"]["t"] is not other["nested"]["t"]
+        assert not np.shares_memory(one["array"], other["array"])
+
+
+def test_ppo_plus_and_make_vec_take_it():
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16)
+    assert type(model.env) is type(make_vec("CartPole-v1")) is LeanVecEnv
+    assert isinstance(model.env, DummyVecEnv)
+    pictures = PPO_Plus("CnnPolicy", RandomEnv(ACTIONS["discrete"], spaces.Box(0, 255, (36, 36, 3), np.uint8)))
+    assert isinstance(pictures.env, VecTransposeImage) and type(pictures.env.venv) is LeanVecEnv
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_training_ends_with_the_same_weights(env_id):
+    def trained(cls):
+        env = make_vec_env(env_id, 2, seed=3, wrapper_class=Resumable, vec_env_cls=cls)
+        model = PPO_Plus("MlpPolicy", VecNormalize(env), n_steps=64, batch_size=32, n_epochs=2, seed=1, compile=False)
+        return model.learn(256).policy.state_dict()
+
+    lean, dummy = trained(LeanVecEnv), trained(DummyVecEnv)
+    assert all((lean[name] == dummy[name]).all() for name in dummy)
+
+
+def test_the_environments_are_those_that_were_made():
+    single = gym.make("CartPole-v1")
+    env = LeanVecEnv([lambda: single])
+    env.set_attr("level", 3)
+    assert env.envs == [single] and env.get_attr("level") == [3] and single.level == 3
+
+
+# --- mistakes of environments are errors that name the environment, what it returned and what is expected -------------
+
 
 #: How an environment is handed over: alone, and within what others wrap around it.
 WRAPPED = {

@@ -1,0 +1,423 @@
+"""What environments return: its checks, and mistakes of environments as errors that say what to do: the old gym's
+interface, observations of the wrong shape, numbers that are not finite.
+
+Without this module, such a mistake is an error in the code of Stable-Baselines3 or Gymnasium (``could not broadcast``,
+``too many values to unpack``), or no error at all: NumPy repeats a number until it fills the shape of the space.
+"""
+
+import copy
+import math
+import re
+import traceback
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import ClipAction, TransformReward
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env.util import dict_to_obs
+
+from ppo_plus.envs.normalization import MOMENTS
+from ppo_plus.policy.distributions import make_distribution
+from ppo_plus.policy.observations import canonical_space
+from ppo_plus.require import LARGEST, NotFiniteError, is_finite, require_finite, why_not_finite
+
+#: What to do about the old gym's interface where its code cannot be changed.
+CONVERT = "or convert an environment of the old gym by shimmy.GymV21CompatibilityV0(env=env)"
+RESET = (
+    "reset() must return (observation, info), as in Gymnasium, and not an observation alone, as in the old gym: "
+    f"return observation, {{}}, {CONVERT}"
+)
+SEED = f"reset() must take seed and options, as in Gymnasium: def reset(self, *, seed=None, options=None), {CONVERT}"
+STEP = (
+    "step() must return (observation, reward, terminated, truncated, info), as in Gymnasium, and not one done, as in "
+    f"the old gym: a time limit is truncated, every other end terminated, {CONVERT}"
+)
+#: Whose code calls environments: an error raised there about what an environment returned is that environment's.
+CALLERS = ("stable_baselines3.", "gymnasium.", "ppo_plus.envs.")
+#: Types whose values need no copies.
+IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), *np.sctypeDict.values()} - {np.void, np.object_})
+TIMEOUT = "TimeLimit.truncated"
+#: Info key that marks a row as a reset instead of a transition (autoreset mode ``NEXT_STEP`` only).
+AUTORESET = "autoreset"
+
+
+class InvalidOutput(ValueError):
+    """An environment returned something invalid: the predicate of a sentence about it; NaN and infinity or not."""
+
+    def __init__(self, reason: str, not_finite: bool = False, remedy: str = "fix one of them"):
+        super().__init__(reason)
+        self.not_finite, self.remedy = not_finite, remedy
+
+
+def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "an observation") -> None:
+    """Check the shape of one environment's observation, and if ``values`` also its dtype and its numbers.
+
+    :raises InvalidOutput: it does not fit its space, or is not finite
+    """
+    if isinstance(space, spaces.Dict):
+        for key, sub in space.items():
+            if not isinstance(obs, dict) or key not in obs:
+                raise InvalidOutput(f"returned {name} without {key!r}, which its space {space} has")
+            check_obs(obs[key], sub, values, f"{name}[{key!r}]")
+        return
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(obs, tuple) or len(obs) != len(space):
+            raise InvalidOutput(f"returned {name} that is not a tuple of {len(space)} parts, like its space {space}")
+        for i, (part, sub) in enumerate(zip(obs, space, strict=True)):
+            check_obs(part, sub, values, f"{name}[{i}]")
+        return
+    try:
+        array = np.asarray(obs)
+    except ValueError:
+        raise InvalidOutput(f"returned {name} of unequal rows, but its space {space} has {space.shape}") from None
+    if not _fits(array.shape, space.shape or ()):
+        raise InvalidOutput(f"returned {name} of shape {array.shape}, but its space {space} has {space.shape}")
+    if values and array.dtype != space.dtype and not _can_represent(space.dtype, array):
+        raise InvalidOutput(
+            f"returned {name} of dtype {array.dtype}, whose values {space.dtype} of its space cannot represent: "
+            f"{array!r:.200}"
+        )
+    if values and not is_finite(array):
+        raise InvalidOutput(f"returned {name} that is {why_not_finite(array)}: {array!r:.200}", not_finite=True)
+
+
+def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observation") -> None:
+    """:raises ValueError: observations of ``n_envs`` environments do not have the shape of their space"""
+    if isinstance(space, spaces.Dict):
+        for key, sub in space.items():
+            check_shape(obs[key], sub, n_envs, f"{name}[{key!r}]")
+        return
+    expected = (n_envs, *(space.shape or ()))
+    if np.shape(obs)[:1] != (n_envs,) or not _fits(np.shape(obs)[1:], expected[1:]):
+        raise ValueError(
+            f"env returned {name} of shape {np.shape(obs)} for {n_envs} environments, but its space {space} asks for "
+            f"{expected}: fix its observation_space, or what it returns"
+        )
+
+
+def check_info(info: Any) -> None:
+    """:raises TypeError: the second value of a reset is not a dict; an observation of two numbers can be unpacked"""
+    if not isinstance(info, dict):
+        raise TypeError(RESET)
+
+
+def check_step_info(info: Any) -> None:
+    """:raises InvalidOutput: the last value of a step is not a dict"""
+    if not isinstance(info, dict):
+        raise InvalidOutput(f"returned {info!r:.100} as info of a step", remedy="return a dict, such as {}")
+
+
+def as_reward(reward: Any) -> float:
+    """A reward as a number: also arrays and lists of one number are accepted.
+
+    :raises InvalidOutput: it is something else
+    """
+    try:
+        array = np.asarray(reward)
+    except ValueError:
+        array = np.empty(0)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise InvalidOutput(f"returned {reward!r:.200} as reward", remedy="return one number")
+    return float(array.reshape(()))
+
+
+def as_rewards(rewards: Any, n_envs: int, step: int) -> np.ndarray:
+    """Rewards as floats of shape ``(N,)``.
+
+    :raises ValueError: they are something else
+    """
+    array = np.asarray(rewards)
+    if array.shape not in ((n_envs,), (n_envs, 1)) or array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"env returned rewards of shape {array.shape} and dtype {array.dtype} for {n_envs} environments, step "
+            f"{step}: return one number for each, shape ({n_envs},)"
+        )
+    return array.reshape(n_envs) if array.dtype.kind == "f" else array.reshape(n_envs).astype(np.float32)
+
+
+def check_reward(reward: Any) -> float:
+    """:raises InvalidOutput: a reward is not a number, or not finite"""
+    reward = as_reward(reward)
+    if not abs(reward) <= LARGEST:
+        raise InvalidOutput(f"returned a reward that is {why_not_finite(reward)}: {reward}", not_finite=True)
+    return reward
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to each array or tensor in a nesting of dicts, TensorDicts and tuples; ``None`` stays.
+
+    Steps call it several times, and it takes a third of the time of ``tree_map``.
+    """
+    if hasattr(value, "items"):
+        return {key: mapped(function, part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(mapped(function, part) for part in value)
+    return None if value is None else function(value)
+
+
+def row_of(obs: Any, i: int) -> Any:
+    """A copy of the observation of environment ``i``, from those of all."""
+    return mapped(lambda array: np.array(array[i]), obs)
+
+
+def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether the shapes are the same, where a single number may also come as an array of one, and the reverse."""
+    return found == expected or math.prod(found) == math.prod(expected) == 1
+
+
+def _can_represent(dtype: Any, array: np.ndarray) -> bool:
+    """Whether a dtype can represent the values of an array, apart from the rounding of floats."""
+    if array.dtype.kind not in "biuf":
+        return False
+    return np.dtype(dtype).kind == "f" or bool((array.astype(dtype) == array).all())
+
+
+def is_reset(info: dict[str, Any]) -> bool:
+    """Whether a step only reset the environment, and so is not a transition."""
+    return bool(info.get(AUTORESET))
+
+
+class LeanVecEnv(DummyVecEnv):
+    """A ``DummyVecEnv`` that returns the same values, as independent of later steps, in less time.
+
+    :class:`~ppo_plus.envs.checks.CheckedEnvs` also calls its methods with a ``DummyVecEnv``.
+    """
+
+    #: Index of the environment that is stepped or reset now, for messages.
+    current: int | None = None
+
+    def reset(self) -> VecEnvObs:
+        for i, env in enumerate(self.envs):
+            self.current = i
+            options = {"options": self._options[i]} if self._options[i] else {}
+            obs, info = env.reset(seed=self._seeds[i], **options)
+            check_info(info)
+            check_obs(obs, self.observation_space, values=False)
+            self.reset_infos[i] = info
+            self._save_obs(i, obs)
+        self.current = None
+        self._reset_seeds()
+        self._reset_options()
+        return _copied_obs(self)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        space, only = self.observation_space, self.buf_obs.get(None)  # type: ignore[call-overload]
+        shape = None if only is None else only.shape[1:]
+        rewards, dones, infos = self.buf_rews, self.buf_dones, []
+        for i, (env, action) in enumerate(zip(self.envs, self.actions, strict=True)):
+            self.current = i
+            obs, reward, terminated, truncated, info = env.step(action)
+            rewards[i] = reward if isinstance(reward, float) else as_reward(reward)
+            if type(info) is not dict:
+                check_step_info(info)
+            self.buf_infos[i] = info
+            info[TIMEOUT] = truncated and not terminated
+            dones[i] = done = terminated or truncated
+            if done:
+                check_obs(obs, space, values=False)
+                info["terminal_observation"] = obs
+                obs, reset_info = env.reset()
+                check_info(reset_info)
+                self.reset_infos[i] = reset_info
+            if type(obs) is np.ndarray and obs.shape == shape:
+                only[i] = obs
+            else:
+                check_obs(obs, space, values=False)
+                self._save_obs(i, obs)
+            # Most infos have nothing but this key.
+            infos.append({TIMEOUT: info[TIMEOUT]} if len(info) == 1 else _copied(info))
+        self.current = None
+        return _copied_obs(self), rewards.copy(), dones.copy(), infos
+
+
+def _copied(info: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy of an info. Most of its values are numbers and need none."""
+    if type(info) is not dict:
+        return copy.deepcopy(info)
+    return {key: value if type(value) in IMMUTABLE else copy.deepcopy(value) for key, value in info.items()}
+
+
+def _copied_obs(env: DummyVecEnv) -> VecEnvObs:
+    return dict_to_obs(env.observation_space, OrderedDict((key, array.copy()) for key, array in env.buf_obs.items()))
+
+
+class CheckedEnvs:
+    """Checks of what environments return, and a context in which their mistakes say what to do: the old gym's interface
+    is a ``TypeError``, an observation of another shape than its space a ``ValueError``.
+
+    A ``DummyVecEnv`` takes the steps of a :class:`~ppo_plus.envs.checks.LeanVecEnv` meanwhile. Any other error
+    gets a note on which environment raised it, and after how many steps, which ``step`` returns. The statistics of a
+    ``VecNormalize`` are copied at the start, and put back if it has counted a number that is not finite.
+    """
+
+    def __init__(self, env: VecEnv, step: Callable[[], int]):
+        self._step, self._env, self._normalize = step, env, unwrap_vec_normalize(env)
+        values = vars(self._normalize) if self._normalize else {}
+        self._statistics = {name: copy.deepcopy(values[name]) for name in (*MOMENTS, "returns") if name in values}
+        owner: Any = env.unwrapped
+        if not isinstance(owner, DummyVecEnv):
+            owner = getattr(getattr(owner, "env", None), "unwrapped", None)
+        #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
+        self._owner = owner if isinstance(owner, (DummyVecEnv, SyncVectorEnv)) else None
+        #: Methods that the owner gets inside the context, unless a subclass or the object itself replaces them.
+        self._methods: dict[str, Any] = {}
+        cls = type(owner)
+        if issubclass(cls, DummyVecEnv) and cls._save_obs is DummyVecEnv._save_obs:
+            names = [name for name in ("reset", "step_wait") if getattr(cls, name) is getattr(DummyVecEnv, name)]
+            self._methods = {name: getattr(LeanVecEnv, name).__get__(owner) for name in names}
+
+    def __enter__(self) -> None:
+        for name, method in self._methods.items():
+            vars(self._owner).setdefault(name, method)
+            vars(self._owner)["current"] = None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
+        for name, method in self._methods.items():
+            if vars(self._owner).get(name) is method:
+                delattr(self._owner, name)
+        if isinstance(error, (EOFError, ConnectionError)) and isinstance(self._env.unwrapped, SubprocVecEnv):
+            raise _death(self._env.unwrapped, self._step()) from error
+        if self._owner is None or not isinstance(error, Exception):
+            return
+        i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "current", None)
+        found = explanation(error, self._owner if i is None else self._owner.envs[i])
+        if i is not None and not hasattr(error, "__notes__"):
+            env = self._owner.envs[i].unwrapped
+            seed = getattr(env, "_np_random_seed", None)
+            (found or error).add_note(f"It was {described(i, env, seed, self._step())}.")
+        if found is not None:
+            raise found from error
+
+    def restore(self) -> None:
+        """Put the statistics of a ``VecNormalize`` back."""
+        if self._normalize is not None:
+            vars(self._normalize).update(copy.deepcopy(self._statistics))
+
+    def require_finite(self, obs: Any, rewards: np.ndarray | None = None) -> None:
+        """Check the latest observations and rewards, before and after normalization.
+
+        :raises FloatingPointError: not finite; see :func:`~ppo_plus.require.require_finite`
+        """
+        step = self._step()
+        if self._normalize is not None:
+            try:
+                require_finite("observation", self._normalize.old_obs, step)
+                if rewards is not None:
+                    require_finite("reward", self._normalize.old_reward, step)
+            except FloatingPointError:
+                self.restore()
+                raise
+        require_finite("observation", obs, step)
+        if rewards is not None:
+            require_finite("reward", rewards, step)
+
+    def check_reset(self, obs: Any) -> None:
+        """Check what the environments returned at the start of their episodes, if these are started.
+
+        :raises TypeError: an info is not a dict
+        :raises ValueError: observations have another shape than their space
+        :raises FloatingPointError: observations are not finite
+        """
+        # An observation of two numbers can be unpacked.
+        wrong = [each for each in getattr(self._env.unwrapped, "reset_infos", []) if not isinstance(each, dict)]
+        if wrong:
+            raise TypeError(f"env={self._env!r} returned {wrong[0]!r} as info: {RESET}")
+        if obs is not None:
+            check_shape(obs, self._env.observation_space, self._env.num_envs)
+            self.require_finite(obs)
+
+
+def _death(env: SubprocVecEnv, step: int) -> RuntimeError:
+    """The error that says which worker processes have died; the others are ended."""
+    for process in env.processes:
+        process.join(0.5)
+    codes = {i: process.exitcode for i, process in enumerate(env.processes) if process.exitcode is not None}
+    for process in env.processes:
+        process.kill()
+        process.join(1.0)
+    env.closed = True  # its `close` would wait for answers
+    dead = " and ".join(f"environment {i} (exit code {code})" for i, code in codes.items())
+    return RuntimeError(
+        f"the worker process of {dead or 'an environment'} of SubprocVecEnv died at step {step}, and the others were "
+        "ended. With ppo_plus.SupervisedVecEnv(..., restarts=N), training continues with a new environment"
+    )
+
+
+def _number(reward: Any) -> Any:
+    return reward if isinstance(reward, (float, int, np.number)) else as_reward(reward)
+
+
+class Numbers(TransformReward):
+    """Makes numbers of rewards for a ``Monitor``, which adds them up and takes no arrays or lists of one number."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env, _number)
+
+
+def take_any_number(env: gym.Env) -> None:
+    """Put :class:`Numbers` into each ``Monitor`` of an environment's wrappers."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, Monitor) and not isinstance(env.env, Numbers):
+            env.env = Numbers(env.env)
+        env = env.env
+
+
+def check_spaces(env: Any) -> None:
+    """:raises ValueError: PPO_Plus does not support the spaces of an environment"""
+    canonical_space(env.observation_space)
+    try:
+        make_distribution(env.action_space)
+    except ValueError as error:
+        if isinstance(env, gym.Env) and is_wrapped(env, ClipAction):
+            raise ValueError(
+                f"{error}. ClipAction removed the bounds: leave that wrapper out, since actions are clipped anyway"
+            ) from None
+        raise
+
+
+def seed_envs(env: VecEnv, seed: int) -> None:
+    """Seed environments, and warn if they cannot be seeded."""
+    try:
+        env.seed(seed)
+    except Exception as error:
+        warnings.warn(
+            f"env={env!r} cannot be seeded with seed={seed} ({error!r}): its episodes differ from run to run",
+            stacklevel=6,
+        )
+
+
+def described(i: int, env: Any, seed: int | None, step: int) -> str:
+    """Environment ``i`` in a message: what it is, the seed of its last reset if it is known, the steps taken."""
+    return f"environment {i}, {env}, {'unseeded' if seed is None else f'seed {seed}'}, step {step}"
+
+
+def explanation(error: Exception, env: Any) -> Exception | None:
+    """What an error of the code that called an environment means, with the remedy; ``None``: unknown, or its own."""
+    text, name = str(error), f"env={env.unwrapped!r}"
+    if isinstance(error, InvalidOutput):
+        return ValueError(f"{name} {text}: {error.remedy}")
+    if text == RESET:
+        return TypeError(f"{name}: {RESET}")
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if not str(frame.f_globals.get("__name__", "")).startswith(CALLERS):
+        return None
+    function = frame.f_code.co_name
+    if function == "step" and ("float()" in text or "0-dimensional" in text):
+        # A Monitor adds rewards up.
+        return ValueError(f"{name} returned something other than a number as reward: return one, such as reward.item()")
+    if function == "reset" and re.search("unexpected keyword argument '(seed|options)'", text):
+        return TypeError(f"{name}: {SEED}")
+    if "unpack" not in text:
+        return None
+    # A step may reset, and a reset may step: the number of values says which of them returned too many or too few.
+    is_step = "expected 5" in text or (function == "step" and "expected 2" not in text)
+    return TypeError(f"{name}: {STEP if is_step else RESET}")
