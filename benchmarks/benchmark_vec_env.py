@@ -34,7 +34,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from ppo_plus import SupervisedVecEnv
-from ppo_plus.envs.vec_env import as_vec_env
+from ppo_plus.envs.make_vec import as_vec_env
 
 #: What is stepped where nothing is asked for.
 TASKS = ("CartPole-v1", "HalfCheetah-v5", "Atari")

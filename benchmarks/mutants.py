@@ -534,7 +534,7 @@ ROLLOUT = (
     Fault(
         "infos-of-later-steps",
         "envs/checks.py",
-        "value if type(value) in IMMUTABLE else deepcopy(value)",
+        "value if type(value) in IMMUTABLE else copy.deepcopy(value)",
         "value",
         "tests/envs/test_checks.py",
     ),
@@ -547,10 +547,10 @@ ROLLOUT = (
     ),
     Fault(
         "asked-and-blamed",
-        "envs/supervised/guarded.py",
+        "envs/supervised/workers.py",
         "if not is_duty or isinstance(error, MemoryError)",
         "if isinstance(error, MemoryError)",
-        "tests/envs/supervised/test_guarded.py",
+        "tests/envs/supervised/test_workers.py",
     ),
     Fault(
         "unread-answer",
@@ -810,10 +810,10 @@ TOP = (
     ),
     Fault(
         "actions-not-copied",
-        "envs/resumable/wrapper.py",
+        "envs/resumable/state.py",
         "action if type(action) in IMMUTABLE else copy.deepcopy(action)",
         "action",
-        "tests/envs/resumable/test_wrapper.py",
+        "tests/envs/resumable/test_state.py",
     ),
     Fault(
         "methods-set-by-files",

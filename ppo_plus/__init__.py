@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ppo_plus.compiling.compiled import CompileError as CompileError
     from ppo_plus.distributed.ranks import RanksError as RanksError
+    from ppo_plus.envs.make_vec import as_vec_env as as_vec_env
     from ppo_plus.envs.make_vec import make_vec as make_vec
     from ppo_plus.envs.normalization import VecNormalizeTransitions as VecNormalizeTransitions
-    from ppo_plus.envs.resumable.wrapper import Resumable as Resumable
+    from ppo_plus.envs.resumable.state import Resumable as Resumable
     from ppo_plus.envs.supervised.vec_env import EnvFault as EnvFault
     from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv as SupervisedVecEnv
     from ppo_plus.envs.tensors.env import TensorEnv as TensorEnv
     from ppo_plus.envs.tensors.env import Transition as Transition
-    from ppo_plus.envs.vec_env import as_vec_env as as_vec_env
     from ppo_plus.formulas.exploration import ColoredNoise as ColoredNoise
     from ppo_plus.formulas.exploration import NoiseProcess as NoiseProcess
     from ppo_plus.formulas.exploration import StateDependentNoise as StateDependentNoise
@@ -59,12 +59,11 @@ if TYPE_CHECKING:
 PUBLIC = {
     "compiling.compiled": "CompileError",
     "distributed.ranks": "RanksError",
-    "envs.make_vec": "make_vec",
+    "envs.make_vec": "as_vec_env make_vec",
     "envs.normalization": "VecNormalizeTransitions",
-    "envs.resumable.wrapper": "Resumable",
+    "envs.resumable.state": "Resumable",
     "envs.supervised.vec_env": "EnvFault SupervisedVecEnv",
     "envs.tensors.env": "TensorEnv Transition",
-    "envs.vec_env": "as_vec_env",
     "formulas.exploration": "ColoredNoise NoiseProcess StateDependentNoise WhiteNoise",
     "formulas.kl_control": "AdaptiveLearningRate AdaptivePenalty EarlyStop KLControl KLState",
     "formulas.losses": "Coefficients Losses PPOLoss",

@@ -19,7 +19,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.envs.resumable.plain_values import same_kind
+from ppo_plus.envs.resumable.attributes import same_kind
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.saving.checkpoint import process_state
 from ppo_plus.saving.format.container import naming

@@ -29,11 +29,11 @@ from ppo_plus.compiling.torch_private import original
 from ppo_plus.distributed.ranks import Ranks, copy_lead, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, seed_envs, take_any_number
+from ppo_plus.envs.make_vec import as_vec_env
 from ppo_plus.envs.normalization import check_normalization, warn_of_resets
-from ppo_plus.envs.resumable.wrapper import Resumable
+from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
-from ppo_plus.envs.vec_env import as_vec_env
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses

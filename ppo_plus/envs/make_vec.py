@@ -1,4 +1,4 @@
-"""Vector environments of single environments, which are stepped one after another or each in its own process."""
+"""Vector environments for training: made of single environments, or of what steps many at once."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,12 +6,17 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch as th
+from gymnasium.vector import VectorEnv, VectorWrapper
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.checks import LeanVecEnv, check_spaces
-from ppo_plus.envs.resumable.wrapper import Resumable
+from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
+from ppo_plus.envs.tensors.env import GymTensors, TensorEnv
+from ppo_plus.envs.tensors.vec_env import TensorVecEnv
+from ppo_plus.envs.vec_env import GymVectorEnv
 from ppo_plus.require import require_int
 
 #: The kinds of vector environments that are made of single ones.
@@ -64,3 +69,52 @@ def _make_one(make_env: Callable[..., gym.Env], **env_kwargs: Any) -> gym.Env:
     # Vector environments would raise errors that do not say what is wrong.
     check_spaces(env)
     return env
+
+
+def as_vec_env(env: Any) -> Any:
+    """Wrap vector environments, and those in tensors, in SB3's ``VecEnv`` interface.
+
+    :param env: anything that ``PPO_Plus`` takes as its environment
+    :return: a :class:`~ppo_plus.envs.vec_env.GymVectorEnv` around a vector environment, a
+        :class:`~ppo_plus.envs.tensors.vec_env.TensorVecEnv` around one in tensors; everything else, such as a
+        ``VecEnv`` or a single environment, unchanged
+    :raises ValueError: a vector environment that the adapters do not support
+    """
+    if isinstance(env, VecEnv):
+        return env
+    if type(env).__name__ == "NumpyToTorch":
+        # Gymnasium's wrapper of NumPy's environments, which gains nothing.
+        env = env.env
+    in_tensors = as_tensor_env(env)
+    if in_tensors is not None:
+        return TensorVecEnv(in_tensors)
+    if isinstance(env, VectorEnv):
+        return GymVectorEnv(env)
+    return env
+
+
+def as_tensor_env(env: Any) -> TensorEnv | None:
+    """The environments as a :class:`~ppo_plus.TensorEnv`; ``None``: they are not in tensors.
+
+    :raises ValueError: they are in tensors, but in a way that is not supported
+    """
+    if isinstance(env, TensorEnv):
+        return env
+    if isinstance(env, VectorEnv):
+        return GymTensors(env) if _speaks_torch(env) else None
+    n = getattr(getattr(env, "unwrapped", env), "num_envs", None)
+    if isinstance(n, int) and n > 1 and not isinstance(env, type):
+        raise ValueError(
+            f"env={env!r} steps {n} environments at once, but is neither a VecEnv nor a gymnasium.vector.VectorEnv: "
+            "call it from a ppo_plus.TensorEnv (docs/capabilities/tensor_environments.md)"
+        )
+    return None
+
+
+def _speaks_torch(env: Any) -> bool:
+    """Whether a vector environment takes and returns tensors: it has a device, or one of its wrappers converts."""
+    if isinstance(getattr(env, "device", None), th.device):
+        return True
+    if target := getattr(getattr(env, "_target_xp", None), "__name__", ""):
+        return target.split(".")[-1] == "torch"
+    return isinstance(env, VectorWrapper) and _speaks_torch(env.env)

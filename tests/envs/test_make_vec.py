@@ -3,10 +3,12 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import ACTIONS, RandomEnv
+from envs import ACTIONS, RandomEnv, vec
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from ppo_plus import SupervisedVecEnv, make_vec
+from ppo_plus import SupervisedVecEnv, as_vec_env, make_vec
 from ppo_plus.envs.checks import LeanVecEnv
+from ppo_plus.envs.vec_env import GymVectorEnv
 
 
 def test_make_vec_is_the_same_in_processes_or_not():
@@ -52,3 +54,12 @@ def test_spaces_that_are_not_supported_are_named(n_envs):
             make_vec("Words-v0", n_envs)
     finally:
         del gym.registry["Words-v0"]
+
+
+def test_as_vec_env_leaves_the_rest_alone():
+    def vector():
+        return SyncVectorEnv([lambda: RandomEnv(ACTIONS["discrete"])], autoreset_mode=AutoresetMode.SAME_STEP)
+
+    others = RandomEnv(ACTIONS["discrete"]), vec(ACTIONS["discrete"]), GymVectorEnv(vector()), "CartPole-v1", None
+    assert all(as_vec_env(env) is env for env in others)
+    assert isinstance(as_vec_env(vector()), GymVectorEnv)

@@ -6,6 +6,7 @@ from collections import defaultdict
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import ACTIONS, RandomEnv
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
@@ -16,9 +17,10 @@ from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from tensor_envs import TensorTwin
 
-from ppo_plus import PPO_Plus
-from ppo_plus.envs.vec_env import GymVectorEnv, as_vec_env
+from ppo_plus import PPO_Plus, as_vec_env
+from ppo_plus.envs.vec_env import GymVectorEnv
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -551,6 +553,56 @@ def test_an_end_in_a_row_that_resets_is_none():
     assert "episode" not in env.reset_infos[0]
 
 
+# --- what the adapters share: actions become a batch, and there are no single environments ---------------------------
+
+
+class Spy(SyncVectorEnv):
+    """Remembers the actions that it is given."""
+
+    def step(self, actions):
+        self.given = actions
+        return super().step(actions)
+
+
+def spied(space):
+    env = as_vec_env(Spy([lambda: RandomEnv(space)] * 2))
+    env.reset()
+    return env
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "dtype", "shape"),
+    [
+        (spaces.Box(-1, 1, (2,), np.float64), np.ones((2, 2), np.float32), np.float64, (2, 2)),
+        (spaces.Discrete(3), np.ones((2, 1), np.int32), np.int64, (2,)),
+    ],
+)
+def test_actions_get_the_dtype_that_the_environment_wants(space, actions, dtype, shape):
+    env = spied(space)
+    env.step(actions)
+    assert (env.env.given.dtype, env.env.given.shape) == (dtype, shape)
+
+
+def test_structured_actions_come_as_a_list_or_a_batch():
+    env = spied(ACTIONS["tuple"])
+    kinds, places = np.array([0, 2]), np.array([[0.5, 1.5], [-1.0, 0.0]], np.float32)
+    for actions in ([(0, places[0]), (2, places[1])], (kinds, places)):
+        env.step(actions)
+        np.testing.assert_array_equal(env.env.given[0], kinds)
+        np.testing.assert_array_equal(env.env.given[1], places)
+
+
+def test_there_are_no_single_environments():
+    env = as_vec_env(TensorTwin(3, ACTIONS["discrete"]))
+    for access in (lambda: env.get_attr("t"), lambda: env.set_attr("t", 0), lambda: env.env_method("reset")):
+        with pytest.raises(AttributeError, match="single environments"):
+            access()
+    assert env.get_attr("render_mode") == [None] * 3 and not env.has_attr("action_masks")
+    assert env.env_is_wrapped(Monitor, indices=[0, 2]) == [True, True]
+    masked = as_vec_env(TensorTwin(3, ACTIONS["discrete"], "method"))
+    assert np.stack(masked.env_method("action_masks")).shape == (3, 3)
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -573,9 +625,3 @@ def test_processes_without_shared_memory():
     assert_same_as_dummy(
         GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, AsyncVectorEnv, kwargs={"shared_memory": False}))
     )
-
-
-def test_as_vec_env_leaves_the_rest_alone():
-    for env in (Walk(), dummy(1), GymVectorEnv(vector(1, AutoresetMode.SAME_STEP)), "CartPole-v1", None):
-        assert as_vec_env(env) is env
-    assert isinstance(as_vec_env(vector(1, AutoresetMode.SAME_STEP)), GymVectorEnv)

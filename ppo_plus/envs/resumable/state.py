@@ -7,7 +7,7 @@ and the actions since. What the replay returns last is compared with what the ol
 What is replayed:
 
 - environments of ``gymnasium.envs``: classic control, toy text, Box2D and MuJoCo;
-- wrappers listed in ``ppo_plus.envs.resumable.known_envs``, with the attributes that outlast an episode;
+- wrappers listed in ``ppo_plus.envs.resumable.attributes``, with the attributes that outlast an episode;
 - classes with ``replayable = True`` in their body, which says: with the same ``np_random``, arguments of ``reset`` and
   actions, an episode is always the same, whatever came before it.
 
@@ -21,24 +21,44 @@ If one has neither, :func:`get_state` says so, and :func:`set_state` puts back w
 """
 
 import copy
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from ppo_plus.envs.resumable.known_envs import VEC_ENVS, VEC_WRAPPERS, class_name
-from ppo_plus.envs.resumable.plain_values import (
+from ppo_plus.envs.checks import IMMUTABLE, Numbers, take_any_number
+from ppo_plus.envs.resumable.attributes import (
+    BEFORE_RESET,
+    REPLAYABLE,
+    VEC_ENVS,
+    VEC_WRAPPERS,
+    WORLDS,
     NotResumableError,
     State,
+    changing,
+    class_name,
+    fingerprint,
     get_attributes,
+    get_generator,
     has_state,
     lacks_state,
     own_state,
+    plain,
     set_attributes,
+    set_generator,
 )
-from ppo_plus.envs.resumable.wrapper import Resumable
+from ppo_plus.trees import tree_map
 
 #: The attributes of vectorized environments and of their wrappers that change.
 CHANGING = VEC_ENVS | VEC_WRAPPERS
+#: Longer episodes are not recorded, because of the memory and of the time that a replay would take.
+MAX_STEPS = 100_000
 
 
 def get_state(vec_env: VecEnv) -> State:
@@ -126,3 +146,203 @@ def _require_wrapped(vec_env: Any) -> None:
             "the single environments are not in a ppo_plus.Resumable, outermost: "
             "make_vec_env(..., wrapper_class=ppo_plus.Resumable)"
         )
+
+
+@dataclass(slots=True)
+class _Episode:
+    """A replay of the present episode: the arguments of its reset, and the state of wrappers before it."""
+
+    arguments: State = field(default_factory=dict)
+    generator: State | None = None
+    before_reset: list[State] = field(default_factory=list)
+    actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
+    #: What the reset or the last step returned; ``None``: neither was called.
+    last: Any = None
+    #: Why the episode cannot be replayed, or ``None``.
+    reason: str | None = None
+
+
+class Resumable(gym.Wrapper):
+    """A wrapper that lets an environment resume in another process: see :mod:`ppo_plus.envs.resumable.state`.
+
+    ``PPO_Plus`` and ``ppo-plus`` put it around the single environments that they make or are given. In your own
+    vectorized environment, make it the outermost wrapper: ``make_vec_env(..., wrapper_class=ppo_plus.Resumable)``.
+    Everything else is the environment's; an attribute that is set is set there.
+
+    ``BipedalWalker`` gets a new Box2D world at each reset: its later episodes then differ by rounding from those
+    without this wrapper.
+
+    :param env: the environment, in its wrappers
+    """
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        layers = [env]
+        while isinstance(layers[-1], gym.Wrapper):
+            layers.append(layers[-1].env)
+        layers = [layer for layer in layers if not isinstance(layer, Numbers)]
+        self._names = [type(layer).__name__ for layer in layers]
+        self._base: Any = layers[-1].unwrapped
+        with_state = [i for i, layer in enumerate(layers) if has_state(layer)]
+        #: The outermost one that returns its own state and that of all it wraps; ``None``: the episode is replayed.
+        self._stateful: Any = layers[with_state[0]] if with_state else None
+        wrappers = layers[: with_state[0]] if with_state else layers[:-1]
+        #: The wrappers around it, or all of them, and their attributes that change.
+        self._wrappers = [(layer, changing(layer) or ()) for layer in wrappers]
+        #: Those that the replay puts back before the reset.
+        self._early = [(layer, [name for name in names if name in BEFORE_RESET]) for layer, names in self._wrappers]
+        unknown = [layer for layer in wrappers if changing(layer) is None]
+        if self._stateful is None:
+            if not class_name(self._base).startswith(REPLAYABLE):
+                unknown.append(self._base)
+            unknown = [layer for layer in unknown if not vars(type(layer)).get("replayable", False)]
+        #: Why it can neither be replayed nor return its state; ``None``: it can.
+        self._reason = lacks_state(unknown) if unknown else None
+        self._replays = self._stateful is None and self._reason is None
+        self._episode = _Episode(reason=f"{env} was stepped before its Resumable was reset")
+        take_any_number(env)
+        #: The name of an attribute that was set from outside, or ``None``.
+        self._set_from_outside: str | None = None
+
+    @property
+    def spec(self) -> Any:  # type: ignore[override]
+        return self.env.spec
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_set_from_outside" not in vars(self):
+            return super().__setattr__(name, value)
+        # The generator is a part of the state.
+        if name != "np_random":
+            vars(self)["_set_from_outside"] = name
+        setattr(self.env, name, value)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        vars(self)["_set_from_outside"] = name
+        return self.env.set_wrapper_attr(name, value, force=force)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
+        episode = _Episode()
+        try:
+            episode.arguments = plain(kwargs)
+        except NotResumableError as error:
+            episode.reason = f"{self.env} was reset with {error}"
+        if self._replays:
+            # Without a generator the reset would make one, from an unknown seed.
+            self._base.np_random  # noqa: B018
+            if class_name(self._base) in WORLDS:
+                # Its bodies go with the world they are in.
+                self._base._destroy()
+                self._base.world = type(self._base.world)(gravity=self._base.world.gravity)
+            episode.generator = get_generator(self._base)
+            episode.before_reset = [get_attributes(layer, names) for layer, names in self._early]
+        # An attribute of this object, and not of the environment.
+        vars(self)["_episode"] = episode
+        episode.last = result = self.env.reset(**kwargs)
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        # In a few bytecodes: small environments take a step in a few microseconds.
+        episode = self._episode
+        # Copied, since callers may reuse their arrays.
+        episode.actions.append(action if type(action) in IMMUTABLE else copy.deepcopy(action))
+        episode.last = result = self.env.step(action)
+        return result
+
+    # --- what `get_state` and `set_state` call, also in other processes, which an error would end --------------------
+
+    def get_episode_state(self) -> State:
+        """What :func:`~ppo_plus.envs.resumable.state.get_state` needs of this environment, as plain values."""
+        state: State = {
+            "layers": self._names,
+            "generator": get_generator(self._base),
+            "wrappers": [{}] * len(self._wrappers),
+            "episode": None,
+            "reason": None,
+        }
+        try:
+            state["wrappers"] = [get_attributes(layer, names) for layer, names in self._wrappers]
+            if self._reason is not None:
+                raise NotResumableError(self._reason)
+            if self._episode.last is not None:
+                state["episode"] = self._episode_state(self._episode)
+        except Exception as error:
+            state["reason"] = self._reason_of(error)
+        return state
+
+    def _reason_of(self, error: Exception) -> str:
+        return str(error) if isinstance(error, NotResumableError) else f"{self.env} raised {error!r}"
+
+    def _episode_state(self, episode: _Episode) -> State:
+        """:raises NotResumableError: the episode cannot be replayed"""
+        if episode.reason is not None:
+            raise NotResumableError(episode.reason)
+        if self._stateful is not None:
+            return {"arguments": episode.arguments, "own": own_state(self._stateful)}
+        if self._set_from_outside:
+            raise NotResumableError(f"attribute {self._set_from_outside!r} of {self.env} was set from outside")
+        if len(episode.actions) > MAX_STEPS:
+            raise NotResumableError(f"{self.env} is in an episode of more than {MAX_STEPS} steps")
+        return {
+            "arguments": episode.arguments,
+            "generator": episode.generator,
+            "before_reset": episode.before_reset,
+            "n_steps": len(episode.actions),
+            "actions": plain(tree_map(lambda *parts: np.stack(parts), *episode.actions)) if episode.actions else None,
+            "fingerprint": self._fingerprint(),
+        }
+
+    def set_episode_state(self, state: State) -> str | None:
+        """Put the environment where another one was; returns ``None``, or why this is not possible."""
+        if self._names != state["layers"]:
+            return f"{self.env} is {' of '.join(self._names)}, but the state is of {' of '.join(state['layers'])}"
+        reason: str | None = state["reason"]
+        try:
+            if reason is None and state["episode"] is not None:
+                with self._silent():
+                    self._go_to(state["episode"], state["generator"])
+        except Exception as error:
+            reason = self._reason_of(error)
+        try:
+            # Also if there is a reason: the environment can still be reset.
+            set_generator(self._base, state["generator"])
+            for (layer, names), attributes in zip(self._wrappers, state["wrappers"], strict=True):
+                set_attributes(layer, names, attributes)
+        except Exception as error:
+            reason = self._reason_of(error)
+        return reason
+
+    def _go_to(self, episode: State, generator: State | None) -> None:
+        if self._stateful is not None:
+            self.reset(**episode["arguments"])
+            set_generator(self._base, generator)
+            self._stateful.set_state(copy.deepcopy(episode["own"]))
+            return
+        self._base.np_random  # noqa: B018
+        set_generator(self._base, episode["generator"])
+        for (layer, names), attributes in zip(self._early, episode["before_reset"], strict=True):
+            set_attributes(layer, names, attributes)
+        self.reset(**episode["arguments"])
+        for i in range(episode["n_steps"]):
+            self.step(tree_map(lambda rows: rows[i].copy(), episode["actions"]))  # noqa: B023
+        if self._fingerprint() != episode["fingerprint"]:
+            raise NotResumableError(
+                f"the same actions led {self.env} to another state: it depends on more than its seed, or was made with "
+                "other arguments"
+            )
+
+    def _fingerprint(self) -> str:
+        """The fingerprint of what the environment returned last, without the info, and of its generator."""
+        last = self._episode.last[: 4 if self._episode.actions else 1]
+        return fingerprint([last, get_generator(self._base)])
+
+    @contextmanager
+    def _silent(self) -> Iterator[None]:
+        """Monitors do not write to files meanwhile."""
+        writers = [(layer, layer.results_writer) for layer, _ in self._wrappers if isinstance(layer, Monitor)]
+        try:
+            for monitor, _ in writers:
+                monitor.results_writer = None
+            yield
+        finally:
+            for monitor, writer in writers:
+                monitor.results_writer = writer

@@ -30,8 +30,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from ppo_plus.envs.checks import described, mapped, row_of
 from ppo_plus.envs.supervised import workers
-from ppo_plus.envs.supervised.guarded import CallerError, Fault
-from ppo_plus.envs.supervised.workers import Worker
+from ppo_plus.envs.supervised.workers import CallerError, Fault, Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import require_int, require_number

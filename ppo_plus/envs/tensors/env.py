@@ -1,7 +1,7 @@
 """Environments in tensors: many at once, whose observations, rewards and actions never leave their device.
 
 :class:`~ppo_plus.TensorEnv` is their interface. Gymnasium's vector environments in tensors are recognized
-(``envs/tensors/simulators.py``). For any other simulator, derive a class and implement
+(:class:`~ppo_plus.envs.tensors.env.GymTensors`). For any other simulator, derive a class and implement
 :meth:`~ppo_plus.TensorEnv.reset` and :meth:`~ppo_plus.TensorEnv.step`, and if they apply
 :meth:`~ppo_plus.TensorEnv.action_masks` and :meth:`~ppo_plus.TensorEnv.close`.
 
@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from ppo_plus.envs.checks import mapped
+from ppo_plus.policy.masking import METHOD
 
 #: A tensor with ``N`` rows, or a dict of them.
 Obs = Any
@@ -112,3 +116,60 @@ def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
         low, high = (np.nan_to_num(each, posinf=UNBOUNDED, neginf=-UNBOUNDED) for each in (space.low, space.high))
         return spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]
     return space
+
+
+class GymTensors(TensorEnv):
+    """A Gymnasium vector environment that returns tensors: ManiSkill's ``ManiSkillVectorEnv``, one in Gymnasium's
+    ``JaxToTorch``, or your own with a ``device``; in autoreset mode ``SAME_STEP``.
+
+    Final observations are ``infos["final_obs"]``, or ``infos["final_observation"]``.
+    """
+
+    remedy = 'put it into infos["final_obs"]'
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        mode = (env.metadata or {}).get("autoreset_mode")
+        if (
+            getattr(mode, "value", mode) not in (None, AutoresetMode.SAME_STEP.value)
+            or getattr(env, "auto_reset", True) is False
+        ):
+            raise ValueError(
+                f"env={env!r} has autoreset mode {mode}, but environments in tensors have to start the next episode in "
+                "the step that ends one: make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
+            )
+        self.env, self.render_mode = env, env.render_mode
+        device = getattr(env, "device", None) or getattr(env.unwrapped, "device", None) or "cpu"
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space, device)
+
+    def reset(self, seed: int | None = None) -> Obs:
+        obs, _ = self.env.reset(seed=seed)
+        return as_tensor(obs, self.device)
+
+    def step(self, actions: Any) -> Transition:
+        *results, infos = self.env.step(actions)
+        obs, rewards, terminated, truncated = as_tensor(tuple(results), self.device)
+        final = infos.get("final_obs", infos.get("final_observation"))
+        return Transition(obs, rewards, terminated, truncated, None if final is None else as_tensor(final, self.device))
+
+    @property
+    def has_masks(self) -> bool:
+        return callable(getattr(self.env, METHOD, None))
+
+    def action_masks(self) -> Any:
+        return as_tensor(self.env.action_masks(), self.device)  # type: ignore[attr-defined]
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def as_tensor(value: Any, device: th.device) -> Any:
+    """Arrays of any kind as tensors on a device, in any nesting of dicts and tuples."""
+    return mapped(lambda part: th.as_tensor(part, device=device), value)
+
+
+def as_numpy(value: Any) -> Any:
+    """Tensors as NumPy arrays with their own memory, in any nesting of dicts and tuples."""
+    return mapped(lambda tensor: tensor.cpu().numpy().copy(), value)

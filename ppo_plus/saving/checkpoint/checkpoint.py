@@ -21,7 +21,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.envs.checks import check_shape
 from ppo_plus.envs.resumable import state as env_state
-from ppo_plus.envs.resumable.plain_values import NotResumableError
+from ppo_plus.envs.resumable.attributes import NotResumableError
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_number
 from ppo_plus.saving.checkpoint import process_state

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
-from ppo_plus.envs.resumable.wrapper import Resumable
+from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.require import require_one_of
 from ppo_plus.rollout.evaluation import RECORDERS, layers
 

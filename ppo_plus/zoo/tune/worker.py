@@ -16,7 +16,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ppo_plus.envs.supervised.guarded import DISK_FULL
+from ppo_plus.envs.supervised.workers import DISK_FULL
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES

@@ -1,11 +1,33 @@
-"""Vectorized environments resume from the state of others, bit by bit."""
+"""Environments resume within their episodes, also in another process, and the wrapper changes nothing else."""
 
+import copy
+import pickle
+import sys
+
+import cloudpickle
 import gymnasium as gym
+import numpy as np
 import pytest
-from resumable_envs import FORKED, Pictures, actions_of, bits, carried, check_goes_on, gone, made, vectorized
+from gymnasium import spaces, wrappers
+from resumable_envs import (
+    FORKED,
+    Fading,
+    Forgetful,
+    Pictures,
+    actions_of,
+    bits,
+    carried,
+    check_goes_on,
+    gone,
+    made,
+    vectorized,
+)
+from stable_baselines3.common.atari_wrappers import MaxAndSkipEnv, StickyActionEnv
+from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
+    SubprocVecEnv,
     VecCheckNan,
     VecEnvWrapper,
     VecExtractDictObs,
@@ -16,7 +38,8 @@ from stable_baselines3.common.vec_env import (
 )
 
 import ppo_plus
-from ppo_plus import Resumable, VecNormalizeTransitions
+from ppo_plus import PPO_Plus, Resumable, VecNormalizeTransitions
+from ppo_plus.envs.resumable import state as state_module
 from ppo_plus.envs.resumable.state import NotResumableError, get_state, set_state
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
@@ -155,3 +178,321 @@ def test_without_resumable():
         wrapped.reset()
         with pytest.raises(NotResumableError, match="wrapper_class=ppo_plus.Resumable"):
             set_state(env, get_state(wrapped))
+
+
+# --- layers of an environment return their own state, are known, or are the reason why it does not resume -------------
+
+
+class Silent(Fading):
+    """The same without a word."""
+
+    get_state = set_state = None
+
+
+class Careful(Forgetful):
+    """A wrapper that speaks for all that it wraps."""
+
+    def get_state(self):
+        return self.unwrapped.get_state()
+
+    def set_state(self, state):
+        self.unwrapped.set_state(state)
+
+
+@pytest.mark.parametrize("kind", [DummyVecEnv, FORKED], ids=["dummy", "subproc"])
+def test_two_methods_are_enough(kind):
+    check_goes_on(lambda: vectorized(lambda: made(Fading)), 100, 60, make_other=lambda: vectorized(
+        lambda: made(Fading), kind=kind
+    ))  # fmt: skip
+
+
+def test_known_wrappers_around_it_resume():
+    def make():
+        env = wrappers.RecordEpisodeStatistics(wrappers.NormalizeObservation(made(Fading)))
+        env = wrappers.NormalizeReward(wrappers.StickyAction(wrappers.TimeAwareObservation(env), 0.3, (2, 4)))
+        env = StickyActionEnv(wrappers.FrameStackObservation(wrappers.DelayObservation(env, 2), 3), 0.2)
+        return MaxAndSkipEnv(env, 2)
+
+    check_goes_on(lambda: vectorized(make), 100, 60)
+
+
+def test_the_outermost_with_state_is_used():
+    check_goes_on(lambda: vectorized(lambda: Careful(Forgetful(Fading()))), 50, 50)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: made(Silent), "Silent has no get_state and set_state"),
+        (lambda: Forgetful(made(Fading)), "Forgetful has no get_state and set_state"),
+        (lambda: Forgetful(made(Silent)), "Forgetful and Silent have no get_state and set_state"),
+        (lambda: Forgetful(gym.make("CartPole-v1")), "Forgetful has no get_state and set_state"),
+        (lambda: wrappers.Autoreset(gym.make("CartPole-v1")), "Autoreset has no get_state and set_state"),
+    ],
+)
+@pytest.mark.parametrize("kind", [DummyVecEnv, FORKED], ids=["dummy", "subproc"])
+def test_layers_without_state_are_the_reason(make, reason, kind):
+    env = vectorized(make, kind=kind)
+    env.seed(0)
+    env.reset()
+    gone(env, actions_of(env, 30))
+    state = carried(get_state(env))
+    assert state["reason"] == reason
+    # Episodes begin anew, but not the same ones again, and the monitors go on counting.
+    other = vectorized(make)
+    other.seed(0)
+    assert set_state(other, state) == reason
+    assert other.get_attr("total_steps") == [30, 30]
+    generators = [[each["generator"] for each in get_state(each)["envs"]] for each in (env, other)]
+    assert generators[0] == generators[1] and None not in generators[0]
+    first = bits(other.reset())
+    other.seed(0)
+    assert bits(other.reset()) != first
+    env.close()
+
+
+def test_a_subclass_may_keep_more_than_what_it_is_made_of():
+    class Windy(type(gym.make("CartPole-v1").unwrapped)):
+        pass
+
+    class Known(Pictures):
+        replayable = True
+
+    class Unknown(Pictures):
+        pass
+
+    assert Resumable(Windy()).get_episode_state()["reason"] == "Windy has no get_state and set_state"
+    assert Resumable(Known()).get_episode_state()["reason"] is None
+    assert Resumable(Unknown()).get_episode_state()["reason"] == "Unknown has no get_state and set_state"
+
+
+@pytest.mark.parametrize("kind", [DummyVecEnv, FORKED], ids=["dummy", "subproc"])
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [(object(), "get_state() returned <object object"), (KeyError("place"), "get_state() raised KeyError('place')")],
+)
+def test_errors_of_get_state_do_not_end_a_process(kind, returned, reason, monkeypatch):
+    class Odd(Fading):
+        def get_state(self):
+            if isinstance(returned, Exception):
+                raise returned
+            return [returned]
+
+    env = vectorized(Odd, kind=kind)
+    env.reset()
+    assert reason in get_state(env)["reason"]
+    env.step(np.zeros(2, int))
+    env.close()
+
+
+def test_a_replay_writes_nothing(tmp_path):
+    def make(name):
+        return Resumable(Monitor(gym.make("CartPole-v1", max_episode_steps=5), str(tmp_path / name)))
+
+    first, second = make("a"), make("b")
+    first.reset(seed=0)
+    for _ in range(5):
+        first.step(0)
+    written = (tmp_path / "b.monitor.csv").read_text()
+    # The episode has ended: its last step would write.
+    assert second.set_episode_state(carried(first.get_episode_state())) is None
+    assert (tmp_path / "b.monitor.csv").read_text() == written
+    assert second.env.episode_lengths == [5]
+    second.reset()
+    for _ in range(5):
+        second.step(0)
+    assert len((tmp_path / "b.monitor.csv").read_text().splitlines()) == len(written.splitlines()) + 1
+
+
+# --- an episode is replayed, also in another process, and the wrapper changes nothing else ----------------------------
+
+
+@pytest.mark.slow
+def test_in_new_processes():
+    env_ids = ["CartPole-v1", "LunarLander-v3", "BipedalWalker-v3", "CarRacing-v3", "Hopper-v5"]
+    made, actions = [], []
+    for env_id in env_ids:
+        env = vectorized(lambda env_id=env_id: gym.make(env_id, max_episode_steps=40), n=1)
+        env.seed(11)
+        env.reset()
+        gone(env, actions_of(env, 95))
+        made.append(env)
+        actions.append([action[0] for action in actions_of(env, 90, seed=1)])
+    states = [carried(env.envs[0].get_episode_state()) for env in made]
+
+    class Player(gym.Env):
+        """Takes a whole way as one action, since the environments differ."""
+
+        observation_space = action_space = spaces.Discrete(1)
+
+        def play(self, env_id, state, way):
+            env = Resumable(Monitor(gym.make(env_id, max_episode_steps=40)))
+            return env.set_episode_state(state), played(env, way)
+
+    def played(env, way):
+        found = []
+        for action in way:
+            step = env.step(action)
+            found.append([step, env.reset() if step[2] or step[3] else None])
+        return bits(found)
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        players = SubprocVecEnv([Player], start_method="spawn")
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    for env_id, env, state, way in zip(env_ids, made, states, actions, strict=True):
+        ((reason, theirs),) = players.env_method("play", env_id, state, way)
+        assert reason is None
+        assert theirs == played(env.envs[0], way), env_id
+    players.close()
+
+
+def test_actions_are_copied_since_callers_reuse_arrays():
+    env, other = (vectorized(lambda: gym.make("Pendulum-v1")) for _ in range(2))
+    env.seed(0)
+    env.reset()
+    action = np.zeros((2, 1), np.float32)
+    for t in range(20):
+        action[:] = np.sin(t)
+        env.step(action)
+    assert set_state(other, get_state(env)) is None
+
+
+def test_small_states():
+    """The actions of an episode are one array, and so are the rewards in a Monitor."""
+    env = vectorized(lambda: gym.make("HalfCheetah-v5"), n=1)
+    env.reset()
+    sizes = []
+    for _ in range(2):
+        gone(env, actions_of(env, 450))
+        sizes.append(len(pickle.dumps(get_state(env))))
+    assert sizes[1] - sizes[0] < 450 * (6 * 4 + 8) + 500
+
+
+@pytest.mark.parametrize("change", ["set_attr", "set_wrapper_attr"])
+def test_an_attribute_that_was_set(change):
+    env = vectorized(lambda: gym.make("CartPole-v1"))
+    env.reset()
+    if change == "set_attr":
+        env.set_attr("gravity", 1.0)
+    else:
+        env.env_method("set_wrapper_attr", "gravity", 1.0)
+    assert "attribute 'gravity' of <Monitor<" in get_state(env)["reason"]
+
+
+def test_episodes_without_end(monkeypatch):
+    monkeypatch.setattr(state_module, "MAX_STEPS", 10)
+    env = vectorized(lambda: gym.make("Pendulum-v1"), n=1)
+    env.reset()
+    gone(env, actions_of(env, 10))
+    assert get_state(env)["reason"] is None
+    gone(env, actions_of(env, 100))
+    assert "more than 10 steps" in get_state(env)["reason"]
+    assert len(env.envs[0]._episode.actions) == 11
+    gone(env, actions_of(env, 91))
+    assert get_state(env)["reason"] is None
+
+
+def test_an_environment_that_was_reset_from_within():
+    inner = Monitor(gym.make("CartPole-v1"))
+    inner.reset()
+    env = Resumable(inner)
+    env.step(0)
+    assert "before its Resumable was reset" in env.get_episode_state()["reason"]
+
+
+@pytest.mark.parametrize("kind", [DummyVecEnv, FORKED], ids=["dummy", "subproc"])
+def test_environments_made_otherwise(kind):
+    env = vectorized(lambda: gym.make("Pendulum-v1"))
+    env.seed(0)
+    env.reset()
+    gone(env, actions_of(env, 30))
+    other = vectorized(lambda: gym.make("Pendulum-v1", g=9.0), kind=kind)
+    assert "the same actions led <Monitor<" in set_state(other, get_state(env))
+    # They begin anew where the others would.
+    assert bits(other.reset()) == bits(env.reset())
+    other.close()
+    other = vectorized(lambda: wrappers.ClipAction(gym.make("Pendulum-v1")), kind=kind)
+    assert "Monitor of ClipAction of TimeLimit" in set_state(other, get_state(env))
+    other.close()
+
+
+def test_what_differs_only_in_what_is_drawn():
+    """Observations are the same, but the generator is not where it was."""
+
+    class Drawing(Pictures):
+        replayable = True
+        drawn = 0
+
+        def step(self, action):
+            self.np_random.random(self.drawn)
+            return {"image": np.zeros((8, 8, 3), np.uint8), "vector": self.vector}, 0.0, False, False, {}
+
+    env, other = Resumable(Drawing()), Resumable(Drawing())
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+    assert other.set_episode_state(env.get_episode_state()) is None
+    other.unwrapped.drawn = 1
+    assert "led <Drawing" in other.set_episode_state(env.get_episode_state())
+
+
+class Masked(Fading):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 3}
+    render_mode = "rgb_array"
+    level = 1
+
+    def action_masks(self):
+        return [True, False, True]
+
+    def render(self):
+        return np.full((2, 2, 3), self.level, np.uint8)
+
+
+def test_everything_else_is_the_environments():
+    env = vectorized(lambda: made(Masked))
+    assert env.env_is_wrapped(Monitor) == env.env_is_wrapped(Resumable) == [True, True]
+    assert is_wrapped(env.envs[0], wrappers.TimeLimit)
+    assert env.env_method("action_masks") == [[True, False, True]] * 2
+    assert env.get_attr("light") == [1.0, 1.0]
+    env.reset()
+    assert set(env.env_method("get_state")[0]) == {"light", "place"}
+    assert env.metadata == Masked.metadata and env.render_mode == "rgb_array"
+    assert env.envs[0].spec == env.envs[0].env.spec
+    assert isinstance(env.envs[0].unwrapped, Masked)
+    assert env.envs[0].render().max() == 1
+    env.seed(5)
+    env.reset()
+    assert env.get_attr("np_random_seed") == [5, 6]
+
+
+def test_attributes_are_set_where_they_were_set_before():
+    env = vectorized(lambda: gym.make("CartPole-v1"), resumable=lambda env: Resumable(Forgetful(env)))
+    env.set_attr("level", 3)
+    assert [vars(each.env)["level"] for each in env.envs] == [3, 3]
+    env.env_method("set_wrapper_attr", "gravity", 1.0)
+    assert [each.unwrapped.gravity for each in env.envs] == [1.0, 1.0]
+
+
+def test_copies_are_independent():
+    env = Resumable(gym.make("CartPole-v1"))
+    env.reset(seed=0)
+    other = pickle.loads(pickle.dumps(copy.deepcopy(env)))
+    other.step(1)
+    assert len(env._episode.actions) == 0
+    assert other._base is other.unwrapped
+
+
+def test_ppo_plus_wraps_what_it_makes():
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16, n_epochs=1)
+    assert model.env.env_method("class_name") == ["Resumable"]
+    assert model.env.env_is_wrapped(Monitor) == [True]
+    model.learn(16)
+    assert get_state(model.env)["reason"] is None
+
+
+def test_ppo_plus_wraps_a_single_environment_once():
+    env = Resumable(Monitor(gym.make("CartPole-v1")))
+    assert PPO_Plus("MlpPolicy", env).env.envs == [env]
+    (wrapped,) = PPO_Plus("MlpPolicy", gym.make("CartPole-v1")).env.envs
+    assert [type(layer).__name__ for layer in (wrapped, wrapped.env)] == ["Resumable", "Monitor"]

@@ -1,11 +1,21 @@
-"""Spaces of environments in tensors."""
+"""Spaces of environments in tensors; Gymnasium's and other simulators as one."""
 
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 from envs import ACTIONS
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from tensor_envs import Managed, TensorTwin
 
-from ppo_plus import PPO_Plus, TensorEnv
+from ppo_plus import PPO_Plus, TensorEnv, as_vec_env
+from ppo_plus.envs.make_vec import as_tensor_env
 from ppo_plus.envs.tensors.env import UNBOUNDED, bounded
 
 
@@ -39,3 +49,120 @@ def test_squashing_needs_bounds():
         PPO_Plus("MlpPolicy", Free(np.inf), **squashed)
     PPO_Plus("MlpPolicy", Free(1.0), **squashed)
     PPO_Plus("MlpPolicy", Free(np.inf), n_steps=8, device="cpu")
+
+
+# --- gymnasium's vector environments in tensors are recognized, and other simulators are called from a `TensorEnv` ----
+
+
+SMALL = {"n_steps": 8, "batch_size": 16, "n_epochs": 1, "seed": 0, "device": "cpu"}
+
+
+def learned(env, policy="MlpPolicy", n=8, **kwargs):
+    model = PPO_Plus(policy, env, **SMALL | kwargs)
+    return model.learn(n * model.n_envs)
+
+
+class InTensors(VectorEnv):
+    """A Gymnasium vector environment that computes in tensors, with ManiSkill's way to tell of the end."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(self, twin, key="final_obs"):
+        self.twin, self.key, self.num_envs, self.device = twin, key, twin.num_envs, th.device("cpu")
+        self.single_observation_space, self.single_action_space = twin.observation_space, twin.action_space
+        self.seeds = []
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        return self.twin.reset(seed), {}
+
+    def step(self, actions):
+        step = self.twin.step(actions)
+        ended = step.terminated | step.truncated
+        infos = {}
+        if ended.any():
+            episode = {"success_once": ended & (th.arange(self.num_envs) > 0)}
+            infos = {self.key: step.final_obs, f"_{self.key}": ended, "final_info": {"episode": episode}}
+            infos["_final_info"] = ended
+        return step.obs, step.rewards, step.terminated, step.truncated, infos
+
+
+@pytest.mark.parametrize("key", ["final_obs", "final_observation"])
+def test_a_vector_environment_in_tensors_is_the_same_task(key):
+    plain = learned(TensorTwin(3, ACTIONS["mixed"]), n=16)
+    vector = InTensors(TensorTwin(3, ACTIONS["mixed"]), key)
+    wrapped = learned(vector, n=16)
+    np.testing.assert_array_equal(plain.rollout_buffer.advantages, wrapped.rollout_buffer.advantages)
+    assert vector.seeds == [0]
+
+
+def cartpoles(mode=AutoresetMode.SAME_STEP):
+    return gym.make_vec("CartPole-v1", 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+
+
+def test_gymnasiums_wrapper_of_numpy_is_taken_off():
+    pytest.importorskip("array_api_compat", reason="pip install 'gymnasium[array-api]'")
+    from gymnasium.wrappers.vector import NumpyToTorch
+
+    plain = cartpoles()
+    assert as_vec_env(NumpyToTorch(plain)).env is plain
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_other_autoreset_modes_raise_an_error(mode):
+    env = InTensors(TensorTwin(3, ACTIONS["discrete"]))
+    env.metadata = {"autoreset_mode": mode}
+    with pytest.raises(ValueError, match="SAME_STEP"):
+        as_vec_env(env)
+
+
+def test_vector_environments_in_numpy_are_not_taken_for_tensors():
+    assert as_tensor_env(cartpoles()) is None
+    assert as_tensor_env(gym.make("CartPole-v1")) is None
+
+    class Answering(gym.Env):
+        def __getattr__(self, name):
+            return None
+
+    assert as_tensor_env(Answering()) is None
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, gym.wrappers.OrderEnforcing])
+def test_other_simulators_are_called_from_a_tensor_env(wrap):
+    class AsGym(Managed, gym.Env):
+        observation_space = action_space = spaces.Box(-1, 1, (2,))
+
+    with pytest.raises(ValueError, match="steps 4 environments at once, .*: call it from a ppo_plus.TensorEnv"):
+        PPO_Plus("MlpPolicy", wrap(AsGym()))
+
+
+def test_the_example_of_isaac_lab_runs(monkeypatch, tmp_path):
+    page = Path(__file__).parents[3] / "docs" / "capabilities" / "tensor_environments.md"
+    (example,) = re.findall(r"^```text\n(import argparse.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    app = SimpleNamespace(close=lambda: None)
+    launcher = SimpleNamespace(
+        add_app_launcher_args=lambda parser: parser.add_argument("--headless", action="store_true")
+    )
+    launcher = type("AppLauncher", (), vars(launcher) | {"__init__": lambda self, args: None, "app": app})
+    launcher.add_app_launcher_args = staticmethod(launcher.add_app_launcher_args)
+    utils = SimpleNamespace(parse_env_cfg=lambda task, num_envs: SimpleNamespace(compute_final_obs=False))
+    modules = {"isaaclab": SimpleNamespace(), "isaaclab.app": SimpleNamespace(AppLauncher=launcher)}
+    modules |= {"isaaclab_tasks": SimpleNamespace(utils=utils), "isaaclab_tasks.utils": utils}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    made = []
+    monkeypatch.setattr(gym, "make", lambda task, cfg: made.append(Managed(n=64, **vars(cfg))) or made[-1])
+    namespace = {"__name__": "__main__"}
+    exec(example.replace("4096", "64").replace("100_000_000", "3000"), namespace)
+    assert made[0].closed and made[0].cfg.compute_final_obs and (tmp_path / "anymal.zip").exists()
+    # Rewards count the steps of an episode. Environment 0 falls when its time is over: it would not have gone on.
+    small = PPO_Plus("MlpPolicy", namespace["IsaacLab"](Managed(compute_final_obs=True)), gamma=0.5, **SMALL)
+    small.learn(32)
+    added = small.rollout_buffer.rewards - (np.arange(8)[:, None] % 4 + 1)
+    cut = np.zeros((8, 4), dtype=bool)
+    cut[3::4, 1:] = True
+    assert ((added != 0) == cut).all()
+    # The value with which the rollout began, since its update has changed the weights.
+    fresh = PPO_Plus("MlpPolicy", namespace["IsaacLab"](Managed()), **SMALL)
+    np.testing.assert_allclose(added[cut], 0.5 * fresh.policy.predict_values(th.full((1, 2), 0.4)).item(), rtol=1e-5)

@@ -9,8 +9,8 @@ from tensor_envs import twins
 
 from ppo_plus import as_vec_env
 from ppo_plus.envs.checks import row_of
+from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.tensors.normalize import Normalizing
-from ppo_plus.envs.tensors.simulators import as_numpy
 
 
 def pair(is_dict=False, **kwargs):

@@ -1,19 +1,70 @@
-"""Known environments and wrappers resume in the middle of their episodes, bit by bit."""
+"""Attributes and generators as plain values, and known environments and wrappers, which resume bit by bit."""
 
 import importlib
+import pickle
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
 from parametrization import sample
-from resumable_envs import Fading, Pictures, bits, carried, check_goes_on, made, vectorized
+from resumable_envs import Fading, Pictures, actions_of, bits, carried, check_goes_on, gone, made, vectorized
 from sb3_contrib.common.wrappers import ActionMasker, TimeFeatureWrapper
 from stable_baselines3.common.atari_wrappers import ClipRewardEnv, MaxAndSkipEnv, StickyActionEnv, WarpFrame
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import Resumable
-from ppo_plus.envs.resumable.known_envs import STATELESS, VEC_WRAPPERS, WORLDS, WRAPPERS, changing
+from ppo_plus.envs.resumable.attributes import STATELESS, VEC_WRAPPERS, WORLDS, WRAPPERS, changing
+from ppo_plus.envs.resumable.state import get_state, set_state
+
+
+def test_a_state_does_not_change_with_later_steps():
+    env = VecNormalize(vectorized(lambda: gym.make("Pendulum-v1", max_episode_steps=30)))
+    env.seed(0)
+    env.reset()
+    gone(env, actions_of(env, 40))
+    state = get_state(env)
+    before = pickle.dumps(state)
+    gone(env, actions_of(env, 40))
+    assert pickle.dumps(state) == before
+    # Nor when others do that were given it.
+    other = VecNormalize(vectorized(lambda: gym.make("Pendulum-v1", max_episode_steps=30)))
+    set_state(other, state)
+    gone(other, actions_of(env, 40))
+    assert pickle.dumps(state) == before
+
+
+def test_what_monitors_and_statistics_remember():
+    def make():
+        return vectorized(lambda: wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"), buffer_length=3))
+
+    env, other = make(), make()
+    env.seed(0)
+    env.reset()
+    gone(env, actions_of(env, 200))
+    assert set_state(other, carried(get_state(env))) is None
+    names = ("episode_returns", "episode_lengths", "episode_times", "total_steps", "rewards", "needs_reset")
+    names += ("episode_count", "time_queue", "return_queue", "length_queue")
+    for name in names:
+        assert other.get_attr(name) == env.get_attr(name), name
+        assert [type(each) for each in other.get_attr(name)] == [type(each) for each in env.get_attr(name)], name
+    assert all(queue.maxlen == 3 for queue in other.get_attr("time_queue"))
+    # The time since the start goes on; only what passed between the two calls is not counted.
+    started, restarted = env.get_attr("t_start")[0], other.get_attr("t_start")[0]
+    assert restarted >= started
+
+
+def test_options_that_cannot_be_saved():
+    env = Resumable(Pictures())
+    env.reset(options={"start": 1.0, "how": object()})
+    assert "was reset with <object object" in env.get_episode_state()["reason"]
+    env.reset(options={"start": 1.0})
+    assert env.get_episode_state()["reason"] is None
+
+
+# --- known environments and wrappers resume in the middle of their episodes, bit by bit -------------------------------
+
 
 ENVS = {
     "CartPole-v1": {},
@@ -200,3 +251,51 @@ def test_names_in_the_tables_are_those_of_classes():
     for name in [*WRAPPERS, *VEC_WRAPPERS, *WORLDS]:
         module, _, attribute = name.rpartition(".")
         assert isinstance(getattr(importlib.import_module(module), attribute), type), name
+
+
+# --- the generators of environments and spaces resume -----------------------------------------------------------------
+
+
+def test_without_any_seed():
+    env = vectorized(lambda: gym.make("CartPole-v1"))
+    env.reset()
+    gone(env, actions_of(env, 50))
+    other = vectorized(lambda: gym.make("CartPole-v1"))
+    assert set_state(other, carried(get_state(env))) is None
+    actions = actions_of(env, 100, seed=1)
+    assert gone(other, actions)[0] == gone(env, actions)[0]
+
+
+def test_a_generator_of_another_kind_resumes():
+    env, other = (Resumable(gym.make("CartPole-v1")) for _ in range(2))
+    env.np_random = np.random.Generator(np.random.MT19937(3))
+    env.reset()
+    assert other.set_episode_state(carried(env.get_episode_state())) is None
+    assert bits(other.reset()[0]) == bits(env.reset()[0])
+    assert other.np_random_seed == env.np_random_seed == -1
+
+
+def test_an_unknown_generator_is_not_called():
+    env = vectorized(lambda: gym.make("CartPole-v1"), n=1)
+    env.reset()
+    state = get_state(env)
+    state["envs"][0]["generator"]["state"]["bit_generator"] = "seed"
+    assert "bit_generator='seed' must be one of MT19937, PCG64" in set_state(env, state)
+
+
+def test_a_generator_does_not_read_beyond_its_state():
+    env = vectorized(lambda: gym.make("CartPole-v1"), n=1)
+    env.envs[0].np_random = np.random.Generator(np.random.MT19937(3))
+    env.reset()
+    state = get_state(env)
+    state["envs"][0]["generator"]["state"]["state"]["pos"] = 10**6
+    assert "not a valid state of a random generator" in set_state(env, state)
+
+
+def test_the_generator_stays_the_same_object():
+    env, other = (vectorized(lambda: gym.make("CartPole-v1"), n=1) for _ in range(2))
+    env.reset()
+    held = other.envs[0].np_random
+    assert set_state(other, carried(get_state(env))) is None
+    assert other.envs[0].np_random is held
+    assert held.random() == env.envs[0].np_random.random()
