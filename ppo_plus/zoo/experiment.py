@@ -17,6 +17,7 @@ from ppo_plus.require import nearest
 from ppo_plus.zoo.hyperparams import (
     builtin_file,
     errors_of,
+    format_literal,
     plain,
     positive_int,
     read_arguments,
@@ -25,7 +26,6 @@ from ppo_plus.zoo.hyperparams import (
     read_literal,
     read_mapping,
 )
-from ppo_plus.zoo.literals import format_literal
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_class, is_atari
 from ppo_plus.zoo.runs import RunFolder
 

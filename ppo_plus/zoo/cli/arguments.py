@@ -69,7 +69,7 @@ def key_value(text: str) -> tuple[str, Any]:
     """``key:value``, as in rl_zoo3; the value is Python text without code, or a plain word."""
     import yaml
 
-    from ppo_plus.zoo.literals import parse_literal
+    from ppo_plus.zoo.hyperparams import parse_literal
 
     key, colon, value = text.partition(":")
     if not key or not colon:

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ppo_plus import __version__
 from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo.experiment import Experiment
-from ppo_plus.zoo.literals import format_literal
+from ppo_plus.zoo.hyperparams import format_literal
 from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import JOB, is_done, outcome
 from ppo_plus.zoo.tune.plan import counted

@@ -13,8 +13,7 @@ from optuna.trial import Trial
 from ppo_plus import PPO_Plus
 from ppo_plus.require import nearest
 from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
-from ppo_plus.zoo.hyperparams import builtin_file, read_mapping, require_mapping
-from ppo_plus.zoo.literals import parse_literal
+from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping, require_mapping
 
 POLICY, SCHEDULE = "policy_kwargs", "_schedule"
 
