@@ -51,7 +51,7 @@ from ppo_plus.zoo.cli.arguments import whole_number
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
-from ppo_plus.zoo.registry import find_env
+from ppo_plus.zoo.installation import find_env
 
 SCRIPT = "benchmarks/learning_returns.py"
 N_LAST, N_EPISODES, N_EVAL_ENVS = 100, 20, 10

@@ -15,7 +15,7 @@ from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
 from ppo_plus.envs.checks import LeanVecEnv, check_spaces
 from ppo_plus.envs.make_vec import require_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
-from ppo_plus.zoo.registry import find_env
+from ppo_plus.zoo.installation import find_env
 
 #: Added to the experiment's seed for evaluation environments, so that no episode is both trained and evaluated on.
 EVAL_SEED = 2**31

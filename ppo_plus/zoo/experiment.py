@@ -26,7 +26,7 @@ from ppo_plus.zoo.hyperparams import (
     read_literal,
     read_mapping,
 )
-from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_class, is_atari
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_class, is_atari
 from ppo_plus.zoo.runs import RunFolder
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from ppo_plus.zoo.registry import is_atari
+from ppo_plus.zoo.installation import is_atari
 
 #: Modules whose classes Python text may name: the real module, and the required base class.
 MODULES = {

@@ -10,8 +10,8 @@ from typing import Any
 
 from ppo_plus.saving.format.atomic import UNFINISHED
 from ppo_plus.saving.format.lock import claim
-from ppo_plus.zoo.commands import command
 from ppo_plus.zoo.hyperparams import read_mapping
+from ppo_plus.zoo.installation import command
 
 ALGO = "ppo_plus"
 #: rl_zoo3's algorithms whose models PPO_Plus can load.

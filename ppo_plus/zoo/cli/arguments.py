@@ -7,7 +7,7 @@ import argparse
 import re
 from typing import Any, NoReturn
 
-from ppo_plus.zoo.registry import ALLOWED_PACKAGES
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.runs import ALGO
 
 #: Help of ``--trust-model``.

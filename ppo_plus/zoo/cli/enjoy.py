@@ -15,9 +15,13 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
-from ppo_plus.zoo.commands import pip_install
-from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing
-from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_packages
+from ppo_plus.zoo.installation import (
+    ALLOWED_PACKAGES,
+    draw_without_screen,
+    import_packages,
+    pip_install,
+    require_drawing,
+)
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run
 
 

@@ -26,10 +26,8 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
-from ppo_plus.zoo.commands import command, pip_install
+from ppo_plus.zoo.installation import command, has_screen, import_packages, pip_install
 from ppo_plus.zoo.interrupts import INTERRUPTED, came, deferred
-from ppo_plus.zoo.mujoco import has_screen
-from ppo_plus.zoo.registry import import_packages
 from ppo_plus.zoo.runs import Options, RunFolder, open_run
 
 if TYPE_CHECKING:
@@ -107,7 +105,7 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
 def make_experiment(args: argparse.Namespace) -> "Experiment":
     """The experiment that the arguments describe, with the errors of ``find_env`` and ``load_experiment``."""
     from ppo_plus.zoo.hyperparams import builtin_file, read_entry
-    from ppo_plus.zoo.registry import find_env
+    from ppo_plus.zoo.installation import find_env
 
     # The errors below come before the import of torch, which takes seconds.
     import_packages(args.gym_packages)

@@ -19,7 +19,7 @@ from ppo_plus.zoo.cli.arguments import (
     whole_number,
 )
 from ppo_plus.zoo.cli.train import add_experiment_arguments, make_experiment
-from ppo_plus.zoo.commands import command, pip_install, this_command
+from ppo_plus.zoo.installation import command, pip_install, this_command
 from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.runs import file_name
 

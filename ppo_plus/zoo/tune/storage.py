@@ -14,7 +14,7 @@ from optuna.storages import BaseStorage, RDBStorage, get_storage
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
 
-from ppo_plus.zoo.commands import pip_install
+from ppo_plus.zoo.installation import pip_install
 from ppo_plus.zoo.interrupts import check, uninterrupted
 
 #: What Optuna raises when a database is unavailable.

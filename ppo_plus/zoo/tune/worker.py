@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ppo_plus.envs.supervised.workers import DISK_FULL
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
-from ppo_plus.zoo.registry import ALLOWED_PACKAGES
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.jobs import CANDIDATE, SEED, Heartbeats, Jobs
 from ppo_plus.zoo.tune.objective import Diverged, score
 from ppo_plus.zoo.tune.stages import BASELINE, ERROR, SCORES, SETTINGS, TASK, Study, stages

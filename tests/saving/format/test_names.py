@@ -115,7 +115,7 @@ HARM = [
     "ppo_plus:import_module",
     "ppo_plus.formulas.exploration:WhiteNoise",
     "ppo_plus:MlpPolicy",
-    "ppo_plus.zoo.registry:import_class",
+    "ppo_plus.zoo.installation:import_class",
     "ppo_plus.__main__:main",
     "ppo_plus.policy.policies:ActorCriticPolicy.load",
     "ppo_plus.formulas.schedules:make_schedule",

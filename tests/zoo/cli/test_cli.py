@@ -11,7 +11,7 @@ from command_line import ROOT, TRAIN, run, subcommands
 
 from ppo_plus import __version__
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.commands import command
+from ppo_plus.zoo.installation import command
 
 
 def test_scripts(folder, monkeypatch, capsys):

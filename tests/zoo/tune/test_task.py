@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
-from ppo_plus.zoo.registry import ALLOWED_PACKAGES
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.plan import Plan, rollout_size
 from ppo_plus.zoo.tune.space import read_space, setting
 from ppo_plus.zoo.tune.task import TuningTask, largest_divisor

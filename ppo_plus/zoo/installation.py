@@ -1,15 +1,21 @@
-"""Environments by Gymnasium id, and classes by dotted name from the packages that settings files may use."""
+"""What this Python installation offers: environments by Gymnasium id, classes by dotted name, a way to draw MuJoCo
+without a screen, and commands to paste into a shell, which start the program with this installation."""
 
+import os
+import re
+import shlex
+import shutil
 import sys
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from ctypes.util import find_library
 from importlib import import_module
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium as gym
 
-from ppo_plus.zoo.commands import pip_install
 
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
 ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
@@ -92,3 +98,71 @@ def import_class(name: str, parent: type, packages: Collection[str] | None = ALL
 
 def _is_within(module_name: str, packages: Collection[str]) -> bool:
     return any(module_name == package or module_name.startswith(f"{package}.") for package in packages)
+
+
+#: Values of ``MUJOCO_GL`` that draw without a screen, and the library that each needs.
+OFFSCREEN = {"egl": "EGL", "osmesa": "OSMesa"}
+
+
+def has_screen() -> bool:
+    """Whether windows can be shown; assumed on other systems than Linux."""
+    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def draw_without_screen() -> None:
+    """Without a screen, set ``MUJOCO_GL``, which MuJoCo reads when it is imported, to an installed library."""
+    if not has_screen() and "MUJOCO_GL" not in os.environ:
+        for name, library in OFFSCREEN.items():
+            if find_library(library) is not None:
+                os.environ["MUJOCO_GL"] = name
+                break
+
+
+def require_drawing(env_id: str, window: bool) -> None:
+    """Check that MuJoCo can draw, if an environment uses it: without a screen, a window would end the process."""
+    if "mujoco" not in sys.modules or has_screen():
+        return
+    if window:
+        raise ValueError(
+            f"there is no screen to show {env_id} on (DISPLAY is not set): add --no-render, or make a GIF: "
+            "the same command with record instead of enjoy"
+        )
+    if "MUJOCO_GL" not in os.environ:
+        raise ValueError(
+            f"there is no screen, and no library for MuJoCo to draw {env_id} without one: install EGL or "
+            "OSMesa (on Debian and Ubuntu: apt install libegl1)"
+        )
+
+
+def command(*words: object) -> str:
+    """A command of this program, such as ``ppo-plus enjoy --env CartPole-v1``."""
+    return shlex.join([*_program("ppo-plus", "ppo_plus"), *map(str, words)])
+
+
+def pip_install(*packages: str, extra: str | None = None) -> str:
+    """The command that installs packages, or those of an extra of this package."""
+    if extra is not None:
+        needed = (line.partition(";") for line in requires("ppo_plus") or ())
+        packages += tuple(name.strip() for name, _, when in needed if re.search(rf"extra == ['\"]{extra}['\"]", when))
+    return shlex.join([*_program("pip", "pip"), "install", *packages])
+
+
+def _program(script: str, module: str) -> list[str]:
+    """A script if the shell finds this environment's, or else this environment's Python with the module."""
+    folder, found = Path(sys.executable).parent, shutil.which(script)
+    if found is not None and Path(found).parent.resolve() == folder.resolve():
+        return [script]
+    inside = folder.is_relative_to(Path.cwd())
+    return [os.path.relpath(sys.executable) if inside else sys.executable, "-m", module]
+
+
+def this_command() -> str:
+    """The command line of this process, without passwords."""
+    if Path(sys.argv[0]).name == "ppo-plus":
+        return command(*map(without_password, sys.argv[1:]))
+    return shlex.join(map(without_password, sys.orig_argv))
+
+
+def without_password(word: str) -> str:
+    """An argument with the passwords of URLs in it replaced by ``***``."""
+    return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", re.sub(r"([?&]password=)[^&\s]*", r"\1***", word))

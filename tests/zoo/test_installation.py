@@ -1,0 +1,203 @@
+"""Environments by id, classes by dotted name, drawing with and without a screen, and printed commands."""
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+from stable_baselines3.common.atari_wrappers import AtariWrapper
+
+from ppo_plus import __version__
+from ppo_plus.zoo import installation
+from ppo_plus.zoo.installation import find_env, import_class, import_packages, is_atari
+
+
+def test_finds():
+    assert find_env("CartPole-v1").id == "CartPole-v1"
+
+
+def test_imports_the_module_in_front(tmp_path, monkeypatch):
+    (tmp_path / "registers.py").write_text(
+        "import gymnasium\ngymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv')"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    try:
+        assert find_env("registers:Mine-v0").id == "Mine-v0"
+    finally:
+        gym.registry.pop("Mine-v0", None)
+        sys.modules.pop("registers", None)
+
+
+def test_missing():
+    with pytest.raises(gym.error.Error, match="Did you mean"):
+        find_env("CartPol-v1")
+    with pytest.raises(ImportError, match="no_such_module"):
+        find_env("no_such_module:Foo-v0")
+
+
+def test_old_names_of_atari_games():
+    pytest.importorskip("ale_py", reason="ale-py is not installed")
+    assert is_atari("PongNoFrameskip-v4")
+    assert not is_atari("CartPole-v1")
+
+
+NAME = "stable_baselines3.common.atari_wrappers.AtariWrapper"
+
+
+def test_imports():
+    assert import_class(NAME, gym.Wrapper) is AtariWrapper
+
+
+def test_modules_in_the_current_folder_hide_no_packages(tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("value = 5")
+    (tmp_path / "gymnasium.py").write_text("raise AssertionError")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    with monkeypatch.context() as modules:
+        modules.setattr(sys, "modules", dict(sys.modules))
+        import_packages(["only_here", "gymnasium"])
+        assert sys.modules["only_here"].value == 5
+    assert sys.path[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["os.system", "subprocess.Popen", "builtins.exec", "gymnasium_evil.X", "Wrapper", ""])
+def test_other_packages_are_errors_and_not_imported(name):
+    before = set(sys.modules)
+    with pytest.raises(ValueError, match="in none of the packages .* --trust-config"):
+        import_class(name, gym.Wrapper)
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("name", ["gymnasium.core.TypeVar", "gymnasium.wrappers.common.deepcopy", "gymnasium.make"])
+def test_not_a_subclass_is_an_error(name):
+    with pytest.raises(ValueError, match=f"'{name}' is not a subclass of gymnasium.core.Wrapper"):
+        import_class(name, gym.Wrapper)
+
+
+def test_names_imported_into_an_allowed_module_are_errors():
+    with pytest.raises(ValueError, match="comes from ppo_plus.ppo, which settings may not import from"):
+        import_class("ppo_plus.zoo.models.PPO_Plus", object, ["ppo_plus.zoo"])
+
+
+@pytest.mark.parametrize("name", ["gymnasium.nope.X", "gymnasium.wrappers.Nope", "minigrid_is_not_here.X"])
+def test_a_class_that_is_missing(name):
+    with pytest.raises(ValueError, match=f"'{name}' cannot be imported .* installed"):
+        import_class(name, gym.Wrapper, None)
+
+
+SCREENS = "DISPLAY", "WAYLAND_DISPLAY"
+
+
+@pytest.fixture
+def no_screen(monkeypatch):
+    """A process on Linux without a screen, which has chosen nothing to draw with."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setitem(sys.modules, "mujoco", installation)
+    for name in (*SCREENS, "MUJOCO_GL"):
+        # Set before it is taken away, so that it is taken away again at the end, where a test sets it.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_a_window_needs_a_screen(no_screen, monkeypatch):
+    with pytest.raises(ValueError, match=r"no screen to show Ant-v5 on .*--no-render, .*record instead of enjoy"):
+        installation.require_drawing("Ant-v5", window=True)
+    for name in SCREENS:
+        with monkeypatch.context() as screen:
+            screen.setenv(name, ":0")
+            installation.require_drawing("Ant-v5", window=True)
+    monkeypatch.delitem(sys.modules, "mujoco")
+    installation.require_drawing("CartPole-v1", window=True)
+
+
+@pytest.mark.parametrize(
+    "libraries, chosen", [(["EGL", "OSMesa"], "egl"), (["OSMesa"], "osmesa"), (["GL"], None)], ids=str
+)
+def test_without_a_screen_an_installed_library_draws(no_screen, monkeypatch, libraries, chosen):
+    monkeypatch.setattr(installation, "find_library", lambda name: name if name in libraries else None)
+    installation.draw_without_screen()
+    assert os.environ.get("MUJOCO_GL") == chosen
+    expected = nullcontext() if chosen else pytest.raises(ValueError, match="to draw Ant-v5 .* libegl1")
+    with expected:
+        installation.require_drawing("Ant-v5", window=False)
+
+
+def test_a_choice_is_kept(no_screen, monkeypatch):
+    monkeypatch.setattr(installation, "find_library", lambda name: name)
+    with monkeypatch.context() as choice:
+        choice.setenv("MUJOCO_GL", "osmesa")
+        installation.draw_without_screen()
+        assert os.environ["MUJOCO_GL"] == "osmesa"
+    with monkeypatch.context() as screen:
+        screen.setenv("DISPLAY", ":0")
+        installation.draw_without_screen()
+        assert "MUJOCO_GL" not in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there is always a screen")
+def test_played_and_recorded_without_a_screen(tmp_path):
+    """In processes of their own, since MuJoCo chooses once what draws."""
+    variables = {name: value for name, value in os.environ.items() if name not in (*SCREENS, "MUJOCO_GL")}
+
+    def ppo_plus(command):
+        line = [sys.executable, "-m", "ppo_plus", *command.split()]
+        return subprocess.run(line, cwd=tmp_path, env=variables, text=True, capture_output=True, timeout=600)
+
+    assert ppo_plus("train --env InvertedPendulum-v5 -n 32 -params n_envs:1 n_steps:32").returncode == 0
+    played = ppo_plus("enjoy --env InvertedPendulum-v5")
+    assert played.returncode == 2 and "there is no screen" in played.stderr
+    recorded = ppo_plus("record --env InvertedPendulum-v5 -n 2")
+    if any(map(installation.find_library, installation.OFFSCREEN.values())):
+        assert recorded.stdout.endswith(".gif\n")
+    else:
+        assert recorded.returncode == 2 and "libegl1" in recorded.stderr
+
+
+HERE = Path(sys.executable).parent
+
+
+@pytest.mark.parametrize("path", ["/usr/bin:/bin", f"{HERE}:/usr/bin:/bin"])
+@pytest.mark.parametrize("folder", ["inside", "outside"])
+def test_pasted_commands_work_whatever_the_path(monkeypatch, tmp_path, path, folder):
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.chdir(HERE.parents[1] if folder == "inside" else tmp_path)
+    command = installation.command("--version")
+    if str(HERE) in path:
+        assert command == "ppo-plus --version"
+    done = subprocess.run(command, shell=True, text=True, capture_output=True, timeout=300)
+    assert done.stdout == f"ppo-plus {__version__}\n"
+    help = subprocess.run(f"{installation.pip_install('x')} --help", shell=True, text=True, capture_output=True)
+    assert "install" in help.stdout
+
+
+def test_extras_are_installed_by_the_names_of_their_packages():
+    line = installation.pip_install(extra="zoo")
+    assert " install " in line and "optuna" in line and "scipy" in line and "furo" not in line
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("postgresql+psycopg://me:secret@server/studies", "postgresql+psycopg://me:***@server/studies"),
+        ("--storage=postgresql://me@server/x?user=a&password=secret", "--storage=postgresql://me@server/x?user=a&password=***"),
+        ("sqlite:////tmp/a:b@c.db", "sqlite:////tmp/a:b@c.db"),
+        ("gamma:0.99", "gamma:0.99"),
+    ],
+)  # fmt: skip
+def test_passwords_are_not_printed(word, shown):
+    assert installation.without_password(word) == shown
+
+
+def test_the_command_is_the_one_that_was_given(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/ppo-plus", "tune", "--study-name", "my study"])
+    monkeypatch.setattr(shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
+    assert installation.this_command() == "ppo-plus tune --study-name 'my study'"
+    monkeypatch.setattr(sys, "argv", ["scripts/tune.py", "--env", "x"])
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "scripts/tune.py", "--env", "x"])
+    assert installation.this_command() == "python3 scripts/tune.py --env x"
