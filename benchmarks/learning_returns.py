@@ -48,8 +48,7 @@ from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 from ppo_plus import PPO_Plus
 from ppo_plus.zoo.callbacks import ProgressDisplay
 from ppo_plus.zoo.cli.arguments import whole_number
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import Experiment, parse_settings
+from ppo_plus.zoo.experiment import Experiment, make_envs, parse_settings
 from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
 from ppo_plus.zoo.installation import find_env
 

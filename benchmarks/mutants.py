@@ -868,17 +868,17 @@ TOP = (
 ZOO = (
     Fault(
         "evaluation-seed",
-        "zoo/envs.py",
+        "zoo/experiment.py",
         "(experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed",
         "experiment.seed",
-        "tests/zoo/test_envs.py",
+        "tests/zoo/test_experiment.py",
     ),
     Fault(
         "normalized-returns",
-        "zoo/envs.py",
+        "zoo/experiment.py",
         "arguments.update(training=False, norm_reward=False)",
         "arguments.update(training=False)",
-        "tests/zoo/test_envs.py",
+        "tests/zoo/test_experiment.py",
     ),
     Fault(
         "no-atari-entry",
@@ -934,7 +934,7 @@ ZOO = (
         "saving/statistics.py",
         "normalize.obs_rms = saved.obs_rms",
         "pass",
-        "tests/zoo/test_models.py",
+        "tests/zoo/test_experiment.py",
     ),
     Fault(
         "near-one-unclipped",

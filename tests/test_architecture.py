@@ -208,7 +208,7 @@ PRIVATE: dict[str, set[str]] = {
     "_update_info_buffer": {"ppo"},
     "_update_running_mean": {"envs.resumable.attributes"},
     "_user_warned": {"envs.resumable.attributes"},
-    "_wrap_env": {"ppo", "rollout.evaluation", "saving.model", "zoo.callbacks", "zoo.envs"},
+    "_wrap_env": {"ppo", "rollout.evaluation", "saving.model", "zoo.callbacks", "zoo.experiment"},
 }
 
 

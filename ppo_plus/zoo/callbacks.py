@@ -16,8 +16,8 @@ from ppo_plus import PPO_Plus
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.rollout.evaluation import frozen, with_masks, with_statistics_of
 from ppo_plus.saving.format.atomic import replacing
+from ppo_plus.zoo.experiment import save_model
 from ppo_plus.zoo.interrupts import check
-from ppo_plus.zoo.models import save_model
 
 
 class EvalAfterUpdates(EvalCallback):

@@ -16,10 +16,8 @@ from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.rollout.evaluation import Masked, with_masks
 from ppo_plus.saving.export.exported import ExportedPolicy
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import saved_experiment
+from ppo_plus.zoo.experiment import load_statistics, make_envs, saved_experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
-from ppo_plus.zoo.models import load_statistics
 from ppo_plus.zoo.runs import ALGO, RunFolder
 
 #: Viewers show faster GIFs slowly.

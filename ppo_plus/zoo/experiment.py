@@ -1,19 +1,29 @@
-"""An experiment: everything that defines one training run, resolved and checked."""
+"""An experiment: everything that defines one training run, resolved and checked; its environments and its models."""
 
-from collections.abc import Callable, Collection, Iterable
+import pickle
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import partial, reduce
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize, unwrap_vec_normalize
+from tqdm import tqdm
 
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
+from ppo_plus.envs.checks import LeanVecEnv, check_spaces
+from ppo_plus.envs.make_vec import require_vec_env
+from ppo_plus.process import torch_threads
 from ppo_plus.require import nearest
+from ppo_plus.saving import statistics
+from ppo_plus.saving.format.atomic import replacing
 from ppo_plus.zoo.hyperparams import (
     builtin_file,
     errors_of,
@@ -26,7 +36,7 @@ from ppo_plus.zoo.hyperparams import (
     read_literal,
     read_mapping,
 )
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_class, is_atari
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env, import_class, is_atari
 from ppo_plus.zoo.runs import RunFolder
 
 
@@ -263,3 +273,178 @@ def _policy_kwargs(name: str, value: Any) -> dict[str, Any]:
         if isinstance(item, str) and str(key).endswith(("_fn", "_class")):
             raise ValueError(f"policy_kwargs: {key}={item!r} must be a class, such as nn.ReLU or th.optim.Adam")
     return arguments
+
+
+#: Added to the experiment's seed for evaluation environments, so that no episode is both trained and evaluated on.
+EVAL_SEED = 2**31
+
+
+def make_envs(
+    experiment: Experiment,
+    n_envs: int | None = None,
+    seed: int | None = None,
+    *,
+    evaluation: bool = False,
+    monitor_dir: Path | None = None,
+    append: bool = False,
+    first: int = 0,
+    restarts: int = 0,
+    timeout: float | None = None,
+    **env_kwargs: Any,
+) -> VecEnv:
+    """Environments as the experiment describes them, in rl_zoo3's order: wrappers, vector wrappers, normalization,
+    frame stacking, transposed images.
+
+    :param n_envs: how many; ``None``: the experiment's number for training, one for evaluation
+    :param seed: seed of the first one; ``None``: the experiment's, plus :data:`EVAL_SEED` for evaluation
+    :param evaluation: single environments with unnormalized rewards and fixed statistics
+    :param monitor_dir: folder for the ``monitor.csv`` files, which are overwritten unless you ``append``
+    :param first: number of the first environment, if other processes have others; it shifts seeds and file names
+    :param restarts: how many failed environments to replace by new ones; more than 0: in processes
+    :param timeout: seconds that an environment may take for a step or a reset, in processes; ``None``: no limit
+    :param env_kwargs: further arguments of the environment, such as ``render_mode``
+    :raises ValueError: no such kind of vector environment
+    """
+    if n_envs is None:
+        n_envs = 1 if evaluation else experiment.n_envs
+    experiment = experiment.replace(n_envs=n_envs)
+    require_vec_env(experiment.vec_env)
+    if seed is None:
+        seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
+    kwargs = experiment.env_kwargs
+    if evaluation and experiment.eval_env_kwargs is not None:
+        kwargs = experiment.eval_env_kwargs
+    kwargs = {**deepcopy(kwargs), **env_kwargs}
+    env: Any = _make_single(
+        experiment,
+        seed + first,
+        kwargs,
+        restarts,
+        timeout,
+        start_index=first,
+        monitor_dir=None if monitor_dir is None else str(monitor_dir),
+        monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
+    )
+    env = _wrap(env, experiment.vec_env_wrapper)
+    if experiment.normalize is not None:
+        arguments = dict(experiment.normalize)
+        # Rewards are scaled by the standard deviation of the discounted return, with the algorithm's discount.
+        if "gamma" in experiment.hyperparams:
+            arguments["gamma"] = experiment.hyperparams["gamma"]
+        if evaluation:
+            arguments.update(training=False, norm_reward=False)
+        env = VecNormalize(env, **arguments)
+    if experiment.frame_stack is not None:
+        env = VecFrameStack(env, experiment.frame_stack)
+    # The algorithm does the same with its training environments.
+    return PPO_Plus._wrap_env(env)
+
+
+def _make_single(
+    experiment: Experiment, seed: int, kwargs: dict[str, Any], restarts: int, timeout: float | None, **monitors: Any
+) -> VecEnv:
+    """Environments that are stepped one by one, or each in its process."""
+    make = partial(gym.make, find_env(experiment.env_id))
+    processes = experiment.vec_env == "subproc" or restarts > 0 or timeout is not None
+    if processes:
+        # A mistake raises its own error here; in a worker process it would only end the process.
+        make(**kwargs).close()
+    cls: Any = SupervisedVecEnv if processes else LeanVecEnv
+    supervision = {"restarts": restarts, "timeout": timeout, "report": _print}
+    return make_vec_env(
+        make,
+        experiment.n_envs,
+        seed=seed,
+        wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
+        env_kwargs=kwargs,
+        vec_env_cls=cls,
+        vec_env_kwargs=supervision if processes else {},
+        **monitors,
+    )
+
+
+def _print(line: str) -> None:
+    """Print above the progress bar, if there is one."""
+    tqdm.write(line, file=sys.stderr)
+
+
+def _resumable(env: Any, parts: tuple[Part, ...]) -> Resumable:
+    wrapped = _wrap(env, parts)
+    check_spaces(wrapped)
+    return Resumable(wrapped)
+
+
+def _wrap(env: Any, parts: tuple[Part, ...]) -> Any:
+    return reduce(lambda wrapped, part: part(wrapped), parts, env)
+
+
+def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plus:
+    """A new model, with further ``arguments`` and the errors of ``PPO_Plus``."""
+    given = {"policy_kwargs": experiment.policy_kwargs, **experiment.hyperparams}
+    given = {**deepcopy(given), "seed": experiment.seed, "device": experiment.device, **arguments}
+    # Orthogonal initialization rounds differently on several threads; the weights should depend on the seed only.
+    with torch_threads(1):
+        return PPO_Plus(experiment.policy, env, **given)
+
+
+def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:
+    """New instances of the callbacks that the settings name."""
+    return [part() for part in experiment.callback]
+
+
+def load_model(
+    path: Path, experiment: Experiment, env: VecEnv, trust_pickle: bool = False, **arguments: Any
+) -> PPO_Plus:
+    """A saved model, to be trained further with the experiment's hyperparameters. Its networks stay unchanged.
+
+    :param env: its training environments; they get the statistics saved with the model
+    :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
+    """
+    if unwrap_vec_normalize(env) is None and statistics_path(path).is_file():
+        raise ValueError(
+            f"{path} was trained in a VecNormalize, whose statistics are beside it, but the settings do not normalize: "
+            "give the run's settings (-conf FILE), or add -params normalize:True"
+        )
+    load_statistics(path, env)
+    changes = {**deepcopy(experiment.hyperparams), "seed": experiment.seed, **arguments}
+    return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
+
+
+def save_model(model: PPO_Plus, path: Path) -> None:
+    """Save a model and, next to its ``.zip`` file, its normalization statistics."""
+    model.save(path)
+    save_statistics(model, path)
+
+
+def save_statistics(model: PPO_Plus, path: Path) -> None:
+    """Save the normalization statistics of a model, if it has any, next to its file."""
+    normalize = model.get_vec_normalize_env()
+    if normalize is not None:
+        write_statistics(normalize, statistics_path(path))
+
+
+def write_statistics(normalize: VecNormalize, path: Path) -> None:
+    """Write normalization statistics, which must be finite, atomically; a ``.pkl`` in SB3's format, for rl_zoo3."""
+    statistics.require_finite(normalize, path)
+    if path.suffix != ".pkl":
+        return statistics.write_statistics(normalize, path)
+    with replacing(path) as file:
+        pickle.dump(normalize, file)
+
+
+def load_statistics(path: Path, env: VecEnv, source: Path | None = None) -> None:
+    """Load the statistics that were saved with a model into environments, if these normalize.
+
+    :param source: the statistics' file; ``None``: the one next to the model
+    :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
+    """
+    normalize = unwrap_vec_normalize(env)
+    if normalize is None:
+        return
+    source = source or statistics_path(path)
+    statistics.put_statistics(normalize, statistics.read_statistics(source), source)
+
+
+def statistics_path(path: Path) -> Path:
+    """The file of a model's statistics: ``best_model.zip`` has ``best_model_vecnormalize.zip``."""
+    return path.with_name(f"{path.name.removesuffix('.zip')}_vecnormalize.zip")

@@ -38,7 +38,7 @@ class Options:
     verbose: int = 0
 
     def supervision(self) -> dict[str, Any]:
-        """Arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail."""
+        """Arguments of :func:`ppo_plus.zoo.experiment.make_envs` for environments that may fail."""
         return {"restarts": self.restart_envs, "timeout": self.env_timeout}
 
 

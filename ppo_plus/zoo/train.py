@@ -21,10 +21,17 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import Experiment, saved_experiment
+from ppo_plus.zoo.experiment import (
+    Experiment,
+    load_model,
+    make_callbacks,
+    make_envs,
+    make_model,
+    save_model,
+    saved_experiment,
+    write_statistics,
+)
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, command, this_command
-from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
 from ppo_plus.zoo.plot import plot_learning_curve
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder
 

@@ -11,8 +11,7 @@ import pytest
 from stable_baselines3 import PPO
 
 from ppo_plus import PPO_Plus
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.experiment import load_experiment, make_envs
 
 #: Stands for a run: appends the words that name it, and how many results there were before.
 FAKE = """

@@ -24,8 +24,7 @@ from ppo_plus import Checkpoints, PPO_Plus, RolloutBuffer
 from ppo_plus.distributed.ranks import Ranks, RanksError
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.experiment import load_experiment, make_envs
 from ppo_plus.zoo.runs import Options
 from ppo_plus.zoo.train import make_eval_envs
 

@@ -16,9 +16,7 @@ from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, ProgressDisplay, SavedModels
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import load_experiment
-from ppo_plus.zoo.models import make_model
+from ppo_plus.zoo.experiment import load_experiment, make_envs, make_model
 
 #: A rollout is 64 timesteps.
 EXPERIMENT = load_experiment("CartPole-v1", overrides={"n_envs": 2, "normalize": True, "compile": False, "n_epochs": 2})

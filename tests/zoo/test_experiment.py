@@ -1,18 +1,41 @@
-"""From settings to experiments, and back."""
+"""An experiment: settings of a file, resolved and checked; its environments and models."""
+
+import pickle
 
 import gymnasium as gym
+import numpy as np
 import pytest
+import torch as th
 import yaml
 from stable_baselines3.common.atari_wrappers import AtariWrapper, MaxAndSkipEnv
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
-from stable_baselines3.common.vec_env import VecFrameStack
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecFrameStack,
+    VecNormalize,
+    VecTransposeImage,
+    unwrap_vec_normalize,
+)
 from torch import nn, optim
 
-from ppo_plus import MlpPolicy
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, parse_settings
+from ppo_plus import MlpPolicy, SupervisedVecEnv
+from ppo_plus.envs.resumable.state import get_state, set_state
+from ppo_plus.process import torch_threads
+from ppo_plus.zoo.experiment import (
+    Experiment,
+    Part,
+    load_experiment,
+    load_model,
+    load_statistics,
+    make_callbacks,
+    make_envs,
+    make_model,
+    parse_settings,
+    save_model,
+    statistics_path,
+)
 from ppo_plus.zoo.hyperparams import builtin_file
-from ppo_plus.zoo.models import make_model
 
 BUILTIN = yaml.safe_load(builtin_file().read_bytes())
 FULL = """
@@ -284,3 +307,228 @@ def test_numbers_that_processes_cannot_share():
     # SB3's default batch size is divided, too.
     with pytest.raises(ValueError, match="batch_size=64 cannot be divided among 24"):
         load_experiment("Walker2d-v5", overrides={"n_envs": 24}).replace(hyperparams={}).for_each_process(24)
+
+
+CARTPOLE = load_experiment("CartPole-v1", overrides={"n_envs": 2})
+
+
+def test_number_of_environments():
+    assert make_envs(CARTPOLE).num_envs == 2
+    assert make_envs(CARTPOLE, 3).num_envs == 3
+    assert make_envs(CARTPOLE, evaluation=True).num_envs == 1
+
+
+def test_order_of_wrappers():
+    experiment = CARTPOLE.with_hyperparams(
+        {
+            "env_wrapper": [{"gymnasium.wrappers.TimeAwareObservation": {"flatten": True}}],
+            "vec_env_wrapper": "stable_baselines3.common.vec_env.VecCheckNan",
+            "normalize": True,
+            "frame_stack": 3,
+        }
+    )
+    env = make_envs(experiment)
+    assert isinstance(env, VecFrameStack)
+    assert isinstance(env.venv, VecNormalize)
+    assert type(env.venv.venv).__name__ == "VecCheckNan"
+    # Outermost the wrapper that lets them go on where they stood.
+    assert env.env_method("class_name") == ["Resumable"] * 2
+    (first, _) = env.get_attr("env")
+    assert isinstance(first.env, Monitor)
+    assert env.observation_space.shape == (15,)
+
+
+def test_images_are_transposed_for_evaluation_as_for_training():
+    experiment = load_experiment("CarRacing-v3", overrides={"n_envs": 1})
+    for env in (make_envs(experiment), make_envs(experiment, evaluation=True)):
+        assert isinstance(env, VecTransposeImage)
+        assert env.observation_space.shape == (2, 64, 64)
+        env.close()
+
+
+@pytest.mark.parametrize("vec_env", ["dummy", pytest.param("subproc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_resumed_environments_continue_where_they_stopped(vec_env, evaluation):
+    experiment = CARTPOLE.replace(vec_env=vec_env, normalize={}, frame_stack=2)
+    env, other = (make_envs(experiment, 1, evaluation=evaluation) for _ in range(2))
+    env.reset()
+    for _ in range(30):
+        env.step(np.ones(1, dtype=int))
+    assert set_state(other, get_state(env)) is None
+    for _ in range(30):
+        (ours, _, _, _), (theirs, _, _, _) = (each.step(np.zeros(1, dtype=int)) for each in (env, other))
+        np.testing.assert_array_equal(theirs, ours)
+    env.close()
+    other.close()
+
+
+@pytest.mark.parametrize(("normalize", "gamma"), [({}, 0.98), ({"gamma": 0.5}, 0.98)])
+def test_the_discount_of_normalization_is_the_algorithms(normalize, gamma):
+    env = make_envs(CARTPOLE.replace(normalize=normalize))
+    assert (env.gamma, env.norm_obs, env.norm_reward, env.training) == (gamma, True, True, True)
+
+
+def test_a_changed_discount_reaches_normalization():
+    experiment = CARTPOLE.with_hyperparams({"normalize": {"norm_obs": False}, "gamma": 0.7})
+    env = make_envs(experiment)
+    assert (env.gamma, env.norm_obs) == (0.7, False)
+
+
+def test_evaluation_neither_learns_statistics_nor_scales_rewards():
+    normalize = unwrap_vec_normalize(make_envs(CARTPOLE.replace(normalize={}), evaluation=True))
+    assert (normalize.training, normalize.norm_obs, normalize.norm_reward) == (False, True, False)
+
+
+def test_seeds():
+    def first(**kwargs):
+        return make_envs(CARTPOLE.replace(seed=3), **kwargs).reset()
+
+    np.testing.assert_array_equal(first(), first())
+    np.testing.assert_array_equal(first()[1], first(seed=4)[0])
+    assert not np.array_equal(first()[0], first(evaluation=True)[0])
+    np.testing.assert_array_equal(first(evaluation=True, seed=3)[0], first()[0])
+
+
+def test_arguments_of_the_environment():
+    experiment = CARTPOLE.replace(env_kwargs={"sutton_barto_reward": True}, eval_env_kwargs={})
+
+    def rewards(env):
+        return [unwrapped._sutton_barto_reward for unwrapped in env.get_attr("unwrapped")]
+
+    assert rewards(make_envs(experiment)) == [True, True]
+    assert rewards(make_envs(experiment, evaluation=True)) == [False]
+    assert rewards(make_envs(experiment.replace(eval_env_kwargs=None), evaluation=True)) == [True]
+    assert make_envs(experiment, render_mode="rgb_array").render_mode == "rgb_array"
+
+
+def test_monitor_files(tmp_path):
+    make_envs(CARTPOLE, monitor_dir=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.monitor.csv", "1.monitor.csv"]
+
+
+def test_kinds_of_vector_environments():
+    assert isinstance(make_envs(CARTPOLE), DummyVecEnv)
+    env = make_envs(CARTPOLE.replace(vec_env="subproc"))
+    assert isinstance(env, SupervisedVecEnv)
+    np.testing.assert_array_equal(env.reset(), make_envs(CARTPOLE).reset())
+    env.close()
+
+
+@pytest.mark.parametrize("kind", ["dummy", "subproc"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"env_id": "CartPol-v1"}, "Did you mean: `CartPole`"),
+        ({"env_id": "ALE/Nope-v5"}, "Nope|ALE"),
+        ({"env_kwargs": {"wheels": 3}}, "wheels"),
+    ],
+)
+def test_mistakes_show_with_their_own_message(kind, change, message):
+    with pytest.raises((gym.error.Error, TypeError), match=message):
+        make_envs(CARTPOLE.replace(vec_env=kind, **change))
+
+
+def test_atari():
+    pytest.importorskip("ale_py", reason="ale-py is not installed")
+    env = make_envs(load_experiment("ALE/Pong-v5", overrides={"n_envs": 1}))
+    assert env.observation_space.shape == (4, 84, 84)
+    env.close()
+
+
+@pytest.mark.parametrize("vec_env", ["envpool", "gymnasium", "auto"])
+def test_other_vector_environments_are_passed_in_python(vec_env):
+    with pytest.raises(ValueError, match=f"vec_env='{vec_env}' must be one of dummy, subproc.* passed to PPO_Plus in"):
+        make_envs(CARTPOLE.replace(vec_env=vec_env))
+
+
+EXPERIMENT = load_experiment("CartPole-v1", seed=5, overrides={"n_envs": 2, "normalize": True, "compile": False})
+
+
+def test_hyperparameters_arrive():
+    experiment = EXPERIMENT.with_hyperparams(
+        {"policy_kwargs": {"net_arch": [7]}, "n_steps": 16, "learning_rate": "cos_1e-2"}
+    )
+    model = make_model(experiment, make_envs(experiment), verbose=0)
+    assert model.policy.action_net.in_features == 7
+    assert (model.n_steps, model.gamma, model.seed) == (16, 0.98, 5)
+    assert model.learning_rate(0.5) == pytest.approx(0.005)
+
+
+def test_weights_do_not_depend_on_the_number_of_threads():
+    weights = []
+    for number in (1, 2):
+        with torch_threads(number):
+            model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
+            assert th.get_num_threads() == number
+        weights.append(th.nn.utils.parameters_to_vector(model.policy.parameters()))
+    assert th.equal(*weights)
+
+
+def test_the_experiment_is_left_alone():
+    experiment = EXPERIMENT.with_hyperparams({"policy_kwargs": {"optimizer_kwargs": {"weight_decay": 0.1}}})
+    before = repr(experiment)
+    make_model(experiment, make_envs(experiment)).learn(64)
+    assert repr(experiment) == before
+
+
+def test_a_model_goes_with_its_statistics(tmp_path):
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64)
+    path = tmp_path / "best_model.zip"
+    save_model(model, path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["best_model.zip", "best_model_vecnormalize.zip"]
+    loaded = load_model(path, EXPERIMENT.with_hyperparams({"gamma": 0.5}), make_envs(EXPERIMENT))
+    statistics = loaded.get_vec_normalize_env()
+    np.testing.assert_array_equal(statistics.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
+    assert statistics.ret_rms.count == model.get_vec_normalize_env().ret_rms.count
+    assert statistics.training and loaded.gamma == 0.5
+    obs = np.ones((1, 4), np.float32)
+    np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
+    assert loaded.learn(64).num_timesteps == 64
+    raw = EXPERIMENT.replace(normalize=None)
+    with pytest.raises(ValueError, match="best_model.zip was trained in a VecNormalize.* add -params normalize:True"):
+        load_model(path, raw, make_envs(raw))
+
+
+def test_without_normalization_there_are_no_statistics(tmp_path):
+    experiment = EXPERIMENT.replace(normalize=None)
+    model = make_model(experiment, make_envs(experiment))
+    save_model(model, tmp_path / "m.zip")
+    assert [file.name for file in tmp_path.iterdir()] == ["m.zip"]
+    load_statistics(tmp_path / "m.zip", model.get_env())
+
+
+def test_missing_statistics_are_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="m_vecnormalize.zip"):
+        load_statistics(tmp_path / "m.zip", make_envs(EXPERIMENT))
+
+
+def test_path_of_statistics(tmp_path):
+    assert statistics_path(tmp_path / "rl_model_10_steps.zip") == tmp_path / "rl_model_10_steps_vecnormalize.zip"
+    assert statistics_path(tmp_path / "a.b") == tmp_path / "a.b_vecnormalize.zip"
+
+
+def test_callbacks_are_new_instances():
+    name = "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes"
+    experiment = EXPERIMENT.with_hyperparams({"callback": [{name: {"max_episodes": 3}}]})
+    (one,), (other,) = make_callbacks(experiment), make_callbacks(experiment)
+    assert one is not other and one.max_episodes == 3
+    assert make_callbacks(EXPERIMENT) == []
+
+
+def test_statistics_that_are_not_finite_are_errors(tmp_path):
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64)
+    path, statistics = tmp_path / "model.zip", model.get_vec_normalize_env()
+    statistics.obs_rms.var[1] = np.nan
+    with pytest.raises(ValueError, match="statistics of VecNormalize for .*model_vecnormalize.zip are not finite"):
+        save_model(model, path)
+    statistics.save(str(statistics_path(path)))
+    with pytest.raises(ValueError, match=r"statistics of VecNormalize for .*model_vecnormalize\.zip are not finite"):
+        load_statistics(path, make_envs(EXPERIMENT))
+
+
+@pytest.mark.parametrize("contents", [b"", b"no pickle", pickle.dumps(EXPERIMENT.settings())[:20], pickle.dumps([1])])
+def test_damaged_statistics_are_called_so(tmp_path, contents):
+    path = tmp_path / "model.zip"
+    statistics_path(path).write_bytes(contents)
+    with pytest.raises(ValueError, match=r"_vecnormalize\.zip is not a valid VecNormalize \(damaged or truncated\?\)"):
+        load_statistics(path, make_envs(EXPERIMENT))

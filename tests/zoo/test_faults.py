@@ -16,8 +16,7 @@ from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import EVENTS
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.experiment import load_experiment, make_envs
 from ppo_plus.zoo.plot import read_training
 from ppo_plus.zoo.runs import open_run
 

@@ -81,7 +81,7 @@ def test_not_a_subclass_is_an_error(name):
 
 def test_names_imported_into_an_allowed_module_are_errors():
     with pytest.raises(ValueError, match="comes from ppo_plus.ppo, which settings may not import from"):
-        import_class("ppo_plus.zoo.models.PPO_Plus", object, ["ppo_plus.zoo"])
+        import_class("ppo_plus.zoo.experiment.PPO_Plus", object, ["ppo_plus.zoo"])
 
 
 @pytest.mark.parametrize("name", ["gymnasium.nope.X", "gymnasium.wrappers.Nope", "minigrid_is_not_here.X"])

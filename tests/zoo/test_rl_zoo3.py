@@ -19,9 +19,7 @@ from parametrization import sample
 from ppo_plus import PPO_Plus
 from ppo_plus.formulas.schedules import make_schedule
 from ppo_plus.zoo import cli, rl_zoo3_plugin
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import PARTS, load_experiment, parse_settings
-from ppo_plus.zoo.models import make_model
+from ppo_plus.zoo.experiment import PARTS, load_experiment, make_envs, make_model, parse_settings
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.find_spec("rl_zoo3")

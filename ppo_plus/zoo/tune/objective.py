@@ -10,9 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus import EnvFault
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import Experiment
-from ppo_plus.zoo.models import make_callbacks, make_model
+from ppo_plus.zoo.experiment import Experiment, make_callbacks, make_envs, make_model
 from ppo_plus.zoo.tune.plan import Plan
 
 #: Called with the timesteps and the mean return of each evaluation. An exception ends the run.
@@ -25,7 +23,7 @@ class Diverged(Exception):
 
 def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **supervision: Any) -> float:
     """Train, evaluate after updates, and return the mean of the last evaluations. ``supervision`` has arguments of
-    :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail.
+    :func:`ppo_plus.zoo.experiment.make_envs` for environments that may fail.
 
     :raises Diverged: the run has no score
     """

@@ -8,9 +8,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, parse_settings
-from ppo_plus.zoo.models import make_model
+from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, make_envs, make_model, parse_settings
 from ppo_plus.zoo.tune.plan import Plan, counted, rollout_size
 from ppo_plus.zoo.tune.space import Choices, Space, parse_space, setting
 

@@ -98,7 +98,7 @@ SAVER = """
     from envs import ACTIONS, vec
     from pathlib import Path
     from ppo_plus import PPO_Plus
-    from ppo_plus.zoo.models import save_model
+    from ppo_plus.zoo.experiment import save_model
 
     model = PPO_Plus("MlpPolicy", VecNormalize(vec(ACTIONS["discrete"])), n_steps=8, batch_size=8, seed=0, device="cpu")
     save_model(model, Path({path!r}))

@@ -61,7 +61,7 @@ def test_rollouts_must_fit_between_evaluations():
 
 
 def test_the_discount_reaches_the_normalization():
-    from ppo_plus.zoo.envs import make_envs
+    from ppo_plus.zoo.experiment import make_envs
 
     task = TuningTask(CARTPOLE.replace(normalize={}), SPACE, Plan(50_000)).fitted()
     envs = make_envs(task.candidate({"gamma": 0.9}))
