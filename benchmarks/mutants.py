@@ -910,17 +910,17 @@ ZOO = (
     ),
     Fault(
         "interval-too-narrow",
-        "zoo/plot.py",
+        "zoo/results.py",
         "[(1 - LEVEL) / 2, (1 + LEVEL) / 2]",
         "[1 - LEVEL, LEVEL]",
-        "tests/zoo/test_plot.py",
+        "tests/zoo/test_results.py",
     ),
     Fault(
         "episodes-unsorted",
-        "zoo/plot.py",
+        "zoo/results.py",
         'episodes = episodes[np.argsort(episodes[:, 0], kind="stable")]',
         "pass",
-        "tests/zoo/test_plot.py",
+        "tests/zoo/test_results.py",
     ),
     Fault(
         "last-update-unevaluated",
@@ -987,10 +987,10 @@ ZOO = (
     ),
     Fault(
         "quarter-not-trimmed",
-        "zoo/tune/statistics.py",
+        "zoo/results.py",
         "trim_mean(scores, 0.25, axis=axis)",
         "trim_mean(scores, 0.1, axis=axis)",
-        "tests/zoo/tune/test_statistics.py",
+        "tests/zoo/test_results.py",
     ),
     Fault(
         "one-death-more",

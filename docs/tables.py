@@ -18,7 +18,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 
-from ppo_plus.zoo.tune.statistics import iqm_interval  # noqa: E402
+from ppo_plus.zoo.results import iqm_interval  # noqa: E402
 from report import (  # noqa: E402
     exploration,
     processes,

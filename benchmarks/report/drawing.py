@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from ppo_plus.zoo.plot import COLORS, SETTINGS
+from ppo_plus.zoo.results import COLORS, SETTINGS
 
 BLUE, ORANGE, GREEN, PURPLE = COLORS[:4]
 #: Smaller letters than elsewhere, for two pictures side by side; the salt makes ids the same each time.

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ppo_plus.zoo.plot import COLORS
-from ppo_plus.zoo.tune.statistics import iqm_interval
+from ppo_plus.zoo.results import COLORS, iqm_interval
 from report.drawing import picture
 from report.markdown import markdown
 from report.scores import N_INTERVAL, Result, score

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ppo_plus.zoo.tune.statistics import Estimate, iqm, iqm_interval
+from ppo_plus.zoo.results import Estimate, iqm, iqm_interval
 from report.drawing import BLUE, GREEN, ORANGE, PURPLE, picture
 from report.markdown import markdown
 from report.plan import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from ppo_plus.zoo.tune.statistics import iqm_interval
+from ppo_plus.zoo.results import iqm_interval
 from report.markdown import markdown
 
 

@@ -91,7 +91,7 @@ def details_table(results: Results) -> list[str]:
 
 def learning_row(name: str, returns: dict[str, list[float]]) -> list[str]:
     """The interquartile means over seeds with their 95 % intervals, and whether the intervals overlap."""
-    from ppo_plus.zoo.tune.statistics import iqm_interval
+    from ppo_plus.zoo.results import iqm_interval
 
     intervals = [iqm_interval(scores) for scores in returns.values()]
     overlap = max(low for _, low, _ in intervals) <= min(high for _, _, high in intervals)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ppo_plus.zoo.tune.statistics import Estimate, interval, iqm
+from ppo_plus.zoo.results import Estimate, interval, iqm
 
 
 def ratio_interval(

@@ -32,7 +32,7 @@ from ppo_plus.zoo.experiment import (
     write_statistics,
 )
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, command, this_command
-from ppo_plus.zoo.plot import plot_learning_curve
+from ppo_plus.zoo.results import plot_learning_curve
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder
 
 

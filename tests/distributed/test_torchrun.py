@@ -16,7 +16,7 @@ from torchrun import TORCHRUN, torchrun
 
 from ppo_plus import PPO_Plus
 from ppo_plus.distributed.torchrun import join
-from ppo_plus.zoo.plot import read_training
+from ppo_plus.zoo.results import read_training
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 

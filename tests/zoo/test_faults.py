@@ -17,7 +17,7 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import EVENTS
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import load_experiment, make_envs
-from ppo_plus.zoo.plot import read_training
+from ppo_plus.zoo.results import read_training
 from ppo_plus.zoo.runs import open_run
 
 #: A package of the user's. Its environments fail in their 50th step, and not where their seed is that of a fresh one.

@@ -21,7 +21,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.experiment import Part, load_experiment, make_envs, saved_experiment
-from ppo_plus.zoo.plot import read_episodes
+from ppo_plus.zoo.results import read_episodes
 from ppo_plus.zoo.runs import Options, open_run
 from ppo_plus.zoo.train import resume, set_up, train
 

@@ -39,7 +39,7 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     path = Path(args.output)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"-o {path}: the name must end in .png, .svg or .pdf")
-    from ppo_plus.zoo.plot import read_curve
+    from ppo_plus.zoo.results import read_curve
 
     curves: dict[str, dict[str, Any]] = {}
     missing = []
@@ -59,7 +59,7 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
 
 
 def _plot(curves: dict[str, dict[str, Any]], path: Path) -> None:
-    from ppo_plus.zoo.plot import plot_curves
+    from ppo_plus.zoo.results import plot_curves
 
     plot_curves(curves, path)
     for env_id, by_label in curves.items():

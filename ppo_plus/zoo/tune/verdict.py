@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial, TrialState
 
+from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED
 from ppo_plus.zoo.tune.stages import BASELINE, Study, is_baseline
-from ppo_plus.zoo.tune.statistics import Estimate, difference_interval, iqm_interval
 
 #: How often a study may export settings that are no better than a baseline.
 ERROR_RATE = 0.05

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ppo_plus.zoo.tune.statistics import iqm, iqm_interval
+from ppo_plus.zoo.results import iqm, iqm_interval
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 from verdicts import HIGH, LOW, against, finalist
 
-from ppo_plus.zoo.tune import statistics
+from ppo_plus.zoo import results
 from ppo_plus.zoo.tune.verdict import ERROR_RATE, compare
 
 ROOT = Path(__file__).parents[3]
@@ -89,7 +89,7 @@ def test_no_confirmation_no_winner():
 def test_a_wrong_winner_is_as_rare_as_the_report_says(monkeypatch, n_baselines):
     """Where the best of three finalists is only as good as the best baseline, it wins in at most 5 % of studies: the
     worst case of two baselines is a default that everything beats, so that the settings file's entry alone decides."""
-    monkeypatch.setattr(statistics, "N_RESAMPLES", 300)
+    monkeypatch.setattr(results, "N_RESAMPLES", 300)
     rng = np.random.default_rng(0)
     returns = (rng.normal, rng.exponential, lambda size: rng.normal(size=size) + 10 * (rng.random(size) < 0.5))
     n_studies, wrong = 600, 0
