@@ -203,7 +203,7 @@ PRIVATE: dict[str, set[str]] = {
     "_sticky_action": {"envs.resumable.attributes"},
     "_target_xp": {"envs.make_vec"},
     "_total_timesteps": {"ppo", "saving.checkpoint.checkpoint", "saving.model", "zoo.train"},
-    "_trial_id": {"zoo.tune.jobs", "zoo.tune.worker"},
+    "_trial_id": {"zoo.tune.jobs", "zoo.tune.study"},
     "_update_current_progress_remaining": {"ppo"},
     "_update_info_buffer": {"ppo"},
     "_update_running_mean": {"envs.resumable.attributes"},

@@ -2,8 +2,8 @@
 
 from optuna.trial import TrialState, create_trial
 
-from ppo_plus.zoo.tune.stages import SCORES, SETTINGS
-from ppo_plus.zoo.tune.verdict import Finalist, compare
+from ppo_plus.zoo.tune.report import Finalist, compare
+from ppo_plus.zoo.tune.study import SCORES, SETTINGS
 
 LOW = [10.0, 12, 11, 13, 9, 10, 12, 11, 13, 9]
 HIGH = [20.0, 22, 21, 23, 19, 20, 22, 21, 23, 19]

@@ -24,7 +24,7 @@ from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.runs import file_name
 
 if TYPE_CHECKING:
-    from ppo_plus.zoo.tune.stages import Study
+    from ppo_plus.zoo.tune.study import Study
     from ppo_plus.zoo.tune.task import TuningTask
 
 #: Environment variable with the storage's URL, whose password everybody on a machine could read among the arguments.
@@ -118,9 +118,9 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
     # Imported while Ctrl-C still ends the process at once.
     import optuna
 
-    from ppo_plus.zoo.tune.storage import named_errors
+    from ppo_plus.zoo.tune.jobs import named_errors
+    from ppo_plus.zoo.tune.study import EXIT_CODES
     from ppo_plus.zoo.tune.tuner import WorkersDied
-    from ppo_plus.zoo.tune.worker import EXIT_CODES
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     resume = f"interrupted; resume with: {this_command()}"
@@ -136,11 +136,10 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 
 def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
     from ppo_plus.envs.make_vec import require_vec_env
-    from ppo_plus.zoo.tune.plan import Plan
+    from ppo_plus.zoo.tune.jobs import shown
     from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path
     from ppo_plus.zoo.tune.space import read_space
-    from ppo_plus.zoo.tune.storage import shown
-    from ppo_plus.zoo.tune.task import TuningTask
+    from ppo_plus.zoo.tune.task import Plan, TuningTask
     from ppo_plus.zoo.tune.tuner import Workers, begin, finish
 
     if args.env is None:
@@ -180,7 +179,7 @@ def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[
 
 def _prepare_export(args: argparse.Namespace, study: "Study", folder: Path) -> Callable[[], None]:
     from ppo_plus.zoo.tune.report import export_trial
-    from ppo_plus.zoo.tune.worker import Worker
+    from ppo_plus.zoo.tune.study import Worker
 
     task = Worker(study, allowed_packages(args)).task
     return partial(_print_entry, task, export_trial(study, task, args.trial, folder))
@@ -195,7 +194,7 @@ def _print_entry(task: "TuningTask", entry: Path) -> None:
 
 
 def _prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.zoo.tune.worker import Worker
+    from ppo_plus.zoo.tune.study import Worker
 
     for package in args.gym_packages:
         import_module(package)
@@ -205,8 +204,7 @@ def _prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Ca
 
 def _study(args: argparse.Namespace, url: str, name: str) -> "Study":
     """Open the storage of a study."""
-    from ppo_plus.zoo.tune.jobs import Heartbeats
-    from ppo_plus.zoo.tune.stages import Study
-    from ppo_plus.zoo.tune.storage import open_storage
+    from ppo_plus.zoo.tune.jobs import Heartbeats, open_storage
+    from ppo_plus.zoo.tune.study import Study
 
     return Study(name, open_storage(url), Heartbeats(args.grace_period))

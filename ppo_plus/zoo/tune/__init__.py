@@ -1,14 +1,9 @@
 """Hyperparameter search with Optuna, an exact budget, and a confirmation on unseen seeds. Needs the extra ``zoo``."""
 
-from importlib import import_module
-from typing import Any
+from ppo_plus.zoo.tune.jobs import open_storage
+from ppo_plus.zoo.tune.space import read_space
+from ppo_plus.zoo.tune.study import Study
+from ppo_plus.zoo.tune.task import Plan
+from ppo_plus.zoo.tune.tuner import Workers, tune
 
-#: Module of each name. They are imported on first use, because Optuna takes seconds.
-MODULES = {"Plan": "plan", "Study": "stages", "open_storage": "storage", "read_space": "space"}
-MODULES |= dict.fromkeys(("Workers", "tune"), "tuner")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+__all__ = ["Plan", "Study", "Workers", "open_storage", "read_space", "tune"]

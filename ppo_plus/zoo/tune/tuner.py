@@ -15,15 +15,11 @@ from typing import Any
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.interrupts import check, deferred, uninterrupted
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
-from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.report import check_folder, write_report
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, STORAGE_ERRORS, is_done, named_errors, outcome
+from ppo_plus.zoo.tune.report import TuningVerdict, check_folder, write_report
 from ppo_plus.zoo.tune.space import read_space
-from ppo_plus.zoo.tune.stages import ERROR, Study, create, fitted, seconds_of, stages
-from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, named_errors
-from ppo_plus.zoo.tune.task import TuningTask
-from ppo_plus.zoo.tune.verdict import TuningVerdict
-from ppo_plus.zoo.tune.worker import StudyStopped, Worker
+from ppo_plus.zoo.tune.study import ERROR, Study, StudyStopped, Worker, create, fitted, seconds_of, stages
+from ppo_plus.zoo.tune.task import Plan, TuningTask
 
 Process = subprocess.Popen[str]
 
@@ -41,7 +37,7 @@ class Workers:
 
     n: int  # how many
     url: str  # URL of the study's storage
-    supervision: dict[str, Any] = field(default_factory=dict)  # see `zoo.tune.worker.Worker`
+    supervision: dict[str, Any] = field(default_factory=dict)  # see `zoo.tune.study.Worker`
 
 
 def tune(
@@ -151,7 +147,7 @@ def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Pro
     # Else the worker might be left without orders, or not be ended with the others.
     with uninterrupted():
         process = subprocess.Popen(
-            [sys.executable, "-c", "from ppo_plus.zoo.tune.worker import run_worker; run_worker()"],
+            [sys.executable, "-c", "from ppo_plus.zoo.tune.study import run_worker; run_worker()"],
             stdin=subprocess.PIPE,  # not arguments, which everyone on the machine can read: the URL may have a password
             stdout=subprocess.DEVNULL,  # progress and errors are in the study
             text=True,

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ppo_plus.zoo.tune import stages, worker
-from ppo_plus.zoo.tune.jobs import is_done
+from ppo_plus.zoo.tune import study as study_module
+from ppo_plus.zoo.tune.jobs import is_done, open_storage
 from ppo_plus.zoo.tune.report import write_report
-from ppo_plus.zoo.tune.stages import Study, create
-from ppo_plus.zoo.tune.storage import open_storage
-from ppo_plus.zoo.tune.worker import Worker
+from ppo_plus.zoo.tune.study import Study, Worker, create
 
 #: The folder that ``ppo-plus tune`` left: a search of four trials on CartPole, a race, and a confirmation.
 SAVED = Path(__file__).parents[2] / "data" / "study"
@@ -42,15 +40,15 @@ def test_it_is_reported(study, folder):
 def test_the_search_is_resumed(study):
     before = scores(study)
     create(study, Worker(study).task, 5)
-    screening = next(stages.stages(study, Worker(study).task))
+    screening = next(study_module.stages(study, Worker(study).task))
     assert [is_done(trial) for trial in screening.trials()] == [True] * 4 + [False]
     assert [trial.values[0] for trial in screening.trials() if is_done(trial)] == before["screening"]
 
 
 def test_the_settings_file_joins_the_confirmation(study, folder, monkeypatch):
     """It was no baseline then: its runs are added, and nothing else runs again."""
-    monkeypatch.setattr(stages, "PATIENCE", 0)
-    monkeypatch.setattr(worker, "score", lambda *_: 300.0)
+    monkeypatch.setattr(study_module, "PATIENCE", 0)
+    monkeypatch.setattr(study_module, "score", lambda *_: 300.0)
     before = scores(study)
     assert not Worker(study).is_over()
     Worker(study).work()

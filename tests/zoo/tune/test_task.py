@@ -1,17 +1,127 @@
-"""What a worker must know about a study: baselines, candidates that fit, and plain data that imports nothing."""
+"""What a study is about: a plan of whole rollouts and separate seeds, baselines, candidates that fit, plain data that
+imports nothing, and the score of a run: evaluations after updates, the last one included."""
 
+import gymnasium as gym
+import numpy as np
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optuna.distributions import FloatDistribution
+from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
+from stable_baselines3.common.callbacks import BaseCallback
+from tuning_envs import FailingAt150
 
-from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.experiment import Experiment, Part, load_experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.plan import Plan, rollout_size
+from ppo_plus.zoo.tune import task as task_module
 from ppo_plus.zoo.tune.space import read_space, setting
-from ppo_plus.zoo.tune.task import TuningTask, largest_divisor
+from ppo_plus.zoo.tune.task import PRUNERS, SAMPLERS, Diverged, Plan, TuningTask, largest_divisor, rollout_size, score
 
 CARTPOLE = load_experiment("CartPole-v1")
 SPACE = read_space()
+
+
+@given(st.integers(1, 300_000), st.integers(1, 20), st.integers(1, 3000), st.integers(1, 16))
+def test_budget_and_interval_are_whole_rollouts(n_timesteps, n_evals, n_steps, n_envs):
+    experiment = Experiment("CartPole-v1", 1, n_envs=n_envs, hyperparams={"n_steps": n_steps})
+    plan = Plan(n_timesteps, n_evals=n_evals, last_evals=1).on_rollouts(experiment)
+    assert plan.n_timesteps >= n_timesteps
+    assert plan.eval_freq * plan.n_evals == plan.n_timesteps
+    assert plan.eval_freq % rollout_size(experiment) == 0
+    assert 1 <= plan.last_evals <= plan.n_evals <= n_evals
+
+
+@pytest.mark.parametrize(
+    ("options", "n_trials", "n_baselines", "n_runs"),
+    [
+        ({}, 40, 1, (40, 16, 40)),
+        ({}, 40, 2, (40, 16, 50)),
+        ({"race_seeds": 0, "confirm_seeds": 0}, 2, 1, (2, 0, 0)),
+        ({"n_seeds": 2, "race_seeds": 1}, 2, 1, (4, 1, 20)),
+        ({}, 1, 1, (1, 0, 0)),
+        ({}, 2, 2, (2, 0, 0)),
+        ({}, 2, 3, (2, 0, 0)),
+    ],
+)
+def test_a_plan_in_words(options, n_trials, n_baselines, n_runs):
+    runs = "at most {} runs of the search, {} of the race and {} of the confirmation, with 64 timesteps each"
+    assert Plan(64, **options).describe(n_trials, n_baselines) == runs.format(*n_runs)
+
+
+@given(st.floats(1, 500), st.integers(1, 60), st.integers(1, 2), st.integers(0, 3), st.integers(0, 12))
+def test_a_plan_within_a_time(n_runs, n_trials, n_baselines, race_seeds, confirm_seeds):
+    plan = Plan(64, race_seeds=race_seeds, confirm_seeds=confirm_seeds if confirm_seeds >= 10 else 0)
+    fitted, n = plan.within(n_runs, n_trials, n_baselines)
+    least = min(n_trials, n_baselines + 1)
+    assert least <= n <= n_trials and fitted.n_finalists <= plan.n_finalists
+    assert sum(fitted.n_runs(n, n_baselines)) <= n_runs or (n, fitted.race_seeds, fitted.confirm_seeds) == (least, 0, 0)
+    confirmation = (plan.n_finalists + n_baselines) * plan.confirm_seeds
+    if sum(plan.n_runs(n_trials, n_baselines)) <= n_runs and confirmation <= n_runs / 2:
+        assert (fitted, n) == (plan, n_trials)
+
+
+def test_what_a_shorter_time_leaves_out():
+    """Trials and finalists first, then the whole confirmation, and last the race."""
+    found = [Plan(64).within(n_runs, 40, 2) for n_runs in (200, 106, 100, 60, 59, 8, 4)]
+    assert [(n, plan.n_finalists, plan.confirm_seeds, plan.race_seeds) for plan, n in found] == [
+        (40, 3, 10, 2),
+        (40, 3, 10, 2),
+        (36, 3, 10, 2),
+        (22, 1, 10, 2),
+        (40, 3, 0, 2),
+        (4, 3, 0, 2),
+        (4, 3, 0, 0),
+    ]
+
+
+def test_seeds_do_not_overlap():
+    plan = Plan(1000, n_seeds=3, race_seeds=4, confirm_seeds=12, seed=5)
+    seeds = [*plan.screening_seeds, *plan.racing_seeds, *plan.confirmation_seeds]
+    assert len(seeds) == 19 and min(seeds) == 5
+    environments = [seed + k for seed in seeds for k in range(1_000)]
+    assert len(set(environments)) == len(environments)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"n_timesteps": 0}, "n_timesteps=0"),
+        ({"n_evals": 2, "last_evals": 3}, r"last_evals=3 \(--last-evals\) must be at most n_evals=2 \(--n-evaluations"),
+        ({"race_share": 1.5}, "race_share=1.5"),
+        ({"confirm_seeds": 5}, "at least 10"),
+        ({"race_seeds": -1}, "race_seeds=-1"),
+        ({"race_seeds": 1000}, "at most 1000"),
+        ({"seed": 2**32 - 1}, "a smaller one"),
+    ],
+)
+def test_a_plan_that_cannot_be(argument, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(**{"n_timesteps": 1000, **argument})
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_sample_and_differ_from_trial_to_trial(name):
+    plan = Plan(1000, sampler=name)
+    space = {"x": FloatDistribution(0, 1)}
+
+    def sample(trial_number):
+        study = optuna.create_study(sampler=plan.make_sampler(trial_number))
+        study.add_trials([optuna.create_trial(value=x, params={"x": x}, distributions=space) for x in (0.2, 0.4, 0.9)])
+        return study.ask(space).params["x"]
+
+    assert sample(0) == sample(0) != sample(1)
+
+
+def test_pruners():
+    kinds = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
+    assert {name: type(Plan(1000, pruner=name).make_pruner()) for name in PRUNERS} == kinds
+
+
+@pytest.mark.parametrize("argument", [{"sampler": "best"}, {"pruner": "best"}])
+def test_unknown_names(argument):
+    with pytest.raises(ValueError, match="'best' must be one of"):
+        Plan(1000, **argument)
 
 
 @settings(deadline=None, max_examples=25)
@@ -137,3 +247,79 @@ def test_largest_divisor(number, limit):
 def test_an_invalid_value_is_an_error_before_anything_runs(space, message):
     with pytest.raises(ValueError, match=f"search space: .*{message}"):
         TuningTask(load_experiment("CartPole-v1"), space, Plan(2048)).checked()
+
+
+SMALL = Experiment("CartPole-v1", 512, hyperparams={"n_steps": 128, "n_epochs": 1, "compile": False})
+FOUR_EVALUATIONS = Plan(512, n_evals=4, last_evals=3, n_eval_episodes=2)
+
+
+def run(experiment, seed=0, plan=FOUR_EVALUATIONS):
+    reports = []
+    value = score(experiment, plan, seed, lambda timesteps, mean: reports.append((timesteps, mean)))
+    return value, reports
+
+
+def test_score_is_the_mean_of_the_last_evaluations():
+    value, reports = run(SMALL)
+    assert [timesteps for timesteps, _ in reports] == [128, 256, 384, 512]
+    assert value == np.mean([mean for _, mean in reports[-3:]])
+
+
+def test_same_seed_same_score():
+    assert run(SMALL) == run(SMALL) != run(SMALL, seed=1)
+
+
+def test_each_evaluation_follows_an_update(monkeypatch):
+    """However long a rollout is: nothing is evaluated before the first update, and the last one is."""
+    updates = []
+    original = task_module.Reporter._on_step
+
+    def on_step(self):
+        updates.append(self.model._n_updates)
+        return original(self)
+
+    monkeypatch.setattr(task_module.Reporter, "_on_step", on_step)
+    run(SMALL.replace(hyperparams={"n_steps": 512, "n_epochs": 1, "compile": False}))
+    assert updates == [1]
+
+
+class Stop(BaseCallback):
+    """Ends training before the first update."""
+
+    def _on_step(self):
+        return False
+
+
+def test_no_update_no_score():
+    with pytest.raises(Diverged, match="no update"):
+        run(SMALL.replace(callback=(Part("Stop", Stop, {}),)))
+
+
+class NaNWhileEvaluated(gym.Wrapper):
+    """Observations that are not finite."""
+
+    def step(self, action):
+        obs, *rest = self.env.step(action)
+        return obs * np.nan, *rest
+
+
+def test_a_run_whose_evaluation_is_not_finite_has_no_score(monkeypatch):
+    make = task_module.make_envs
+
+    def make_envs(experiment, **kwargs):
+        part = Part("NaNWhileEvaluated", NaNWhileEvaluated, {})
+        return make(experiment.replace(env_wrapper=(part,)) if kwargs.get("evaluation") else experiment, **kwargs)
+
+    monkeypatch.setattr(task_module, "make_envs", make_envs)
+    with pytest.raises(Diverged, match="observation=.* is not finite"):
+        run(SMALL)
+
+
+def test_failing_environments_are_restarted_as_often_as_allowed():
+    failing = SMALL.replace(env_wrapper=(Part("FailingAt150", FailingAt150, {}),), n_envs=1)
+    value = score(failing, FOUR_EVALUATIONS, 0, lambda *_: None, restarts=100)
+    assert value > 0
+    with pytest.raises(Diverged, match=r"environment 0, .*: raised ValueError\('boom'\). All restarts=2 are used up"):
+        score(failing, FOUR_EVALUATIONS, 0, lambda *_: None, restarts=2)
+    with pytest.raises(ValueError, match="boom"):
+        score(failing, FOUR_EVALUATIONS, 0, lambda *_: None)

@@ -26,16 +26,12 @@ from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.tune import tuner
-from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
-from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.report import export
-from ppo_plus.zoo.tune.stages import SCORES, SETTINGS, Study, create
-from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, open_storage
-from ppo_plus.zoo.tune.task import TuningTask
+from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, STORAGE_ERRORS, WORKER, open_storage
+from ppo_plus.zoo.tune.report import Finalist, compare, export
+from ppo_plus.zoo.tune.study import SCORES, SETTINGS, Study, Worker, create
+from ppo_plus.zoo.tune.task import Plan, TuningTask
 from ppo_plus.zoo.tune.tuner import Workers, begin, supervise, tune
 from ppo_plus.zoo.tune.tuner import finish as finish_study
-from ppo_plus.zoo.tune.verdict import Finalist, compare
-from ppo_plus.zoo.tune.worker import Worker
 
 ROOT = Path(__file__).parents[3]
 #: What processes import from: the package, and the environment of these tests.

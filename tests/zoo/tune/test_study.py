@@ -1,0 +1,348 @@
+"""The jobs of each stage, which follow from the results of the one before, and what a worker reads from a storage."""
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState, create_trial
+
+from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, StorageError, open_storage
+from ppo_plus.zoo.tune.report import decide
+from ppo_plus.zoo.tune.study import (
+    BUDGET,
+    ERROR,
+    SCORES,
+    SETTINGS,
+    TASK,
+    Study,
+    StudyStopped,
+    Worker,
+    best_trial,
+    create,
+    fitted,
+    prepare_confirmation,
+    prepare_race,
+    prepare_screening,
+    stages,
+)
+from ppo_plus.zoo.tune.task import Plan, TuningTask
+from ppo_plus.zoo.tune.tuner import estimate, tune
+
+PLAN = Plan(2048, race_share=0.5, race_seeds=1, n_finalists=2)
+SMALL_TASK = TuningTask(load_experiment("CartPole-v1"), {"gamma": {"choices": [0.9, 0.99]}}, PLAN).fitted()
+
+
+@pytest.fixture
+def study(tmp_path):
+    study = Study("study", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    create(study, SMALL_TASK, 6)
+    return study
+
+
+def do_all(jobs, scores):
+    """Do what is waiting, in order; a score of None is a failed trial."""
+    for score in scores:
+        trial = jobs.claim()
+        jobs.storage.set_trial_user_attr(trial._trial_id, SETTINGS, {"trial": trial.user_attrs[JOB]})
+        if score is None:
+            jobs.fail(trial, "NaN")
+        else:
+            jobs.storage.set_trial_user_attr(trial._trial_id, SCORES, [score])
+            jobs.tell(trial, TrialState.COMPLETE, score)
+    assert jobs.claim() is None
+
+
+def runs(jobs):
+    return [(trial.user_attrs[CANDIDATE], trial.user_attrs[SEED]) for trial in jobs.trials()]
+
+
+def test_from_stage_to_stage(study):
+    screening = prepare_screening(study, SMALL_TASK, 6)
+    do_all(screening, [9.0, 8.0, 5.0, None, 4.0, 3.0])
+    # Half of those that have a score, at least as many as finalists: without the baselines, which are confirmed anyway.
+    race = prepare_race(study, PLAN, 6)
+    assert runs(race) == [(2, 1000), (4, 1000)]
+    do_all(race, [1.0, 8.0])
+    # Trial 4 has the higher mean over both seeds now. Baselines come first.
+    confirmation = prepare_confirmation(study, PLAN, 6)
+    seeds = PLAN.confirmation_seeds
+    assert runs(confirmation) == [(trial, seed) for seed in seeds for trial in (0, 1, 4, 2)]
+    assert confirmation.trials()[2].user_attrs[SETTINGS] == {"trial": 4}
+    # Asked again, they are the same.
+    assert len(prepare_confirmation(study, PLAN, 6).study().trials) == 40
+    assert list(study.stages()) == ["screening", "race", "confirmation"]
+
+
+def test_a_trial_that_fails_in_the_race_is_out(study):
+    do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
+    do_all(prepare_race(study, PLAN, 6), [None, 1.0])
+    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 1, 4}
+
+
+def test_a_default_that_never_began_is_not_run_again(study):
+    screening = prepare_screening(study, SMALL_TASK, 6)
+    screening.fail(screening.claim(), "its worker died")
+    do_all(screening, [2.0, 5.0, None, 4.0, 3.0])
+    do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
+    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {1, 2, 4}
+
+
+def test_failed_and_pruned_baselines_are_confirmed_too(study):
+    """On other seeds they may have a score; without one, nothing can be compared with them."""
+    do_all(prepare_screening(study, SMALL_TASK, 6), [None, None, 5.0, 6.0, 4.0, 3.0])
+    do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
+    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 1, 2, 3}
+
+
+def test_baselines_alone_are_not_confirmed(study):
+    do_all(prepare_screening(study, SMALL_TASK, 2), [9.0, 8.0])
+    assert runs(prepare_race(study, PLAN, 2)) == runs(prepare_confirmation(study, PLAN, 2)) == []
+
+
+def test_the_settings_file_decides(study):
+    """From the storage to the verdict: the trial that beats the default alone is not exported."""
+    do_all(prepare_screening(study, SMALL_TASK, 6), [1.0, 8.0, 5.0, None, 4.0, 3.0])
+    do_all(prepare_race(study, PLAN, 6), [6.0, 5.0])
+    confirmation = prepare_confirmation(study, PLAN, 6)
+    returns = {0: 1.0, 1: 8.0, 2: 5.0, 4: 4.0}
+    while (run := confirmation.claim()) is not None:
+        luck = run.user_attrs[SEED] / 1e8
+        confirmation.tell(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]] + luck)
+    verdict = decide(study)
+    assert list(verdict.baselines) == ["default", "settings file"]
+    assert [finalist.name for finalist in verdict.finalists] == ["trial 2", "trial 4"]
+    assert verdict.gains[0]["default"].low > 0 > verdict.gains[0]["settings file"].low
+    assert verdict.winner is None and str(verdict).startswith("No winner: none of the finalists")
+
+
+def test_runs_that_are_added_later_are_the_same_for_all(study):
+    """Two processes at the same time: of the two trials that they add for a run, one counts, whatever its number."""
+    do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 8.0, 5.0, None, 4.0, 3.0])
+    do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
+    confirmation = prepare_confirmation(study, PLAN, 6)
+    wanted = [{key: trial.user_attrs[key] for key in (CANDIDATE, SEED, SETTINGS)} for trial in confirmation.trials()]
+    other = Study("other", study.storage).runs("confirmation", 6)
+    optuna.create_study(study_name=other.name, storage=study.storage, direction="maximize")
+    other.fill([run for run in wanted if run[CANDIDATE] != 1])
+    for number in (1, 7):
+        other.study().add_trial(create_trial(state=TrialState.WAITING, user_attrs={JOB: number, **wanted[1]}))
+    assert len(other.trials()) == 31
+    assert set(runs(other)) < set(runs(confirmation))
+    other.fill(wanted)
+    assert len(other.trials()) == 40 and set(runs(other)) == set(runs(confirmation))
+
+
+def test_without_a_score_there_is_nothing_to_confirm(study):
+    do_all(prepare_screening(study, SMALL_TASK, 6), [None] * 6)
+    assert runs(prepare_race(study, PLAN, 6)) == runs(prepare_confirmation(study, PLAN, 6)) == []
+    assert Worker(study).is_over()
+
+
+def test_a_larger_budget_leaves_the_stages_of_the_smaller_one(study):
+    do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
+    create(study, SMALL_TASK, 8)
+    assert study.attributes()[BUDGET] == 8
+    do_all(prepare_screening(study, SMALL_TASK, 8), [7.0, 6.0])
+    assert runs(prepare_race(study, PLAN, 6)) == [(2, 1000), (4, 1000)]
+    assert [trial for trial, _ in runs(prepare_race(study, PLAN, 8))] == [6, 7, 2]
+    # And a smaller one changes nothing.
+    create(study, SMALL_TASK, 3)
+    assert study.attributes()[BUDGET] == 8
+
+
+def test_a_time_limits_the_stages_once_the_baselines_have_run(tmp_path, monkeypatch):
+    """Time for 60 runs: fewer trials, one finalist. All processes find the same plan in the storage."""
+    task = replace(SMALL_TASK, plan=replace(PLAN, seconds=60.0))
+    assert TuningTask.from_json(task.to_json()) == task and "seconds" not in SMALL_TASK.to_json()["plan"]
+    study = Study("timed", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    create(study, task, 40)
+    search = stages(study, task)
+    first = next(search)
+    assert len(first.trials()) == 2 and estimate(study, task, 2) == ""
+    do_all(first, [1.0, 2.0])
+    monkeypatch.setattr("ppo_plus.zoo.tune.study.seconds_of", lambda trials, n_seeds=1: float(len(trials) == 2))
+    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.seconds_of", lambda trials, n_seeds=1: 1.0)
+    plan, n_trials = fitted(study, task, 40)
+    assert (n_trials, plan.n_finalists) == (20, 1)
+    runs = "at most 20 runs of the search, 9 of the race and 30 of the confirmation"
+    assert re.match(rf"{runs}, with .*: about 0.5 more minutes at most with 2 at a time", estimate(study, task, 2))
+    rest = next(search)
+    assert len(rest.trials()) == 20 and [next(stages(study, task)).end, rest.end] == [2, 20]
+    do_all(rest, [float(i) for i in range(18)])
+    race = next(search)
+    do_all(race, [1.0] * 9)
+    assert len(next(search).trials()) == 30
+    assert best_trial(study, plan).user_attrs[JOB] == 19
+
+
+def test_the_best_trial_is_the_best_of_the_race_or_of_the_search(study):
+    assert best_trial(study, PLAN) is None
+    do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 9.0, 1.0, 4.0, 3.0, 2.0])
+    assert best_trial(study, PLAN).user_attrs[JOB] == 3
+    do_all(prepare_race(study, PLAN, 6), [0.0, 3.0])
+    assert best_trial(study, PLAN).user_attrs[JOB] == 4
+
+
+ROOT = Path(__file__).parents[3]
+SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "scale": "log"}}
+ONE_EVALUATION = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=10, pruner="none")
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    """A study with a finished trial and a waiting one."""
+    path = tmp_path_factory.mktemp("study") / "study.db"
+    storage = open_storage(f"sqlite:///{path}")
+    study = Study("study", storage)
+    create(study, TuningTask(Experiment("CartPole-v1", 2048), SPACE, ONE_EVALUATION), 2)
+    study.screening.fill([{}, {}])
+    claimed = study.screening.claim()
+    trial = study.screening.trial(claimed)
+    trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
+    trial.set_user_attr(SETTINGS, {"n_timesteps": 2048})
+    trial.set_user_attr(SCORES, [1.5])
+    study.screening.tell(claimed, TrialState.COMPLETE, 1.5)
+    storage._backend.engine.dispose()
+    return path
+
+
+@pytest.fixture
+def edit(database, tmp_path, monkeypatch):
+    """Copy the study, edit a row of it, and open it as another process does."""
+    monkeypatch.setattr("ppo_plus.zoo.tune.study.score", lambda *_: pytest.fail("something runs"))
+    path = tmp_path / "study.db"
+    path.write_bytes(database.read_bytes())
+
+    def change(statement, *values):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            assert connection.execute(statement, values).rowcount > 0
+        return Study("study", open_storage(f"sqlite:///{path}"))
+
+    return change
+
+
+OF_STUDY = "UPDATE study_user_attributes SET value_json = ? WHERE key = ?"
+
+
+def nested(path, value):
+    """A change within the task."""
+
+    def apply(task):
+        *parents, last = path.split("/")
+        for name in parents:
+            task = task[name]
+        if value is ...:
+            del task[last]
+        else:
+            task[last] = value
+
+    return apply
+
+
+TASKS = {
+    "no plan": (nested("plan", ...), "cannot be worked on: 'plan'"),
+    "plan is text": (nested("plan", "x"), "cannot be worked on: "),
+    "environment is a number": (nested("env_id", 7), "cannot be worked on: "),
+    "unknown key of the plan": (nested("plan/x", 1), "cannot be worked on: .*unexpected keyword argument 'x'"),
+    "number as text": (nested("plan/n_evals", "ten"), "n_evals='ten' must be a whole number"),
+    "share is text": (nested("plan/race_share", "x"), "cannot be worked on: "),
+    "unknown sampler": (nested("plan/sampler", "os.system"), "sampler='os.system' must be one of"),
+    "unknown pruner": (nested("plan/pruner", "x"), "pruner='x' must be one of"),
+    "bad setting": (nested("settings/env_wrapper", "os.system"), "'os.system' is in none of the packages"),
+    "space of numbers": (nested("space", {"learning_rate": 7}), "learning_rate must be a mapping"),
+    "space is unknown": (nested("space", {"os.system": {"choices": [1]}}), "unknown key 'os.system'"),
+    "any package": (nested("packages", None), "imports from any package"),
+}
+
+
+def edited(edit, database, change):
+    """The study with a change within its task."""
+    with closing(sqlite3.connect(database)) as connection:
+        ((text,),) = connection.execute("SELECT value_json FROM study_user_attributes WHERE key = ?", [TASK])
+    task = json.loads(text)
+    change(task)
+    return edit(OF_STUDY, json.dumps(task), TASK)
+
+
+@pytest.mark.parametrize(("change", "message"), TASKS.values(), ids=TASKS)
+def test_tasks(edit, database, change, message):
+    with pytest.raises(StorageError, match=message) as error:
+        Worker(edited(edit, database, change))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1_000
+
+
+@pytest.mark.parametrize(("name", "value"), [("env_id", "evil_module:Env-v0"), ("callback", ["os.system"])])
+def test_a_run_replaces_nothing_that_was_checked(edit, database, name, value):
+    """Gymnasium imports what stands before the colon."""
+    task = Worker(edited(edit, database, nested(f"run/{name}", value))).task
+    assert (task.experiment.env_id, task.experiment.callback) == ("CartPole-v1", ())
+    assert "evil_module" not in sys.modules
+
+
+def test_settings_of_a_run(edit):
+    """They were checked when its trial was recorded, and may have been edited since."""
+    worker = Worker(edit(OF_STUDY, "1", BUDGET))
+    runs = worker.study.runs("confirmation", 1)
+    optuna.create_study(study_name=runs.name, storage=runs.storage, direction="maximize")
+    runs.fill([{JOB: 5, "candidate": 0, "seed": 7, SETTINGS: {"n_timesteps": 1, "env_wrapper": "os.system"}}])
+    with pytest.raises(ValueError, match="'os.system' is in none of the packages"):
+        worker._do_all(runs)
+
+
+def test_a_task_that_is_a_number(edit):
+    with pytest.raises(StorageError, match="the study 'study' cannot be worked on"):
+        Worker(edit(OF_STUDY, "7", TASK))
+
+
+def test_an_error_that_is_blank_stops_a_study(edit):
+    with pytest.raises(StudyStopped):
+        Worker(edit(OF_STUDY, '" \\n "', ERROR)).work()
+
+
+@pytest.mark.slow
+def test_what_a_worker_finds_instead_of_a_study(tuned):
+    study, _, _, task = tuned
+    with pytest.raises(ValueError, match="there is no study 'none': start it"):
+        Worker(Study("none", study.storage))
+    other = Study("other version", study.storage)
+    optuna.create_study(study_name=other.name, storage=other.storage, direction="maximize")
+    with pytest.raises(ValueError, match="there is no study 'other version': start it"):
+        Worker(other)
+    other.set(TASK, {key: value for key, value in task.to_json().items() if key != "run"})
+    with pytest.raises(ValueError, match="the study 'other version' cannot be worked on: 'run'"):
+        Worker(other, None)
+
+
+@pytest.mark.slow
+def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkeypatch):
+    study = Study("bug", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    experiment = Experiment("CartPole-v1", 2048)
+    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
+    with monkeypatch.context() as patch:
+        patch.setattr("ppo_plus.zoo.tune.study.score", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tune(experiment, SPACE, study, plan, 2, tmp_path)
+        assert "ZeroDivisionError" in study.attributes()[ERROR]
+        with pytest.raises(Exception, match="ZeroDivisionError"):
+            Worker(study).work()
+    tune(experiment, SPACE, study, plan, 2, tmp_path)
+    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", ["", '{"workers": '])
+def test_a_worker_without_a_tuner_ends_in_silence(said):
+    """The tuner may be killed before it has said what to do."""
+    code = "from ppo_plus.zoo.tune.study import run_worker; run_worker()"
+    options = {"input": said, "capture_output": True, "text": True, "timeout": 600}
+    ended = subprocess.run([sys.executable, "-c", code], **options, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
