@@ -221,7 +221,7 @@ MOMENTS = [
     ("train", "torch"),
     ("train", "stable_baselines3"),
     ("train", "gymnasium.envs.classic_control.cartpole"),  # when the run has its folder already
-    ("enjoy", "ppo_plus.zoo.cli.plot"),
+    ("enjoy", "ppo_plus.zoo.cli.results"),
     ("enjoy", "gymnasium"),
     ("plot", "ppo_plus.zoo.cli.tune"),
     ("plot", "numpy"),
