@@ -17,7 +17,7 @@ from machine import facts, processor  # the modules beside this one
 from report.plan import Job, read
 from report.results import ROOT
 
-from ppo_plus.saving.format.lock import claim as claim
+from ppo_plus.saving.files import claim as claim
 
 
 def running(results: Path) -> Path:

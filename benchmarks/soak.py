@@ -50,7 +50,7 @@ from report.results import write
 
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.format.atomic import UNFINISHED
+from ppo_plus.saving.files import UNFINISHED
 
 #: How often each interruption comes.
 WAYS = {"kill": 5, "kill while starting": 1, "SIGTERM": 1, "SIGINT": 1, "full disk": 2, "clock": 3}

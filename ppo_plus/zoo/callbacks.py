@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ppo_plus import PPO_Plus
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.rollout.evaluation import frozen, with_masks, with_statistics_of
-from ppo_plus.saving.format.atomic import replacing
+from ppo_plus.saving.files import replacing
 from ppo_plus.zoo.experiment import save_model
 from ppo_plus.zoo.interrupts import check
 

@@ -23,7 +23,7 @@ from ppo_plus.envs.make_vec import require_vec_env
 from ppo_plus.process import torch_threads
 from ppo_plus.require import nearest
 from ppo_plus.saving import statistics
-from ppo_plus.saving.format.atomic import replacing
+from ppo_plus.saving.files import replacing
 from ppo_plus.zoo.hyperparams import (
     builtin_file,
     errors_of,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ppo_plus.saving.format.atomic import replacing
+from ppo_plus.saving.files import replacing
 from ppo_plus.zoo.runs import ALGO, runs_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ppo_plus.saving.format.atomic import UNFINISHED
-from ppo_plus.saving.format.lock import claim
+from ppo_plus.saving.files import UNFINISHED, claim
 from ppo_plus.zoo.hyperparams import read_mapping
 from ppo_plus.zoo.installation import command
 

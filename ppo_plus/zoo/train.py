@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from ppo_plus import PPO_Plus
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.format.atomic import write_text
+from ppo_plus.saving.files import write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.experiment import (

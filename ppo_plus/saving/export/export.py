@@ -18,7 +18,7 @@ from ppo_plus.saving.export.deployed import BATCH, Deployed, Tensors, build, nam
 from ppo_plus.saving.export.exported import METADATA, ExportedPolicy, require_extra
 from ppo_plus.saving.export.operators import log_ndtr
 from ppo_plus.saving.export.raw import Normalization, raw_observations
-from ppo_plus.saving.format.atomic import replacing, write_text
+from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.trees import tree_map
 
 OPSET = 18

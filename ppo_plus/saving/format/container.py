@@ -18,7 +18,7 @@ import safetensors.torch
 import torch as th
 from stable_baselines3.common.save_util import open_path
 
-from ppo_plus.saving.format.atomic import replacing
+from ppo_plus.saving.files import replacing
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.format.values import describe, restore
 

@@ -12,7 +12,7 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus import __version__
-from ppo_plus.saving.format.atomic import write_text
+from ppo_plus.saving.files import write_text
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.hyperparams import format_literal
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval

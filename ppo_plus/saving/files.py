@@ -1,4 +1,4 @@
-"""Atomic writes: a file is written under another name in the same folder, then renamed."""
+"""Files that are written completely or not at all, and locks of processes."""
 
 import os
 from collections.abc import Iterator
@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is locked there
+    fcntl = None  # type: ignore[assignment]
+
 #: The pattern of names of files that are being written, or were when their process was killed.
 UNFINISHED = ".*.part"
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write, which replaces ``path`` at the end of the block.
+    """A file to write under another name in the same folder, which replaces ``path`` at the end of the block.
 
     If the block ends early (an error, a full disk, the end of the process), ``path`` is unchanged; if the process is
     killed, a file ``.NAME.….part`` may be left. A power failure leaves one of the two files.
@@ -40,3 +45,23 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text file, completely or not at all; see :func:`replacing`."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
+
+
+@contextmanager
+def claim(path: str | Path) -> Iterator[bool]:
+    """Acquire the lock of a file unless another process has it, and return whether it was acquired. The file is created
+    if missing, and not deleted: otherwise two processes could have a lock of the same name. The end of the process
+    releases it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")  # for users who look for the process
+        file.flush()
+        yield True

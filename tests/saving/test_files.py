@@ -1,4 +1,5 @@
-"""A file has its old or its new content, whatever happens while it is written."""
+"""A file has its old or its new content, whatever happens while it is written. One process at a time has a lock, and
+its end releases it."""
 
 import os
 import resource
@@ -14,7 +15,7 @@ import pytest
 from envs import ACTIONS, vec
 
 from ppo_plus import PPO_Plus
-from ppo_plus.saving.format.atomic import replacing, write_text
+from ppo_plus.saving.files import claim, replacing, write_text
 from ppo_plus.saving.statistics import read_statistics
 
 
@@ -136,3 +137,26 @@ def test_a_model_does_not_replace_a_folder(tmp_path):
     with pytest.raises(OSError, match="ppo.v1"):
         model.save(tmp_path / "ppo.v1")
     assert [path.name for path in tmp_path.iterdir()] == ["ppo.v1"]
+
+
+HOLD = """
+import sys, time
+from ppo_plus.saving.files import claim
+with claim(sys.argv[1]) as held:
+    print(held, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_process_has_no_lock(tmp_path):
+    path = tmp_path / "folder" / "lock"
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "True\n"
+    with claim(path) as held:
+        assert not held
+    assert path.read_text() == f"{process.pid}\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for _ in range(2):
+        with claim(path) as held:
+            assert held
