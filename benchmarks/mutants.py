@@ -740,7 +740,7 @@ TOP = (
     ),
     Fault(
         "export-tails",
-        "saving/export/operators.py",
+        "saving/export/export.py",
         "tail < 1e-8",
         "tail < 0.5",
         "tests/saving/export/test_export.py",
@@ -754,7 +754,7 @@ TOP = (
     ),
     Fault(
         "export-statistics-lost",
-        "saving/export/raw.py",
+        "saving/export/deployed.py",
         "if further is not None and further.norm_obs and normalization is not None:",
         "if further is not None and further.norm_obs and normalization is None:",
         "tests/saving/export/test_export.py",
@@ -775,10 +775,10 @@ TOP = (
     ),
     Fault(
         "buffers-not-counted",
-        "saving/format/bounds.py",
+        "saving/format/names.py",
         "left -= LEAST + numbers",
         "left -= LEAST",
-        "tests/saving/format/test_bounds.py",
+        "tests/saving/format/test_names.py",
     ),
     Fault(
         "kl-memory-forgotten",

@@ -52,8 +52,8 @@ from ppo_plus.rollout.lazy import LazyLocals
 from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
 from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
+from ppo_plus.saving.export.deployed import Normalization
 from ppo_plus.saving.export.export import export
-from ppo_plus.saving.export.raw import Normalization
 from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.model import changes, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3

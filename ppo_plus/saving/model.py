@@ -18,16 +18,17 @@ from ppo_plus.compiling.compilation import CompileStatus
 from ppo_plus.formulas.schedules import Unknown
 from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.bounds import building, require_activation
 from ppo_plus.saving.format.container import PathOrFile, naming
 from ppo_plus.saving.format.names import (
     Damaged,
     Refused,
+    building,
     constructor_arguments,
     decoding,
     is_registered,
     name_of,
     passed,
+    require_activation,
     require_attributes,
 )
 from ppo_plus.saving.format.values import Undescribable, describe, restore, unknown_names

@@ -112,7 +112,7 @@ SAVER = """
 def test_no_kill_breaks_a_saved_model(tmp_path):
     """Killed at ten moments of saving again and again: the model and its statistics load every time."""
     path = tmp_path / "model.zip"
-    code = textwrap.dedent(SAVER.format(tests=str(Path(__file__).parents[2] / "helpers"), path=str(path)))
+    code = textwrap.dedent(SAVER.format(tests=str(Path(__file__).parents[1] / "helpers"), path=str(path)))
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "ready\n"

@@ -1,7 +1,9 @@
-"""Export of a policy: an ONNX file, a program of ``torch.export`` and a description, checked against ``predict``."""
+"""Export of a policy: an ONNX file, a program of ``torch.export`` and a description, checked against ``predict``; and
+the exported policy, played with onnxruntime."""
 
 import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +13,20 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage
 from torch import nn
 
 from ppo_plus.policy.masking import nothing_allowed
-from ppo_plus.saving.export.deployed import BATCH, Deployed, Tensors, build, named, noise_of
-from ppo_plus.saving.export.exported import METADATA, ExportedPolicy, require_extra
-from ppo_plus.saving.export.operators import log_ndtr
-from ppo_plus.saving.export.raw import Normalization, raw_observations
+from ppo_plus.saving.export.deployed import (
+    BATCH,
+    Deployed,
+    Normalization,
+    Tensors,
+    build,
+    named,
+    noise_of,
+    raw_observations,
+)
 from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.trees import tree_map
 
@@ -27,6 +36,8 @@ TOLERANCE = 1e-5
 #: The batches of the check, and its steps in each.
 BATCHES, STEPS = (1, 5), 3
 ANY_SIZE = th.export.Dim(BATCH, min=1)
+#: The key of the description in the metadata of an ONNX file.
+METADATA = "ppo_plus"
 
 
 def export(model: Any, path: str | Path, deterministic: bool, normalization: Normalization) -> Path:
@@ -109,7 +120,7 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np
     return feeds
 
 
-def _check(deployed: Deployed, exported: ExportedPolicy, program: Any) -> float:
+def _check(deployed: Deployed, exported: "ExportedPolicy", program: Any) -> float:
     """The largest difference to ``predict``, if it is not too large."""
     rng, policy, largest = np.random.default_rng(1), deployed.policy, 0.0
     for n in BATCHES:
@@ -204,3 +215,101 @@ def _quiet() -> Iterator[None]:
     finally:
         logging.disable(before)
         distribution.set_default_validate_args(validates)
+
+
+# --- the exported policy ----------------------------------------------------------------------------------------------
+
+
+def require_extra() -> Any:
+    """The module ``onnxruntime``, or the error that says how to install what exporting needs."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f'{error.name} is missing: pip install "ppo_plus[export]"', name=error.name) from error
+    return onnxruntime
+
+
+class ExportedPolicy:
+    """A policy that :meth:`ppo_plus.PPO_Plus.export` wrote: a path, or bytes."""
+
+    def __init__(self, file: Path | bytes, action_space: spaces.Space):
+        runtime = require_extra()
+        try:
+            self.session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
+            self.description = json.loads(self.session.get_modelmeta().custom_metadata_map[METADATA])
+        except Exception as error:
+            raise ValueError(f"{file!r:.200} is not a policy that PPO_Plus.export wrote: {error}") from error
+        self.action_space = action_space
+        self.inputs = {each["name"]: each for each in self.description["inputs"]}
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs for named inputs."""
+        names = [each.name for each in self.session.get_outputs()]
+        return dict(zip(names, self.session.run(names, inputs), strict=True))
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = True,
+        action_masks: Any = None,
+    ) -> tuple[Any, Any]:
+        """As :meth:`ppo_plus.PPO_Plus.predict`, for a batch of raw observations."""
+        parts = observation if isinstance(observation, dict) else {"": observation}
+        n = len(next(iter(parts.values())))
+        given = {f"observation.{key}".rstrip("."): each for key, each in parts.items()}
+        given |= {f"memory.{i}": each for i, each in enumerate(state or ())}
+        given |= {"episode_start": episode_start, "action_masks": action_masks}
+        inputs = {}
+        for name, each in self.inputs.items():
+            value, shape = given.get(name), [n if size == BATCH else size for size in each["shape"]]
+            # Without them, memory is 0, no episode starts, and everything is allowed.
+            value = np.full(shape, name == "action_masks") if value is None else value
+            inputs[name] = np.asarray(value, each["dtype"])
+        outputs = self.run(inputs)
+        following = [value for name, value in outputs.items() if name.startswith("next_memory.")]
+        if not isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):
+            return outputs["action"], following
+        return [build(self.action_space, lambda name, _: outputs[name][i, ...]) for i in range(n)], following  # noqa: B023
+
+    def raw(self, env: Any) -> VecEnv:
+        """Environments without the wrappers that are inside the policy, so that they return what it takes."""
+        for name in reversed(self.description["wrappers_inside"]):
+            if not isinstance(env, {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}[name]):
+                raise ValueError(f"the policy contains {name}, but env={env!r} is not in one")
+            env = env.venv
+        return env
+
+
+# --- an operator that ONNX does not have ------------------------------------------------------------------------------
+
+#: Beyond this :math:`|z|`, values are those at it.
+LIMIT = 12.0
+#: Of the polynomial :math:`P(t)`, fitted to :math:`\log \mathrm{erfc}(x) + x^2 - \log t` with :math:`t = 2 / (2 + x)`:
+#: to 1e-9 for :math:`x` up to :math:`12 / \sqrt 2`.
+COEFFICIENTS = [
+    float(each)
+    for each in (
+        "-1.26550749455 0.99985297940 0.37707385533 0.06627748009 0.00387267801 -0.45292805613 0.56260578970 "
+        "-0.53107318481 -1.05260183646 5.10236447282 -8.38463661939 7.52000764890 -3.95668870293 1.15830061171 "
+        "-0.14691962170"
+    ).split()
+]
+
+
+def log_ndtr(z: th.Tensor) -> th.Tensor:
+    r""":math:`\log \Phi(z)`, which ONNX would round to :math:`-\infty` for :math:`z < -5`, in operations that ONNX has.
+
+    For negative :math:`z` it is :math:`q = \log(\mathrm{erfc}(|z| / \sqrt 2) / 2)`, otherwise :math:`\log(1 - e^q)`.
+    """
+    x = z.double().abs().clamp(max=LIMIT) * math.sqrt(0.5)
+    t = 2.0 / (x + 2.0)
+    fitted = th.zeros_like(t)
+    for coefficient in reversed(COEFFICIENTS):
+        fitted = fitted * t + coefficient
+    q = t.log() - x * x + fitted - math.log(2)
+    tail = q.exp()
+    # Where 1 - e^q would be rounded, the logarithm is -e^q.
+    return th.where(z < 0, q, th.where(tail < 1e-8, -tail, (1.0 - tail).log())).to(z.dtype)

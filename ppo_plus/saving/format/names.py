@@ -1,12 +1,14 @@
-"""Classes and functions by name, ``module:qualname``: how files name them, and which of them a file may ask for.
+"""What a file may build: the classes and functions that it may name, as ``module:qualname``, and how many numbers.
 
 A file may come from a stranger, and a model is built with the classes that it names. So a name stands only for a class
 of a few packages that is of a kind a model is built from, for one of :data:`OBJECTS`, for what the user has registered
 or passed to ``load``, or for a class of such a kind in a module of the user's program. No other module is imported, and
 no dotted path is followed. The names are public ones (``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): modules may be
-reorganized, and files stay readable.
+reorganized, and files stay readable. A few bytes can name a network of any size, so numbers are counted before they are
+made.
 """
 
+import functools
 import inspect
 import sys
 import sysconfig
@@ -17,6 +19,11 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch as th
+
+from ppo_plus.compiling.torch_private import Announced
+from ppo_plus.trees import tree_leaves
 
 
 class Refused(ValueError):
@@ -216,3 +223,45 @@ def _look_up(name: str) -> Any:
         return vars(import_module(module)).get(attribute) if module else None
     except ImportError as error:
         raise Refused(f"it asks for {module}:{attribute}, which cannot be imported ({error})") from None
+
+
+# --- how much is built ------------------------------------------------------------------------------------------------
+
+#: How many numbers may be made while a model is built, and how many times more than its file has weights: networks may
+#: replace others, and initial weights are computed in steps.
+MOST_NUMBERS, MOST_TIMES = 2**22, 16
+#: How many numbers each tensor counts for at least, since it takes time, too.
+LEAST = 256
+
+
+@contextmanager
+def building(weights: Any) -> Iterator[None]:
+    """Raise :class:`Damaged` before networks are built that are much larger than the weights of a file, and for errors
+    that do not name a wrong argument."""
+    n_weights = sum(each.numel() for each in tree_leaves(weights) if isinstance(each, th.Tensor))
+    left = MOST_NUMBERS + MOST_TIMES * n_weights
+
+    def count(numbers: int) -> None:
+        nonlocal left
+        left -= LEAST + numbers
+        if left < 0:
+            raise Damaged("its networks are larger than its weights")
+
+    try:
+        with Announced(count):
+            yield
+    except (ValueError, TypeError):
+        raise
+    except Exception as error:
+        raise Refused(f"no model can be made of it ({type(error).__name__}: {error})") from error
+
+
+def require_activation(policy_kwargs: Any) -> None:
+    """:raises Refused: the activation that a file asks for is neither one of torch's nor the program's"""
+    function = policy_kwargs.get("activation_fn") if isinstance(policy_kwargs, dict) else None
+    while isinstance(function, functools.partial):
+        function = function.func
+    module, _, title = name_of(function).partition(":") if hasattr(function, "__qualname__") else ("", "", "")
+    is_torchs = function is th.nn.Identity or getattr(function, "__module__", "") == th.nn.Tanh.__module__
+    if module in MODULES and not is_torchs and not is_registered(function):
+        raise Refused(f"its activation_fn, {title}, is not one of torch's activations: register it to allow it")

@@ -17,8 +17,7 @@ from torch import nn
 
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.saving.export import export as room
-from ppo_plus.saving.export.deployed import Deployed
-from ppo_plus.saving.export.raw import raw_observations
+from ppo_plus.saving.export.deployed import Deployed, raw_observations
 
 ort = pytest.importorskip("onnxruntime", reason="needs the extra export")
 pytest.importorskip("onnxscript", reason="needs the extra export")
