@@ -81,7 +81,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PyTorch first and pinned: left to the resolver, a newer build with gigabytes of GPU libraries may be chosen.
-$(RUNTIME): setup.cfg pyproject.toml constraints.txt
+$(RUNTIME): setup.cfg setup.py pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
 	$(INSTALL) --editable .

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def wheel(tmp_path_factory):
     """A wheel built from a copy, because a build leaves files behind."""
     copy = tmp_path_factory.mktemp("source")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for name in ("ppo_plus", "hyperparams"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
