@@ -360,8 +360,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             (single,), verbose = dummy.envs, 0
             made = LeanVecEnv([lambda: single if isinstance(single, Resumable) else Resumable(single)])
         wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
-        for single in getattr(wrapped.unwrapped, "envs", ()):
-            take_any_number(single)
+        take_any_number(wrapped)
         check_normalization(wrapped)
         warn_of_resets(wrapped)
         warn_of_numpy(wrapped)

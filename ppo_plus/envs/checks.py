@@ -25,6 +25,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
+from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import MOMENTS
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.observations import canonical_space
@@ -263,11 +264,9 @@ class CheckedEnvs:
         self._step, self._env, self._normalize = step, env, unwrap_vec_normalize(env)
         values = vars(self._normalize) if self._normalize else {}
         self._statistics = {name: copy.deepcopy(values[name]) for name in (*MOMENTS, "returns") if name in values}
-        owner: Any = env.unwrapped
-        if not isinstance(owner, DummyVecEnv):
-            owner = getattr(getattr(owner, "env", None), "unwrapped", None)
+        owners = (layer for layer in layers(env) if isinstance(layer, (DummyVecEnv, SyncVectorEnv)))
         #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
-        self._owner = owner if isinstance(owner, (DummyVecEnv, SyncVectorEnv)) else None
+        self._owner = owner = next(owners, None)
         #: Methods that the owner gets inside the context, unless a subclass or the object itself replaces them.
         self._methods: dict[str, Any] = {}
         cls = type(owner)
@@ -363,12 +362,11 @@ class Numbers(TransformReward):
         super().__init__(env, _number)
 
 
-def take_any_number(env: gym.Env) -> None:
-    """Put :class:`Numbers` into each ``Monitor`` of an environment's wrappers."""
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, Monitor) and not isinstance(env.env, Numbers):
-            env.env = Numbers(env.env)
-        env = env.env
+def take_any_number(env: Any) -> None:
+    """Put :class:`Numbers` into each ``Monitor`` of an environment."""
+    for layer in layers(env):
+        if isinstance(layer, Monitor) and not isinstance(layer.env, Numbers):
+            layer.env = Numbers(layer.env)
 
 
 def check_spaces(env: Any) -> None:

@@ -34,12 +34,13 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.checks import AUTORESET, mapped, row_of
+from ppo_plus.envs.layers import Adapter
 
 #: Info keys that only the adapter needs.
 ADAPTERS = ("final_obs", "final_info")
 
 
-class BatchedVecEnv(VecEnv):
+class BatchedVecEnv(Adapter, VecEnv):
     """The base class of adapters for an object ``env`` that steps all environments at once.
 
     There are no single environments to access. The adapters compute the statistics of episodes.

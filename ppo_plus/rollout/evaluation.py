@@ -25,6 +25,7 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
+from ppo_plus.envs.layers import layers, places
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.require import require_int, require_spaces
@@ -164,33 +165,30 @@ def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
                 "evaluate(env=...), or use VecNormalize",
                 stacklevel=5,
             )
-    root = {"env": env}
+    played = _without_recorders(env)
     with ExitStack() as undo:
-        _leave_out(root, "env", undo)
-        with frozen(root["env"]) as played:
+        for layer in layers(played):
+            _freeze(layer, undo)
+            for holder, key in places(layer):
+                undo.callback(holder.__setitem__, key, holder[key])
+                holder[key] = _without_recorders(holder[key])
+        with frozen(played):
             yield played
 
 
-def _leave_out(holder: Any, key: Any, undo: ExitStack) -> None:
-    """In a dict or list, replace recorders by what they wrap, and freeze all else that changes, until ``undo``."""
-    env = holder[key]
-    undo.callback(holder.__setitem__, key, env)
-    while isinstance(env, RECORDERS):
-        env = holder[key] = env.venv if isinstance(env, VecEnv) else env.env
-    attributes = vars(env)
-    if isinstance(env, (Monitor, *RUNNING)):
-        undo.callback(attributes.update, {name: copy.copy(attributes[name]) for name in RESTORED if name in attributes})
-    if isinstance(env, Monitor):
-        undo.callback(setattr, env, "results_writer", env.results_writer)
-        env.results_writer = None
-    elif isinstance(env, RUNNING):
-        undo.callback(setattr, env, "update_running_mean", env.update_running_mean)
-        env.update_running_mean = False
-    for name in {"venv", "env"} & attributes.keys():
-        _leave_out(attributes, name, undo)
-    if isinstance(envs := attributes.get("envs"), list):
-        for i in range(len(envs)):
-            _leave_out(envs, i, undo)
+def _without_recorders(env: Any) -> Any:
+    return next(layer for layer in layers(env) if not isinstance(layer, RECORDERS))
+
+
+def _freeze(layer: Any, undo: ExitStack) -> None:
+    """Stop a ``Monitor`` from writing and statistics from changing, until ``undo``."""
+    if not isinstance(layer, (Monitor, *RUNNING)):
+        return
+    attributes = vars(layer)
+    undo.callback(attributes.update, {name: copy.copy(attributes[name]) for name in RESTORED if name in attributes})
+    name, value = ("results_writer", None) if isinstance(layer, Monitor) else ("update_running_mean", False)
+    undo.callback(setattr, layer, name, getattr(layer, name))
+    setattr(layer, name, value)
 
 
 def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:
@@ -204,14 +202,6 @@ def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:
             "whose statistics evaluation takes from training, or copy obs_rms",
             stacklevel=4,
         )
-
-
-def layers(env: Any) -> Iterator[Any]:
-    """The environment and all that it wraps, in this process."""
-    attributes = vars(env)
-    yield env
-    for inner in [*(attributes[name] for name in ("venv", "env") if name in attributes), *attributes.get("envs", ())]:
-        yield from layers(inner)
 
 
 def _overlap(env: Any, other: Any) -> bool:

@@ -33,6 +33,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from ppo_plus.envs.checks import IMMUTABLE, Numbers, take_any_number
+from ppo_plus.envs.layers import layers
 from ppo_plus.envs.resumable.attributes import (
     BEFORE_RESET,
     REPLAYABLE,
@@ -69,11 +70,11 @@ def get_state(vec_env: VecEnv) -> State:
     :return: plain values, which do not change later. ``"reason"`` is ``None``, or says why others cannot resume within
         the present episodes
     """
-    layers = _vec_layers(vec_env)
-    titles = [_title(layer) for layer in layers]
+    vec_layers = _vec_layers(vec_env)
+    titles = [_title(layer) for layer in vec_layers]
     state: State = {"layers": titles, "vec_layers": [], "envs": None, "n_envs": vec_env.num_envs, "reason": None}
     reasons: list[str | None] = []
-    for layer in layers:
+    for layer in vec_layers:
         kept: State = {}
         try:
             if has_state(layer):
@@ -104,16 +105,16 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
     :raises ValueError: other wrappers, or another number of environments; nothing is changed then
     :raises NotResumableError: the other environments were in a :class:`~ppo_plus.Resumable`, and these are not
     """
-    layers = _vec_layers(vec_env)
-    found = [_title(layer) for layer in layers]
-    if found != state["layers"] or vec_env.num_envs != state["n_envs"]:
+    vec_layers = _vec_layers(vec_env)
+    titles = [_title(layer) for layer in vec_layers]
+    if titles != state["layers"] or vec_env.num_envs != state["n_envs"]:
         raise ValueError(
-            f"env has {vec_env.num_envs} environments in {' of '.join(found)}, but the state is of "
+            f"env has {vec_env.num_envs} environments in {' of '.join(titles)}, but the state is of "
             f"{state['n_envs']} in {' of '.join(state['layers'])}: make env as it was made before"
         )
     reasons: list[str | None] = [state["reason"]]
     # The single environments first, then the wrappers around them.
-    for layer, kept in zip(reversed(layers), reversed(state["vec_layers"]), strict=True):
+    for layer, kept in zip(reversed(vec_layers), reversed(state["vec_layers"]), strict=True):
         if "own" in kept:
             layer.set_state(copy.deepcopy(kept["own"]))
             continue
@@ -127,10 +128,12 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
 
 def _vec_layers(vec_env: VecEnv) -> list[Any]:
     """The wrappers from the outermost on, and what they wrap, up to the first that returns its own state."""
-    layers: list[Any] = [vec_env]
-    while isinstance(layers[-1], VecEnvWrapper) and not has_state(layers[-1]):
-        layers.append(layers[-1].venv)
-    return layers
+    vec_layers = []
+    for layer in layers(vec_env):
+        vec_layers.append(layer)
+        if has_state(layer) or not isinstance(layer, VecEnvWrapper):
+            break
+    return vec_layers
 
 
 def _title(layer: VecEnv) -> str:
@@ -177,16 +180,13 @@ class Resumable(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        layers = [env]
-        while isinstance(layers[-1], gym.Wrapper):
-            layers.append(layers[-1].env)
-        layers = [layer for layer in layers if not isinstance(layer, Numbers)]
-        self._names = [type(layer).__name__ for layer in layers]
-        self._base: Any = layers[-1].unwrapped
-        with_state = [i for i, layer in enumerate(layers) if has_state(layer)]
+        inside = [layer for layer in layers(env) if not isinstance(layer, Numbers)]
+        self._names = [type(layer).__name__ for layer in inside]
+        self._base: Any = inside[-1].unwrapped
+        with_state = [i for i, layer in enumerate(inside) if has_state(layer)]
         #: The outermost one that returns its own state and that of all it wraps; ``None``: the episode is replayed.
-        self._stateful: Any = layers[with_state[0]] if with_state else None
-        wrappers = layers[: with_state[0]] if with_state else layers[:-1]
+        self._stateful: Any = inside[with_state[0]] if with_state else None
+        wrappers = inside[: with_state[0]] if with_state else inside[:-1]
         #: The wrappers around it, or all of them, and their attributes that change.
         self._wrappers = [(layer, changing(layer) or ()) for layer in wrappers]
         #: Those that the replay puts back before the reset.

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from ppo_plus.envs.checks import mapped
+from ppo_plus.envs.layers import Adapter
 from ppo_plus.policy.masking import METHOD
 
 #: A tensor with ``N`` rows, or a dict of them.
@@ -118,7 +119,7 @@ def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
     return space
 
 
-class GymTensors(TensorEnv):
+class GymTensors(Adapter, TensorEnv):
     """A Gymnasium vector environment that returns tensors: ManiSkill's ``ManiSkillVectorEnv``, one in Gymnasium's
     ``JaxToTorch``, or your own with a ``device``; in autoreset mode ``SAME_STEP``.
 

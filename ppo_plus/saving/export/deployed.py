@@ -27,14 +27,16 @@ from stable_baselines3.common.vec_env import (
 )
 from torch import nn
 
+from ppo_plus.envs.checks import Numbers
+from ppo_plus.envs.layers import layers
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise
 from ppo_plus.require import require_one_of
-from ppo_plus.rollout.evaluation import RECORDERS, layers
+from ppo_plus.rollout.evaluation import RECORDERS
 from ppo_plus.trees import tree_leaves
 
 #: Wrappers that change neither observations nor actions.
-HARMLESS = (*RECORDERS, Monitor, TimeLimit, OrderEnforcing, PassiveEnvChecker, Resumable, VecCheckNan)
+HARMLESS = (*RECORDERS, Monitor, Numbers, TimeLimit, OrderEnforcing, PassiveEnvChecker, Resumable, VecCheckNan)
 Normalization = Literal["environment"] | None
 
 
