@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ppo_plus.formulas.schedules import constant as constant
     from ppo_plus.formulas.schedules import cosine as cosine
     from ppo_plus.formulas.schedules import linear as linear
+    from ppo_plus.policy.memory import WithMemory as WithMemory
     from ppo_plus.policy.policies import ActorCriticPolicy as ActorCriticPolicy
     from ppo_plus.policy.policies import Carry as Carry
     from ppo_plus.policy.policies import CnnPolicy as CnnPolicy
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from ppo_plus.policy.recurrent import MlpLstmPolicy as MlpLstmPolicy
     from ppo_plus.policy.recurrent import MultiInputGruPolicy as MultiInputGruPolicy
     from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
-    from ppo_plus.policy.recurrent import WithMemory as WithMemory
     from ppo_plus.ppo import PPO_Plus as PPO_Plus
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
     from ppo_plus.saving.checkpoint.checkpoint import Checkpoints as Checkpoints
@@ -68,10 +68,11 @@ PUBLIC = {
     "formulas.kl_control": "AdaptiveLearningRate AdaptivePenalty EarlyStop KLControl KLState",
     "formulas.losses": "Coefficients Losses PPOLoss",
     "formulas.schedules": "constant cosine linear",
+    "policy.memory": "WithMemory",
     "policy.policies": "ActorCriticPolicy Carry CnnPolicy Features Heads MlpPolicy MultiInputPolicy",
     "policy.recurrent": (
         "CnnGruPolicy CnnLstmPolicy GRUMemory LSTMMemory "
-        "MlpGruPolicy MlpLstmPolicy MultiInputGruPolicy MultiInputLstmPolicy WithMemory"
+        "MlpGruPolicy MlpLstmPolicy MultiInputGruPolicy MultiInputLstmPolicy"
     ),
     "ppo": "PPO_Plus",
     "rollout.buffer": "RolloutBuffer",

@@ -42,7 +42,7 @@ from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import explained
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
-from ppo_plus.policy.recurrent import RECURRENT, WithMemory
+from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import full_precision, has_convolutions, keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
@@ -649,7 +649,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
         """What the rollout that begins is collected with."""
-        masks = find_masks(env, self.policy.family.mask_layout, self.settings.action_mask_key)
+        masks = find_masks(env, self.policy.distribution.mask_layout, self.settings.action_mask_key)
         self._expects_masks = masks is not None and masks.key is None
         act = prepare_act(self.policy, masks, self.compilation, may_move=watched)
         length, window = self.settings.steps_per_sequence, self._stats_window_size
@@ -705,9 +705,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Passes over the rollout in minibatches, which are pairs of the rollout and the rows of it."""
         settings, buffer = self.settings, self.rollout_buffer
         normalizes = settings.loss.normalize_advantage
-        rollout = self.shared.prepare(buffer.on_device(), normalizes)
-        if isinstance(self.policy, WithMemory):
-            rollout = rollout._replace(carry=self.policy.count_starts(rollout.carry, rollout.episode_starts))
+        rollout = self.policy.prepare_rollout(self.shared.prepare(buffer.on_device(), normalizes))
         if settings.recompute_advantages:
             rollout = separate(rollout)
         epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))
@@ -752,7 +750,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: total loss and diagnostics
         """
         values, params = self.policy.evaluate_batch(batch)
-        return self.settings.loss(self.policy.family, values, params, batch, coefficients)
+        return self.settings.loss(self.policy.distribution, values, params, batch, coefficients)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.

@@ -1,16 +1,30 @@
 """Trees of tuples, lists, dicts and ``None`` with tensors as leaves: optree's functions, typed for any tree."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import optree
 
+NAMESPACE = "ppo_plus"
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A value that belongs to the structure of a tree: it is not a leaf, and stays where rows are taken."""
+
+    value: Any
+
+
+optree.register_pytree_node(Fixed, lambda fixed: ((), fixed.value), lambda value, _: Fixed(value), namespace=NAMESPACE)
+
 #: ``tree_map(function, tree, *others)``: the same tree with the function's results as leaves.
-tree_map: Callable[..., Any] = optree.tree_map
+tree_map: Callable[..., Any] = partial(optree.tree_map, namespace=NAMESPACE)
 #: The leaves of a tree; ``None`` is not a leaf.
-tree_leaves: Callable[[Any], list[Any]] = optree.tree_leaves
+tree_leaves: Callable[[Any], list[Any]] = partial(optree.tree_leaves, namespace=NAMESPACE)
 #: The leaves of a tree and its structure, whose ``unflatten`` makes a tree of other leaves, and whose ``flatten_up_to``
 #: is ``tree_leaves`` of another tree of that structure.
-tree_flatten: Callable[[Any], tuple[list[Any], Any]] = optree.tree_flatten
+tree_flatten: Callable[[Any], tuple[list[Any], Any]] = partial(optree.tree_flatten, namespace=NAMESPACE)
 #: The structure alone.
-tree_structure: Callable[[Any], Any] = optree.tree_structure
+tree_structure: Callable[[Any], Any] = partial(optree.tree_structure, namespace=NAMESPACE)

@@ -72,7 +72,8 @@ class SB3Interface:
                     "ppo_plus.ActorCriticPolicy"
                 )
         super().__init__(*args, **kwargs)
-        self.family = EvaluatedActions(self)  # type: ignore[arg-type]
+        # ``action_dist`` is SB3's distribution here.
+        self.distribution = EvaluatedActions(self)  # type: ignore[arg-type]
 
     def act(
         self: Any, obs: Any, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
@@ -90,6 +91,10 @@ class SB3Interface:
         values, log_prob, entropy = self.evaluate_actions(batch.observations, actions)
         # Without a formula for the entropy, SB3 uses this estimate.
         return values.flatten(), th.stack([log_prob, -log_prob if entropy is None else entropy], dim=1)
+
+    def prepare_rollout(self, rollout: Any) -> Any:
+        """Nothing to count, since there is no memory."""
+        return rollout
 
     def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:
         return super().predict_values(obs)  # type: ignore[misc, no-any-return]

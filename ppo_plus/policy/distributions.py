@@ -521,21 +521,21 @@ class BoundDistribution:
     Returned by ``policy.get_distribution(obs)``. Actions are internal ones (see the module).
     """
 
-    family: ActionDistribution
+    action_dist: ActionDistribution
     params: th.Tensor
 
     @property
     def distribution(self) -> Any:
         """The same as an object of ``torch.distributions`` (a list for several choices or subspaces), unsquashed."""
-        return self.family.to_torch(self.params)
+        return self.action_dist.to_torch(self.params)
 
     def sample(self) -> th.Tensor:
         """An independent draw, shape ``(B, action_dim)``."""
-        return self.family.sample(self.params)
+        return self.action_dist.sample(self.params)
 
     def mode(self) -> th.Tensor:
         """The deterministic action, shape ``(B, action_dim)``."""
-        return self.family.mode(self.params)
+        return self.action_dist.mode(self.params)
 
     def get_actions(self, deterministic: bool = False) -> th.Tensor:
         """:meth:`mode` or :meth:`sample`."""
@@ -543,11 +543,11 @@ class BoundDistribution:
 
     def log_prob(self, actions: th.Tensor) -> th.Tensor:
         """Log-probability of actions ``(B, action_dim)`` (or ``(B,)`` where that is 1), shape ``(B,)``."""
-        return self.family.log_prob(self.params, actions.reshape(-1, self.family.action_dim))
+        return self.action_dist.log_prob(self.params, actions.reshape(-1, self.action_dist.action_dim))
 
     def entropy(self) -> th.Tensor:
         """Entropy in nats, shape ``(B,)``."""
-        return self.family.entropy(self.params)
+        return self.action_dist.entropy(self.params)
 
 
 def torch_dtype(dtype: Any) -> th.dtype:

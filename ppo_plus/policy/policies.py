@@ -31,14 +31,14 @@ from ppo_plus.policy.observations import canonical_space, make_preprocess, to_te
 from ppo_plus.require import is_finite
 from ppo_plus.trees import tree_leaves
 
-#: Memory of a policy: for each of its recurrent layers a state of one or more tensors.
-Memory = dict[str, tuple[th.Tensor, ...]]
+#: Memory of a policy: any nesting of tensors whose first dimension is the environment; empty without memory.
+Memory = Any
 
 
 class Carry(NamedTuple):
     """State between the steps of environments; each environment has a row in every tensor.
 
-    :param memory: memory of the policy; empty without recurrent layers
+    :param memory: what the policy remembers (:class:`ppo_plus.WithMemory`); empty without memory
     :param noise: state of its exploration (see :mod:`ppo_plus.formulas.exploration`)
     """
 
@@ -94,6 +94,11 @@ class Step(NamedTuple):
         return cls(
             packed[:, :action_dim], packed[:, action_dim], packed[:, action_dim + 1], packed[:, action_dim + 2 :]
         )
+
+
+def n_rows(obs: PyTorchObs) -> int:
+    """The number of observations in a tensor, or in a dict of tensors."""
+    return len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
 
 
 def not_finite(policy: nn.Module, obs: Any, step: int | None = None) -> FloatingPointError:
@@ -157,7 +162,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     action_dist: ActionDistribution  # type: ignore[assignment]
     default_features_extractor: type[BaseFeaturesExtractor] = FlattenExtractor
-    #: Whether it has memory (:mod:`ppo_plus.policy.recurrent`).
+    #: Whether it has memory (:class:`ppo_plus.WithMemory`).
     remembers = False
     #: Whether it may be compiled.
     compilable = True
@@ -251,7 +256,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self.actor_keys, self.critic_keys = actor_keys, critic_keys
         self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
         self._noise: NoiseState = {}
-        self.action_dist = make_distribution(action_space, squash_output)
+        #: The distributions over actions; ``action_dist`` is SB3's name of it.
+        self.distribution = self.action_dist = make_distribution(action_space, squash_output)
         self.share_features_extractor = actor_space is critic_space and share_features_extractor is not False
         self._build(lr_schedule)
 
@@ -272,9 +278,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self.vf_features_extractor = extractor
         self.features_dim, self.vf_features_dim = self.features_extractor.features_dim, extractor.features_dim
         self._build_mlp_extractor()
-        self.action_net = self._make_last_layer("actor", self.action_dist.net_dim)  # type: ignore[assignment]
-        if self.action_dist.gaussian_dim:
-            shape = self.exploration.log_std_shape(self.mlp_extractor.latent_dim_pi, self.action_dist.gaussian_dim)
+        self.action_net = self._make_last_layer("actor", self.distribution.net_dim)  # type: ignore[assignment]
+        if self.distribution.gaussian_dim:
+            shape = self.exploration.log_std_shape(self.mlp_extractor.latent_dim_pi, self.distribution.gaussian_dim)
             self.log_std = nn.Parameter(th.ones(shape) * self.log_std_init)
         self.value_net = self._make_last_layer("critic", 1)  # type: ignore[assignment]
         if self.ortho_init:
@@ -329,11 +335,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         own = {name: getattr(self, name) for name in names}
         return data | self._networks | own | {"exploration": None if self.use_sde else self.exploration}
 
-    @property
-    def family(self) -> ActionDistribution:
-        """The family of action distributions."""
-        return self.action_dist
-
     # --- for the algorithm ---------------------------------------------------------------------------------------
 
     def act(
@@ -350,10 +351,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(N, M)``; ``None``: none, or in ``obs``
         :return: the step, and the carry for the next one
         """
-        features, memory = self.encode(obs, carry.memory, episode_starts)
+        features, memory = self.encode_step(obs, carry.memory, episode_starts)
         values, params, latent = self.heads(features, self._masks(obs, masks))
         actions, noise = self._explore(params, latent, carry.noise)
-        log_probs = self.action_dist.log_prob(params, actions)
+        log_probs = self.distribution.log_prob(params, actions)
         return Step(actions, values, log_probs, params), Carry(memory, noise)
 
     def evaluate(
@@ -367,13 +368,16 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
         With memory, the observations are sequences of equal length, one after another: as many as the carry has rows.
 
-        :param carry: memory before the first step of each sequence; ``None``: each observation is a sequence, with
-            empty memory. No effect without memory
+        :param carry: memory before the first step of each sequence; ``None``: each observation is a step with empty
+            memory. No effect without memory
         :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
         :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(B, M)``; ``None``: none, or in ``obs``
-        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`family`
+        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`distribution`
         """
-        features, _ = self.encode(obs, {} if carry is None else carry.memory, episode_starts)
+        if carry is None:
+            features, _ = self.encode_step(obs, self.init_memory(n_rows(obs)), episode_starts)
+        else:
+            features = self.encode_sequences(obs, carry.memory, episode_starts)
         values, params, _ = self.heads(features, self._masks(obs, masks))
         return values, params
 
@@ -384,21 +388,66 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         values, params, _ = self.heads(batch.features, self._masks(batch.observations, batch.masks))
         return values, params
 
-    def encode(
-        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
-    ) -> tuple[Features, Memory]:
-        """The first half of the policy: features of observations and memory.
-
-        :param obs: raw observations, ``B`` of them
-        :param memory: of ``B`` environments for one step of each, or of fewer for sequences one after another; empty:
-            each observation is a step with empty memory
-        :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
-        :return: features, and the memory after a step (empty after sequences)
-        """
+    def encode(self, obs: PyTorchObs) -> Features:
+        """Features of ``B`` raw observations, before any memory."""
         features = self.extract_features(obs)
         if self.share_features_extractor:
-            return Features(features, features), memory  # type: ignore[arg-type]
-        return Features(*features), memory
+            return Features(features, features)  # type: ignore[arg-type]
+        return Features(*features)
+
+    def encode_batch(self, batch: Any) -> Features:
+        """Features of a :class:`ppo_plus.Batch`, after memory if there is any: the first half of the policy."""
+        if batch.features is not None:
+            return batch.features  # type: ignore[no-any-return]
+        if batch.carry is None:
+            return self.encode(batch.observations)
+        return self.encode_sequences(batch.observations, batch.carry.memory, batch.episode_starts)
+
+    # A kind of memory overrides these six (:class:`ppo_plus.WithMemory`); here are those of a policy without memory.
+
+    def init_memory(self, n_envs: int) -> Memory:
+        """The memory of ``n_envs`` environments before their first step."""
+        return {}
+
+    def encode_step(
+        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
+    ) -> tuple[Features, Memory]:
+        """Features for one step of each of ``N`` environments, and the memory after it.
+
+        :param obs: raw observations, ``N`` rows
+        :param memory: the memory before the step
+        :param episode_starts: which environments begin an episode, so that their memory is reset, booleans of shape
+            ``(N,)``; ``None``: none
+        """
+        return self.encode(obs), memory
+
+    def encode_sequences(
+        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
+    ) -> Features:
+        """Features for whole sequences of equal length, one after another: ``B`` rows.
+
+        :param obs: raw observations, ``B`` rows
+        :param memory: the memory before the first step of each sequence: as many rows as there are sequences
+        :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
+        """
+        return self.encode(obs)
+
+    def prepare_rollout(self, rollout: Any) -> Any:
+        """The rollout that an update is going to learn from, a :class:`ppo_plus.Batch`, with what is counted once for
+        all its minibatches in ``rollout.carry.memory``."""
+        return rollout
+
+    def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
+        """The part of the memory that actions depend on, as the ``state`` of :meth:`predict`: tensors whose second
+        dimension is the environment."""
+        return ()
+
+    def state_to_memory(self, state: Any, n_envs: int) -> Memory:
+        """The memory of ``n_envs`` environments, given the ``state`` of :meth:`predict`; ``None``: empty.
+
+        :raises ValueError: it does not fit
+        """
+        return {}
 
     def heads(self, features: Features, masks: th.Tensor | None = None) -> Heads:
         """The second half of the policy: values and action distributions, from features and masks ``(B, M)`` if any."""
@@ -409,16 +458,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             latent_vf = self.mlp_extractor.forward_critic(features.critic)
         log_std = self._log_std
         std = None if log_std is None else self.exploration.std(log_std, latent_pi)
-        params = self.action_dist.params(self.action_net(latent_pi), std, masks)
+        params = self.distribution.params(self.action_net(latent_pi), std, masks)
         return Heads(self.value_net(latent_vf).flatten(), params, latent_pi)
 
     def init_carry(self, n_envs: int) -> Carry:
         """Empty memory and fresh noise for ``n_envs`` environments."""
         return Carry(self.init_memory(n_envs), self.exploration.init(n_envs, *self._noise_dims, self.device))
-
-    def init_memory(self, n_envs: int) -> Memory:
-        """Empty memory of ``n_envs`` environments."""
-        return {}
 
     def renew_noise(self, carry: Carry, envs: np.ndarray) -> Carry:
         """Draw the noise again for the environments with these indices, shape ``(K,)``; memory stays."""
@@ -445,11 +490,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         masks = self._mask_tensor(action_masks)
         if deterministic:
             values, params = self.evaluate(obs, masks=masks)
-            actions = self.action_dist.mode(params)
-            log_probs = self.action_dist.log_prob(params, actions)
+            actions = self.distribution.mode(params)
+            log_probs = self.distribution.log_prob(params, actions)
         else:
-            self._fit_noise(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-            (actions, values, log_probs, _), carry = self.act(obs, Carry(noise=self._noise), masks=masks)
+            self._fit_noise(n_rows(obs))
+            carry = Carry(self.init_memory(n_rows(obs)), self._noise)
+            (actions, values, log_probs, _), carry = self.act(obs, carry, masks=masks)
             self._noise = carry.noise
         shape = self.action_space.shape
         return actions if shape is None else actions.reshape(-1, *shape), values.unsqueeze(1), log_probs
@@ -489,17 +535,17 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``."""
         values, params = self.evaluate(obs, masks=self._mask_tensor(action_masks))
-        distribution = BoundDistribution(self.action_dist, params)
+        distribution = BoundDistribution(self.distribution, params)
         return values.unsqueeze(1), distribution.log_prob(actions), distribution.entropy()
 
     def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> BoundDistribution:  # type: ignore[override]
         """The action distribution at ``obs``, with the methods of SB3's."""
-        return BoundDistribution(self.action_dist, self.evaluate(obs, masks=self._mask_tensor(action_masks))[1])
+        return BoundDistribution(self.distribution, self.evaluate(obs, masks=self._mask_tensor(action_masks))[1])
 
     def predict_values(
         self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
     ) -> th.Tensor:
-        """Values at ``obs``, shape ``(B, 1)``; carry and episode starts as in :meth:`evaluate`.
+        """Values at ``obs``, shape ``(B, 1)``; the other arguments are those of :meth:`evaluate`.
 
         :raises ValueError: ``obs`` lacks entries that the critic sees
         """
@@ -535,8 +581,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :param deterministic: the mode instead of a sample
         :param action_masks: action masks (:mod:`ppo_plus.policy.masking`), ``(M,)`` or for a batch ``(B, M)``
         :return: action of shape ``action_space.shape`` (for a batch ``(B, *shape)``, or for Dict and Tuple spaces a
-            list of ``B`` actions), and the next ``state``: with memory arrays of shape ``(layers, B, hidden)``, as
-            sb3-contrib's
+            list of ``B`` actions), and the next ``state``: with recurrent layers arrays of shape
+            ``(layers, B, hidden)``, as sb3-contrib's
         :raises ValueError: observation or state do not fit, or the masks do not fit the actions
         :raises FloatingPointError: the observation or what the policy makes of it is not finite
         """
@@ -550,19 +596,20 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             action_masks = [action_masks]
         with th.no_grad():
             starts = None if episode_start is None else th.as_tensor(episode_start, device=self.device).bool()
-            features, memory = self.encode(obs, self._memory_from(state, obs), starts)
+            features, memory = self.encode_step(obs, self.state_to_memory(state, n_rows(obs)), starts)
             _, params, latent = self.heads(features, self._masks(obs, self._mask_tensor(action_masks)))
             if deterministic:
-                actions = self.action_dist.mode(params)
+                actions = self.distribution.mode(params)
             else:
-                self._fit_noise(params, episode_start)
+                self._fit_noise(len(params), episode_start)
                 actions, self._noise = self._explore(params, latent, self._noise)
-        state = self._state_of(memory, state)
+        if self.remembers:
+            state = tuple(part.numpy(force=True) for part in self.memory_to_state(memory))
         chosen, made = actions.numpy(force=True), params.numpy(force=True)
         # A logit may be -inf: the alternative is never chosen.
         if not is_finite(made) and not (np.isfinite(made.max()) and is_finite(chosen)):
             raise not_finite(self, obs)
-        env_actions = self.action_dist.to_env(chosen)
+        env_actions = self.distribution.to_env(chosen)
         if batched:
             return env_actions, state
         return (env_actions[0] if isinstance(env_actions, list) else env_actions.squeeze(axis=0)), state
@@ -572,20 +619,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     # --- parts -----------------------------------------------------------------------------------------------------
 
-    def _memory_from(self, state: Any, obs: PyTorchObs) -> Memory:
-        """The memory of the ``state`` that :meth:`predict` takes."""
-        return {}
-
-    def _state_of(self, memory: Memory, state: Any) -> Any:
-        """The state that :meth:`predict` returns; ``state`` is the one that it took."""
-        return state
-
     def _explore(self, params: th.Tensor, latent_pi: th.Tensor, noise: NoiseState) -> tuple[th.Tensor, NoiseState]:
         """Sampled actions, and the noise for the next step."""
         log_std = self._log_std
-        log_std = None if log_std is None else self.action_dist.noise_log_std(log_std)
+        log_std = None if log_std is None else self.distribution.noise_log_std(log_std)
         z, noise = self.exploration.sample(noise, latent_pi, log_std)
-        return (self.action_dist.sample(params) if z is None else self.action_dist.from_noise(params, z)), noise
+        return (self.distribution.sample(params) if z is None else self.distribution.from_noise(params, z)), noise
 
     def _masks(self, obs: PyTorchObs, masks: th.Tensor | None) -> th.Tensor | None:
         """The masks, or those in the observations."""
@@ -598,7 +637,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Masks as a tensor, checked."""
         if action_masks is None:
             return None
-        layout = self.action_dist.mask_layout
+        layout = self.distribution.mask_layout
         masks = as_masks("action_masks", action_masks, layout)
         if nothing_allowed(masks, layout).any():
             raise ValueError(f"action_masks={action_masks} allow nothing to choose from, for choices among {layout}")
@@ -606,17 +645,17 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     @property
     def _log_std(self) -> th.Tensor | None:
-        return self.log_std if self.action_dist.gaussian_dim else None
+        return self.log_std if self.distribution.gaussian_dim else None
 
     @property
     def _noise_dims(self) -> tuple[int, int]:
-        return self.mlp_extractor.latent_dim_pi, self.action_dist.noise_dim
+        return self.mlp_extractor.latent_dim_pi, self.distribution.noise_dim
 
-    def _fit_noise(self, rows: th.Tensor, episode_start: np.ndarray | None = None) -> None:
+    def _fit_noise(self, n_envs: int, episode_start: np.ndarray | None = None) -> None:
         """Make the noise of :meth:`predict` and :meth:`forward` fit a batch."""
         noise = next(iter(self._noise.values()), None)
-        if noise is None or len(noise) != len(rows) or noise.device != rows.device:
-            self.reset_noise(len(rows))
+        if noise is None or len(noise) != n_envs or noise.device != self.device:
+            self.reset_noise(n_envs)
         elif episode_start is not None and np.any(episode_start):
             self._noise = self.renew_noise(Carry(noise=self._noise), np.flatnonzero(episode_start)).noise
 

@@ -1,4 +1,4 @@
-"""Policies with memory: any policy class, with recurrent layers before its hidden layers.
+"""Policies with recurrent layers: any policy class, with LSTMs or GRUs before its hidden layers.
 
 A policy class gets memory by one more base class: ``class CnnLstmPolicy(LSTMMemory, CnnPolicy)``. Arguments, structure,
 initial weights and the names in ``state_dict()`` are those of sb3-contrib's ``RecurrentPPO``. The difference: the state
@@ -14,19 +14,22 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
-from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, Features, Memory, MultiInputPolicy
+from ppo_plus.policy.memory import WithMemory, state_to_memory
+from ppo_plus.policy.policies import CnnPolicy, Features, Memory, MultiInputPolicy
 from ppo_plus.require import require_int, require_kind
+from ppo_plus.trees import Fixed
 
 State = tuple[th.Tensor, ...]
 #: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
+#: The entry of a prepared rollout's memory that says how many episodes start within one of its sequences, at most.
+MOST_STARTS = "most_starts"
 # With resets, cuDNN has to copy a layer's weights in each call. The filter applies to the whole process.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
 
@@ -167,8 +170,9 @@ class GRU(Recurrent, nn.GRU):
         return th.gru(x, state[0][None], weights, *self._loop_options())[0]
 
 
-class WithMemory(ActorCriticPolicy):
-    """Adds memory to a policy class, as the first of its base classes: :class:`LSTMMemory`, :class:`GRUMemory`.
+class RecurrentMemory(WithMemory):
+    """Adds recurrent layers to a policy class, as the first of its base classes: :class:`LSTMMemory`,
+    :class:`GRUMemory`.
 
     The names of the arguments are sb3-contrib's, for GRUs as well.
 
@@ -186,7 +190,6 @@ class WithMemory(ActorCriticPolicy):
     #: The kind of layer, and the prefix of its attributes.
     layer: Callable[..., Recurrent]
     layer_name: str
-    remembers = True
 
     def __init__(
         self,
@@ -219,18 +222,15 @@ class WithMemory(ActorCriticPolicy):
                 "see the same (actor_keys, critic_keys)"
             )
 
-    def _build_mlp_extractor(self) -> None:
-        # For the layers after them, the output of recurrent layers are the features.
-        self._input_dims = {"actor": int(self.features_dim), "critic": int(self.vf_features_dim)}
-        self.features_dim = self.vf_features_dim = self.lstm_hidden_size
-        super()._build_mlp_extractor()
+    def memory_dim(self, features_dim: int) -> int:
+        return self.lstm_hidden_size
 
     def _build_memory(self) -> None:
         for owner in self._owners:
-            sizes = self._input_dims[owner], self.lstm_hidden_size, self.n_lstm_layers
+            sizes = self.input_dims[owner], self.lstm_hidden_size, self.n_lstm_layers
             setattr(self, f"{self.layer_name}_{owner}", self.layer(*sizes, **self.lstm_kwargs))
         if not self.enable_critic_lstm and not self.shared_lstm:
-            self.critic = nn.Linear(self._input_dims["critic"], self.lstm_hidden_size)
+            self.critic = nn.Linear(self.input_dims["critic"], self.lstm_hidden_size)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = ("lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm", "lstm_kwargs")
@@ -244,63 +244,62 @@ class WithMemory(ActorCriticPolicy):
     def init_memory(self, n_envs: int) -> Memory:
         return {owner: layer.init(n_envs) for owner, layer in self._layers.items()}
 
-    def encode(
+    def encode_step(
         self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
     ) -> tuple[Features, Memory]:
-        features: Any = self.extract_features(obs)
-        pi_inputs, vf_inputs = (features, features) if self.share_features_extractor else features
-        inputs, layers, n_rows = {"actor": pi_inputs, "critic": vf_inputs}, self._layers, pi_inputs.shape[0]
-        memory = memory or self.init_memory(n_rows)
-        if (n_sequences := memory["actor"][0].shape[0]) == n_rows:
-            steps = {owner: layer.step(inputs[owner], memory[owner], episode_starts) for owner, layer in layers.items()}
-            outputs = {owner: output for owner, (output, _) in steps.items()}
-            memory = {owner: state for owner, (_, state) in steps.items()}
-        else:
-            starts = th.zeros(n_rows, dtype=th.bool, device=self.device) if episode_starts is None else episode_starts
-            layout = Layout(starts, n_sequences, memory["starts"][0].shape[1] if "starts" in memory else None)
-            outputs = {owner: layer.sequences(inputs[owner], memory[owner], layout) for owner, layer in layers.items()}
-            memory = {}
+        features, outputs, after = self.encode(obs), {}, {}
+        for owner, layer in self._layers.items():
+            outputs[owner], after[owner] = layer.step(getattr(features, owner), memory[owner], episode_starts)
+        return self._features(features, outputs), after
+
+    def encode_sequences(
+        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
+    ) -> Features:
+        features = self.encode(obs)
+        if episode_starts is None:
+            episode_starts = features.actor.new_zeros(len(features.actor), dtype=th.bool)
+        most_starts = memory[MOST_STARTS].value if MOST_STARTS in memory else None
+        layout = Layout(episode_starts, len(memory["actor"][0]), most_starts)
+        outputs = {
+            owner: layer.sequences(getattr(features, owner), memory[owner], layout)
+            for owner, layer in self._layers.items()
+        }
+        return self._features(features, outputs)
+
+    def _features(self, inputs: Features, outputs: dict[str, th.Tensor]) -> Features:
+        """The outputs of the layers; a critic without layers shares the actor's, or has no memory."""
         if not self.enable_critic_lstm:
-            outputs["critic"] = outputs["actor"].detach() if self.shared_lstm else self.critic(vf_inputs)
-        return Features(**outputs), memory
+            outputs["critic"] = outputs["actor"].detach() if self.shared_lstm else self.critic(inputs.critic)
+        return Features(**outputs)
 
-    def count_starts(self, carry: Carry, starts: th.Tensor) -> Carry:
-        """The carry of sequences on a GPU with the number of episodes that start within one of them, at most: as the
-        width of an entry, which minibatches know without waiting for the GPU."""
-        if starts.device.type == "cpu":
-            return carry
-        n = len(carry.memory["actor"][0])
-        most = int(starts.view(n, -1)[:, 1:].sum(dim=1).max())
-        return carry._replace(memory=carry.memory | {"starts": (starts.new_zeros(n, most),)})
+    def prepare_rollout(self, rollout: Any) -> Any:
+        # On a CPU, each minibatch counts for itself, which makes shorter layouts.
+        if rollout.episode_starts.device.type == "cpu":
+            return rollout
+        memory = rollout.carry.memory
+        inside = rollout.episode_starts.view(len(memory["actor"][0]), -1)[:, 1:]
+        memory = memory | {MOST_STARTS: Fixed(int(inside.sum(dim=1).max()))}
+        return rollout._replace(carry=rollout.carry._replace(memory=memory))
 
-    def _memory_from(self, state: Any, obs: PyTorchObs) -> Memory:
-        n_envs = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+    # Actions depend on the actor's memory alone.
+
+    def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
+        return super().memory_to_state(memory["actor"])
+
+    def state_to_memory(self, state: Any, n_envs: int) -> Memory:
         memory = self.init_memory(n_envs)
-        if state is None:
-            return memory
-        shape, n_parts = (self.n_lstm_layers, n_envs, self.lstm_hidden_size), len(memory["actor"])
-        if len(state) != n_parts or any(np.shape(part) != shape for part in state):
-            raise ValueError(
-                f"state has arrays of shapes {[np.shape(part) for part in state]}, but {n_envs} observations need "
-                f"{n_parts} of shape {shape}: pass what predict returned for as many, or None at the start"
-            )
-        parts = (th.as_tensor(part, dtype=th.float32, device=self.device).transpose(0, 1) for part in state)
-        # Actions depend on the actor's memory alone.
-        return memory | {"actor": tuple(parts)}
-
-    def _state_of(self, memory: Memory, state: Any) -> Any:
-        return tuple(part.transpose(0, 1).numpy(force=True) for part in memory["actor"])
+        return memory | {"actor": state_to_memory(state, memory["actor"], n_envs)}
 
 
-class LSTMMemory(WithMemory):
-    """:class:`~ppo_plus.policy.recurrent.WithMemory` of LSTMs."""
+class LSTMMemory(RecurrentMemory):
+    """:class:`~ppo_plus.policy.recurrent.RecurrentMemory` of LSTMs."""
 
     layer = LSTM
     layer_name = "lstm"
 
 
-class GRUMemory(WithMemory):
-    """:class:`~ppo_plus.policy.recurrent.WithMemory` of GRUs."""
+class GRUMemory(RecurrentMemory):
+    """:class:`~ppo_plus.policy.recurrent.RecurrentMemory` of GRUs."""
 
     layer = GRU
     layer_name = "gru"

@@ -164,7 +164,7 @@ class Collector:
         # Copies: environments may return the same arrays in each step, and a transition is stored after the next one.
         obs, starts = _copied(self.obs), self.starts.copy()  # type: ignore[union-attr]
         obs_tensor, chosen = self._act(obs, starts, masks)
-        env_actions = plan.policy.family.to_env(chosen.actions)
+        env_actions = plan.policy.distribution.to_env(chosen.actions)
         with self._checked:
             new_obs, rewards, new_starts, infos = self._env.step(env_actions)
             self._step += 1
@@ -190,12 +190,12 @@ class Collector:
             check_shape(obs, policy.observation_space, len(starts))
             raise
         self._memory = self.carry.memory
-        step: Any = Step.unpacked(packed.cpu().numpy(), policy.family.action_dim)
+        step: Any = Step.unpacked(packed.cpu().numpy(), policy.distribution.action_dim)
         # A log-probability is not finite where a parameter or an action is not.
         if not is_finite(step.values + step.log_probs):
             raise not_finite(policy, obs_tensor, self._step)
-        if step.actions.dtype != policy.family.dtype:
-            step = step._replace(actions=step.actions.astype(policy.family.dtype))
+        if step.actions.dtype != policy.distribution.dtype:
+            step = step._replace(actions=step.actions.astype(policy.distribution.dtype))
         return obs_tensor, step
 
     def _carry_now(self) -> Carry:

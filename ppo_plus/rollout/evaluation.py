@@ -82,7 +82,7 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
 
 def with_masks(model: Any, vec_env: VecEnv) -> Any:
     """The model as it plays in an environment: if that has masks, ``predict`` gets them."""
-    source = find_masks(vec_env, model.policy.family.mask_layout, model.action_mask_key)
+    source = find_masks(vec_env, model.policy.distribution.mask_layout, model.action_mask_key)
     return model if source is None or source.key is not None else Masked(model, vec_env, source)
 
 
@@ -109,7 +109,7 @@ class Masked:
 def check_evaluations(model: Any, callbacks: Iterable[BaseCallback]) -> None:
     """:raises ValueError: SB3's ``EvalCallback`` would evaluate without the action masks of the environments"""
     if any(isinstance(each, EvalCallback) and type(each)._on_step is EvalCallback._on_step for each in callbacks):
-        source = find_masks(model.env, model.policy.family.mask_layout, model.settings.action_mask_key)
+        source = find_masks(model.env, model.policy.distribution.mask_layout, model.settings.action_mask_key)
         if source is not None and source.key is None:
             raise ValueError(
                 "callback=EvalCallback(...): SB3's EvalCallback does not pass the environment's action masks: use "

@@ -80,7 +80,7 @@ class TensorCollector(Collector):
 
     def start(self, plan: RolloutPlan, env: VecEnv, step: int) -> None:
         super().start(plan, env, step)
-        self._to_env = plan.policy.family.tensors_to_env(self.device)
+        self._to_env = plan.policy.distribution.tensors_to_env(self.device)
         self._as_tensors()
 
     def _use(self, env: VecEnv) -> None:
@@ -139,7 +139,7 @@ class TensorCollector(Collector):
             require_finite("observation", as_numpy(obs), self._step)
             raise
         self._memory = self.carry.memory
-        chosen = Step.unpacked(packed, policy.family.action_dim)
+        chosen = Step.unpacked(packed, policy.distribution.action_dim)
         env_actions = self._to_env(chosen.actions)
         stepped: Stepped = self._simulator.step_tensors(env_actions)
         self._log.add(stepped.log)

@@ -156,8 +156,7 @@ def gradient_by_parts(
 
     :param head: the loss and its gradient as a function of the features, as :func:`head_gradient`
     """
-    assert batch.carry is not None
-    features, _ = policy.encode(batch.observations, batch.carry.memory, batch.episode_starts)
+    features = policy.encode_batch(batch)
     losses, grads = head(Features(*(part.detach() for part in features)))
     # The critic sends no gradient into layers that it shares; layers may be frozen; a loss may be of the critic alone.
     pairs = zip(features, grads[len(params) :], strict=True)

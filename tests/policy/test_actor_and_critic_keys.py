@@ -281,9 +281,9 @@ class Bold(ActorCriticPolicy):
 
     default_features_extractor = Entries
 
-    def encode(self, obs, memory, episode_starts=None):
-        features, memory = super().encode(obs, memory, episode_starts)
-        return Features(features.actor + 100.0, features.critic.detach()), memory
+    def encode(self, obs):
+        features = super().encode(obs)
+        return Features(features.actor + 100.0, features.critic.detach())
 
 
 def test_an_override_of_the_encoder_reaches_predict():

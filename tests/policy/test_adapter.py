@@ -93,7 +93,7 @@ def test_squashed_actions_reach_the_bounds():
     kwargs = dict(use_sde=True, policy_kwargs=dict(squash_output=True), n_steps=8, batch_size=16)
     model = PPO_Plus(Scaled, vec(ACTIONS["box_float64"]), **kwargs)
     actions = np.array([[-1.0, 0.0], [0.5, 1.0]], np.float32)
-    np.testing.assert_allclose(model.policy.family.to_env(actions), [[-1.0, 0.5], [1.25, 2.0]])
+    np.testing.assert_allclose(model.policy.distribution.to_env(actions), [[-1.0, 0.5], [1.25, 2.0]])
 
 
 @pytest.mark.parametrize("case", ["box", "dict"])

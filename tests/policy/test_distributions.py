@@ -877,7 +877,7 @@ def test_squashing_needs_a_box(name):
 def test_bound_distribution_hands_on_to_its_family(family):
     params = random_params(family, seed=13)
     bound = BoundDistribution(family, params)
-    assert bound.params is params and bound.family is family
+    assert bound.params is params and bound.action_dist is family
     assert th.equal(bound.mode(), family.mode(params)) and th.equal(bound.get_actions(deterministic=True), bound.mode())
     th.manual_seed(1)
     expected = family.sample(params)

@@ -98,9 +98,9 @@ def test_a_packed_step_holds_all_parts_in_order(kind, n_envs):
 class Shifted(ActorCriticPolicy):
     """Overrides of either half apply to every call of the policy."""
 
-    def encode(self, obs, memory, episode_starts=None):
-        features, memory = super().encode(obs, memory, episode_starts)
-        return Features(features.actor + 1.0, features.critic - 1.0), memory
+    def encode(self, obs):
+        features = super().encode(obs)
+        return Features(features.actor + 1.0, features.critic - 1.0)
 
     def heads(self, features, masks=None):
         made = super().heads(features, masks)

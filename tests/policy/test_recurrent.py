@@ -391,7 +391,7 @@ def replayed_value(policy, episode):
     with th.no_grad():
         for obs in episode:
             values = policy.predict_values(obs[None], Carry(memory))
-            memory = policy.encode(obs[None], memory)[1]
+            memory = policy.encode_step(obs[None], memory)[1]
     return values.item()
 
 

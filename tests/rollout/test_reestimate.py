@@ -96,7 +96,7 @@ def values_of(policy, buffer, steps):
     def value(obs, memory, start=False):
         obs = tree_map(lambda array: np.asarray(array)[None], obs)
         starts = th.tensor([start]) if memory else None
-        features, memory = policy.encode(to_network(obs, policy.observation_space, policy.device), memory, starts)
+        features, memory = policy.encode_step(to_network(obs, policy.observation_space, policy.device), memory, starts)
         return policy.heads(features, masks).values.item(), memory
 
     for n in range(N):

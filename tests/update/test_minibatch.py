@@ -221,9 +221,7 @@ class Augmented(PPO_Plus):
 
     def compute_loss(self, batch, coefficients):
         losses = super().compute_loss(batch, coefficients)
-        features = batch.features
-        if features is None:
-            features, _ = self.policy.encode(batch.observations, batch.carry.memory, batch.episode_starts)
+        features = self.policy.encode_batch(batch)
         values = self.policy.heads(features._replace(critic=features.critic + 0.5)).values
         return losses.plus("smooth", values.square().mean())
 

@@ -31,6 +31,7 @@ from ppo_plus.envs.checks import Numbers
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise
+from ppo_plus.policy.policies import n_rows
 from ppo_plus.require import require_one_of
 from ppo_plus.rollout.evaluation import RECORDERS
 from ppo_plus.trees import tree_leaves
@@ -183,7 +184,7 @@ class Deployed(nn.Module):
                 "methods of SB3's policy: leave it out"
             )
         self._functions = raw.functions()
-        self._to_env = policy.family.tensors_to_env(th.device("cpu")) if policy.has_params else self._as_sb3
+        self._to_env = policy.distribution.tensors_to_env(th.device("cpu")) if policy.has_params else self._as_sb3
         self.inputs = list(self._inputs(model))
         if not deterministic:
             policy.exploration = Given(policy.exploration)
@@ -198,19 +199,17 @@ class Deployed(nn.Module):
     def distribution(self, inputs: Tensors) -> tuple[th.Tensor, th.Tensor, Tensors]:
         """Parameters of the distribution, the actor's last hidden layer, and the next memory."""
         policy, observations = self.policy, self._observations(inputs)
-        memory: Any = {}
-        if policy.remembers:
-            actor = tuple(part.transpose(0, 1) for name, part in inputs.items() if name.startswith("memory."))
-            memory = policy.init_memory(actor[0].shape[0]) | {"actor": actor}
-        features, memory = policy.encode(observations, memory, inputs.get("episode_start"))
+        state = [part for name, part in inputs.items() if name.startswith("memory.")]
+        memory = policy.state_to_memory(state, n_rows(observations))
+        features, memory = policy.encode_step(observations, memory, inputs.get("episode_start"))
         _, params, latent = policy.heads(features, policy._masks(observations, inputs.get("action_masks")))
-        following = {f"next_memory.{i}": part.transpose(0, 1) for i, part in enumerate(memory.get("actor", ()))}
+        following = {f"next_memory.{i}": part for i, part in enumerate(policy.memory_to_state(memory))}
         return params, latent, following
 
     def act(self, params: th.Tensor, latent: th.Tensor, inputs: Tensors) -> Tensors:
         """Actions of the environment for parameters of the distribution."""
         if self.deterministic:
-            return self._named(self.policy.family.mode(params))
+            return self._named(self.policy.distribution.mode(params))
         return self._named(self.policy._explore(params, latent, noise_of(inputs))[0])
 
     def _observations(self, inputs: Tensors) -> Any:
@@ -240,10 +239,10 @@ class Deployed(nn.Module):
             if not key or key in visible.spaces or key == getattr(policy, "action_mask_key", None):
                 yield tensor_like(f"observation.{key}".rstrip("."), np.empty((1, *sub.shape), sub.dtype))
         if model._expects_masks:
-            yield tensor_like("action_masks", np.empty((1, sum(policy.family.choices)), bool))
+            yield tensor_like("action_masks", np.empty((1, sum(policy.distribution.choices)), bool))
         if policy.remembers:
-            for i, part in enumerate(policy.init_memory(1)["actor"]):
-                yield tensor_like(f"memory.{i}", part.transpose(0, 1)) | {"initial": 0.0}
+            for i, part in enumerate(policy.memory_to_state(policy.init_memory(1))):
+                yield tensor_like(f"memory.{i}", part) | {"initial": 0.0}
             yield tensor_like("episode_start", np.empty(1, bool))
         if not self.deterministic:
             shapes = {"noise": policy._noise_dims[1:]}

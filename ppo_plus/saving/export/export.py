@@ -115,7 +115,7 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np
         if each["dtype"] == "bool":
             value = value > 0
         if kind == "action_masks":
-            value[nothing_allowed(value, deployed.policy.family.mask_layout)] = True
+            value[nothing_allowed(value, deployed.policy.distribution.mask_layout)] = True
         feeds[each["name"]] = value.astype(each["dtype"])
     return feeds
 

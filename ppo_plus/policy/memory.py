@@ -1,0 +1,76 @@
+"""Memory of policies: the interface of its kinds.
+
+The algorithm asks five things of a policy: empty memory (``init_memory``), one step of each environment
+(``encode_step``), whole sequences (``encode_sequences``), what is counted once per rollout (``prepare_rollout``), and
+the state of ``predict`` (``memory_to_state``, ``state_to_memory``). A policy without memory has the trivial ones of
+:class:`~ppo_plus.policy.policies.ActorCriticPolicy`.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.type_aliases import PyTorchObs
+
+from ppo_plus.policy.policies import ActorCriticPolicy, Features, Memory
+from ppo_plus.trees import tree_flatten, tree_leaves, tree_map
+
+
+class WithMemory(ActorCriticPolicy):
+    """Adds memory to a policy class, as the first of its base classes.
+
+    A kind of memory implements :meth:`memory_dim`, ``init_memory`` and ``encode_step``; a nesting of tensors of at
+    least two dimensions, the environment first, is its memory. By default, sequences are computed step by step: override
+    ``encode_sequences`` where that can be done faster, and :meth:`_build_memory` to create layers.
+    """
+
+    remembers = True
+
+    def memory_dim(self, features_dim: int) -> int:
+        """The number of features that memory makes of ``features_dim`` features of an observation."""
+        raise NotImplementedError
+
+    def _build_mlp_extractor(self) -> None:
+        #: Features of observations, before memory.
+        self.input_dims = {"actor": int(self.features_dim), "critic": int(self.vf_features_dim)}
+        self.features_dim, self.vf_features_dim = map(self.memory_dim, self.input_dims.values())
+        super()._build_mlp_extractor()
+
+    def encode_sequences(
+        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
+    ) -> Features:
+        n_sequences = len(tree_leaves(memory)[0])
+        inputs: Any = tree_map(lambda rows: rows.unflatten(0, (n_sequences, -1)), (obs, episode_starts))
+        steps = []
+        for t in range(tree_leaves(inputs)[0].shape[1]):
+            obs_now, starts_now = tree_map(lambda rows, t=t: rows[:, t], inputs)
+            features, memory = self.encode_step(obs_now, memory, starts_now)
+            steps.append(features)
+        return Features(*(th.stack(parts, dim=1).flatten(0, 1) for parts in zip(*steps, strict=True)))
+
+    def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
+        return tuple(part.transpose(0, 1) for part in tree_leaves(memory))
+
+    def state_to_memory(self, state: Any, n_envs: int) -> Memory:
+        return state_to_memory(state, self.init_memory(n_envs), n_envs)
+
+
+def state_to_memory(state: Any, empty: Memory, n_envs: int) -> Memory:
+    """Memory like ``empty`` with the numbers of a ``state`` of ``predict``; ``None``: ``empty`` itself.
+
+    :raises ValueError: the state has another shape
+    """
+    if state is None:
+        return empty
+    leaves, structure = tree_flatten(empty)
+    needed = [(leaf.shape[1], n_envs, *leaf.shape[2:]) for leaf in leaves]
+    shapes = [np.shape(part) for part in state]
+    if shapes != needed:
+        raise ValueError(
+            f"state has arrays of shapes {shapes}, but {n_envs} observations need {needed}: pass what predict returned "
+            "for as many, or None at the start"
+        )
+    parts = zip(state, leaves, strict=True)
+    return structure.unflatten(
+        th.as_tensor(part, dtype=leaf.dtype, device=leaf.device).transpose(0, 1) for part, leaf in parts
+    )
