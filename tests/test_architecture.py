@@ -159,7 +159,7 @@ PUBLIC |= {"_asdict", "_fields", "_make", "_replace"}
 #: Private names of these libraries, and the modules that use them. Make it shorter, not longer.
 PRIVATE: dict[str, set[str]] = {
     "_build": {"policy.policies"},
-    "_build_mlp_extractor": {"policy.policies", "policy.recurrent"},
+    "_build_mlp_extractor": {"policy.memory", "policy.policies"},
     "_current_progress_remaining": {"ppo", "saving.model"},
     "_current_step": {"envs.resumable.attributes"},
     "_custom_logger": {"call"},

@@ -19,9 +19,9 @@ from ppo_plus.trees import tree_flatten, tree_leaves, tree_map
 class WithMemory(ActorCriticPolicy):
     """Adds memory to a policy class, as the first of its base classes.
 
-    A kind of memory implements :meth:`memory_dim`, ``init_memory`` and ``encode_step``; a nesting of tensors of at
-    least two dimensions, the environment first, is its memory. By default, sequences are computed step by step: override
-    ``encode_sequences`` where that can be done faster, and :meth:`_build_memory` to create layers.
+    A kind of memory implements :meth:`memory_dim`, ``init_memory`` and ``encode_step``. Its memory is any nesting of
+    tensors with at least two dimensions, of which the first is the environment. Sequences are computed step by step:
+    override ``encode_sequences`` where that can be done faster, and ``_build_memory`` to create layers.
     """
 
     remembers = True
@@ -36,9 +36,7 @@ class WithMemory(ActorCriticPolicy):
         self.features_dim, self.vf_features_dim = map(self.memory_dim, self.input_dims.values())
         super()._build_mlp_extractor()
 
-    def encode_sequences(
-        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
-    ) -> Features:
+    def encode_sequences(self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None) -> Features:
         n_sequences = len(tree_leaves(memory)[0])
         inputs: Any = tree_map(lambda rows: rows.unflatten(0, (n_sequences, -1)), (obs, episode_starts))
         steps = []

@@ -98,7 +98,8 @@ class Step(NamedTuple):
 
 def n_rows(obs: PyTorchObs) -> int:
     """The number of observations in a tensor, or in a dict of tensors."""
-    return len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+    # Not by len, which would make the number a constant of an exported program.
+    return (next(iter(obs.values())) if isinstance(obs, dict) else obs).shape[0]
 
 
 def not_finite(policy: nn.Module, obs: Any, step: int | None = None) -> FloatingPointError:
@@ -421,9 +422,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """
         return self.encode(obs), memory
 
-    def encode_sequences(
-        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
-    ) -> Features:
+    def encode_sequences(self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None) -> Features:
         """Features for whole sequences of equal length, one after another: ``B`` rows.
 
         :param obs: raw observations, ``B`` rows

@@ -252,9 +252,7 @@ class RecurrentMemory(WithMemory):
             outputs[owner], after[owner] = layer.step(getattr(features, owner), memory[owner], episode_starts)
         return self._features(features, outputs), after
 
-    def encode_sequences(
-        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
-    ) -> Features:
+    def encode_sequences(self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None) -> Features:
         features = self.encode(obs)
         if episode_starts is None:
             episode_starts = features.actor.new_zeros(len(features.actor), dtype=th.bool)

@@ -189,7 +189,9 @@ def test_the_first_minibatch_has_ratio_1(name):
     class Recording(PPO_Plus):
         def compute_loss(self, batch, coefficients):
             _, params = self.policy.evaluate_batch(batch)
-            ratios.append((self.policy.distribution.log_prob(params, batch.actions) - batch.old_log_prob).exp().detach())
+            ratios.append(
+                (self.policy.distribution.log_prob(params, batch.actions) - batch.old_log_prob).exp().detach()
+            )
             precise.append(not th.backends.cudnn.allow_tf32)
             return super().compute_loss(batch, coefficients)
 
