@@ -8,8 +8,9 @@ import torch as th
 from compiled import assert_trained_alike, needs_compiler
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 
-from ppo_plus import Carry, Checkpoints, Features, MultiInputPolicy, PPO_Plus, WithMemory, register
+from ppo_plus import Carry, Checkpoints, Features, MultiInputPolicy, PPO_Plus, Resumable, WithMemory, register
 
 
 class LastObservations(WithMemory):
@@ -154,8 +155,12 @@ def test_an_exported_policy_remembers(tmp_path):
     assert all(part[0].any() for part in state)
 
 
+def cart_poles():
+    return make_vec_env("CartPole-v1", 2, seed=5, wrapper_class=Resumable)
+
+
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
-    whole = make().learn(128, Checkpoints(tmp_path / "whole", save_freq=32, minutes=None))
+    whole = make(cart_poles()).learn(128, Checkpoints(tmp_path / "whole", save_freq=32, minutes=None))
 
     class Stop(BaseCallback):
         def _on_step(self):
@@ -164,8 +169,8 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
             return True
 
     with pytest.raises(KeyboardInterrupt):
-        make().learn(128, [Checkpoints(tmp_path / "cut", save_freq=32, minutes=None), Stop()])
-    resumed = PPO_Plus.resume(tmp_path / "cut", vec(ACTIONS["discrete"]), device="cpu")
+        make(cart_poles()).learn(128, [Checkpoints(tmp_path / "cut", save_freq=32, minutes=None), Stop()])
+    resumed = PPO_Plus.resume(tmp_path / "cut", cart_poles(), device="cpu")
     assert 0 < resumed.num_timesteps < 128
     resumed.learn(128, Checkpoints(tmp_path / "cut", save_freq=32, minutes=None))
     for ours, theirs in zip(resumed.policy.parameters(), whole.policy.parameters(), strict=True):
