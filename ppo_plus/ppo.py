@@ -25,6 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.call import Call, calling
 from ppo_plus.compiling.compilation import Compilation, CompileStatus
+from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
 from ppo_plus.distributed.ranks import Ranks, copy_lead, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
@@ -197,9 +198,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         arguments = {name: value for name, value in locals().items() if name in NAMES}
         #: The state of collecting: last observations, memory, held noise.
         self.collector = Collector()
-        #: What lasts from one update to the next.
-        self.updater = Updater()
         self.compilation = Compilation()
+        #: What lasts from one update to the next.
+        self.updater = Updater(self.compilation)
         self.call = Call()
         #: The processes that train this model together.
         self.ranks = Ranks.present()
@@ -686,9 +687,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._normalize(self.rollout_buffer)
         numbers = settings.at(self._current_progress_remaining, self.lr_schedule)
         self.shared.scheduled = numbers
-        rule = UpdateRule(policy, self.compute_loss, settings.control, settings.max_grad_norm, self.shared.reduction)
-        reads: dict[str, Any] = {"named": [self], "loss": settings.loss}
-        with self.updater.start(rule, numbers, self.device, self.compilation, **reads) as update:
+        control, reads = settings.control, Reads(objects={"loss": settings.loss}, changing=[self])
+        rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, self.shared.reduction, reads)
+        with self.updater.start(rule, numbers, self.device) as update:
             for epoch in self._epochs():
                 for data, indices in epoch:
                     update.step(data, indices)

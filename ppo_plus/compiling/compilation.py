@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch as th
 
 from ppo_plus.compiling.compiled import MAX_TRACES, Compiled, compile_error, keeps_changing, obstacle
-from ppo_plus.compiling.constants import NotComparable, constants_of, first_difference
+from ppo_plus.compiling.constants import NotComparable, Reads, constants_of, first_difference
 
 #: Gradient steps from which on compiling saves time: it makes each about 1 ms shorter (see
 #: ``benchmarks/benchmark.py``), and takes 2 to 4 s, except for the first time on a machine.
@@ -111,7 +111,7 @@ class Compilation:
     @property
     def seconds(self) -> float:
         """The time that compiling has taken so far."""
-        return sum(each.seconds for each in self.functions.values())
+        return sum(compiled.seconds for compiled in self.functions.values())
 
     def status(self, own_update: str | None = None) -> CompileStatus:
         """The decision, or why it could not be carried out.
@@ -122,18 +122,17 @@ class Compilation:
             return self.decision
         if own_update is not None and "the update" not in self.functions:
             return CompileStatus(False, f"{own_update} is a custom method, and is not compiled")
-        failures = {name: each.failure for name, each in self.functions.items() if each.failure}
+        failures = {name: compiled.failure for name, compiled in self.functions.items() if compiled.failure}
         reasons = [f"{name} runs uncompiled ({reason})" for name, reason in (failures | self.unable).items()]
         return CompileStatus(False, "; ".join(reasons)) if reasons else self.decision
 
     def compiled(
-        self, name: str, function: Callable[..., Any], unable: str | None = None, n_mutable: int = 0, **reads: Any
+        self, name: str, function: Callable[..., Any], reads: Reads, unable: str | None = None
     ) -> Compiled | None:
         """The compiled form of a function; a new one if what it reads has changed; ``None``: it has to run uncompiled.
 
         :param function: another one of the same name that reads the same must do the same
         :param unable: why it cannot be compiled; ``None``: it can
-        :param reads: what it reads: the arguments of :func:`~ppo_plus.compiling.constants.constants_of`
         :raises CompileError: ``compile=True``, and it cannot be compiled
         """
         if not self.decision:
@@ -145,16 +144,16 @@ class Compilation:
                 raise compile_error(unable)
             return None
         # Kernels are compiled for a number of threads.
-        autocast = [th.is_autocast_enabled(each) and th.get_autocast_dtype(each) for each in ("cpu", "cuda")]
+        autocast = [th.is_autocast_enabled(kind) and th.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
         precision = th.get_default_dtype(), th.get_float32_matmul_precision()
         settings = th.get_num_threads(), precision, autocast, self.strict
-        constants = _read(settings=settings, **reads)
+        constants = _constants(replace(reads, objects={"settings": settings, **reads.objects}))
         known = self.functions.get(name)
         if known is not None and known.constants == constants:
             if self.strict and known.failure:
                 known.fail(known.failure)
             return known
-        compiled = Compiled(function, name, n_mutable, self.strict, partial(_read, **reads), constants)
+        compiled = Compiled(function, name, self.strict, partial(_constants, reads), constants)
         self.functions[name] = compiled
         if isinstance(constants, str):
             compiled.fail(constants)
@@ -167,9 +166,9 @@ class Compilation:
         return compiled
 
 
-def _read(**reads: Any) -> dict[str, Any] | str:
+def _constants(reads: Reads) -> dict[str, Any] | str:
     """:func:`~ppo_plus.compiling.constants.constants_of`; a message if something cannot be compared."""
     try:
-        return constants_of(**reads)
-    except NotComparable as unknown:
-        return str(unknown)
+        return constants_of(reads)
+    except NotComparable as error:
+        return str(error)

@@ -46,10 +46,10 @@ class Compiled:
     """A pure function of tensors that compiles itself at the first call of what :meth:`bind` returns.
 
     The function takes any nesting of tuples, lists, dicts and ``None`` around tensors, and returns one, possibly with
-    constants among the tensors. It may change its first ``n_mutable`` arguments in place and draw from torch's global
-    generator. Everything else that it reads is a constant of the trace. If its bound arguments (see :meth:`bind`) have
-    other shapes, layouts or dtypes than the traced ones, it is traced again; if its other arguments have, the function
-    runs uncompiled. An argument that it returns unchanged is the caller's own tensor.
+    constants among the tensors. It may change its first argument in place and draw from torch's global generator.
+    Everything else that it reads is a constant of the trace. If its bound arguments (see :meth:`bind`) have other
+    shapes, layouts or dtypes than the traced ones, it is traced again; if its other arguments have, the function runs
+    uncompiled. An argument that it returns unchanged is the caller's own tensor.
 
     :param name: its name in messages
     :param strict: raise :class:`CompileError` if it cannot be compiled, instead of warning and running uncompiled
@@ -59,7 +59,6 @@ class Compiled:
 
     function: Callable[..., Any]
     name: str
-    n_mutable: int = 0
     strict: bool = False
     reads: Callable[[], Any] = dict
     constants: Any = None
@@ -133,14 +132,14 @@ class Compiled:
             return self._run(tensors)
 
         gpu = [leaf.device for leaf in tree_leaves(args) if leaf.is_cuda][:1]
-        mutable: Any = tree_map(th.clone, args[: self.n_mutable])
+        mutable: Any = tree_map(th.clone, args[:1])
         expected: list[Any] = []
         # On a GPU, the last two run as recorded (`Replayed`).
         for function in (self.function, run, *([run, run] if gpu else [])):
-            tree_map(th.Tensor.copy_, mutable, args[: self.n_mutable])
+            tree_map(th.Tensor.copy_, mutable, args[:1])
             # Each with the same random numbers, and without using them up.
             with th.random.fork_rng(devices=gpu):
-                found = function(*mutable, *args[self.n_mutable :])
+                found = function(*mutable, *args[1:])
             leaves = tree_leaves((found, tree_map(th.clone, mutable)))
             expected = expected or leaves
             if not all(_close(a, b) for a, b in zip(expected, leaves, strict=True)):

@@ -17,7 +17,8 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -75,17 +76,28 @@ class NotComparable(Exception):
     """Something that code reads cannot be compared; the message says what."""
 
 
-def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **roots: Any) -> dict[str, Any]:
-    """What code reads that starts from these objects, in a form that can be compared.
+@dataclass(frozen=True)
+class Reads:
+    """What code reads besides what changes from call to call.
 
-    :param named: objects of which only those attributes count that some custom function names
-    :param given: tensors that the code is given in each call, in this order
-    :param roots: functions and other objects, by their names in messages
-    :return: comparable values; equal where the code would do the same
+    :param tensors: tensors that it is called with each time, in this order
+    :param objects: functions and other objects, by their names in messages
+    :param changing: objects that change all the time, such as the algorithm: of these, only those attributes count that
+        some custom function names
+    """
+
+    tensors: Sequence[th.Tensor] = ()
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    changing: Sequence[Any] = ()
+
+
+def constants_of(reads: Reads) -> dict[str, Any]:
+    """What code reads, in a form that can be compared: equal where the code would do the same.
+
     :raises NotComparable: something cannot be compared
     """
-    walk = _Walk(named, given)
-    constants = {name: walk.visit(value, name) for name, value in roots.items()}
+    walk = _Walk(reads)
+    constants = {name: walk.visit(value, name) for name, value in reads.objects.items()}
     return constants | walk.named_attributes()
 
 
@@ -106,9 +118,9 @@ def first_difference(one: Any, other: Any, path: str = "") -> str:
 class _Walk:
     """Visits objects, and what they consist of, once each."""
 
-    def __init__(self, named: Iterable[Any], given: Iterable[th.Tensor]):
-        self.named = {id(value): value for value in named}
-        self.given = {id(tensor): index for index, tensor in enumerate(given)}
+    def __init__(self, reads: Reads):
+        self.changing = {id(value): value for value in reads.changing}
+        self.tensors = {id(tensor): index for index, tensor in enumerate(reads.tensors)}
         #: Objects that have been visited, with their numbers; kept alive so that no other gets their address.
         self.visited: dict[int, tuple[int, Any]] = {}
         #: What custom functions name.
@@ -123,8 +135,8 @@ class _Walk:
             return kind, value
         if kind in (float, complex):
             return kind, repr(value)  # NaN equals itself, and -0.0 is not 0.0
-        if id(value) in self.named:
-            return "named", kind.__qualname__
+        if id(value) in self.changing:
+            return "changing", kind.__qualname__
         if id(value) in self.visited:
             return "visited", self.visited[id(value)][0]
         self.visited[id(value)] = len(self.visited), value
@@ -154,8 +166,8 @@ class _Walk:
         return kind, content, self._class(kind, path), self._attributes(value, kind, path, content is None)
 
     def _numbers(self, value: Any, path: str) -> Any:
-        if id(value) in self.given:
-            return "given", self.given[id(value)], tuple(value.shape), value.requires_grad
+        if id(value) in self.tensors:
+            return "tensor", self.tensors[id(value)], tuple(value.shape), value.requires_grad
         # Subclasses may mean something else than their numbers.
         is_plain = type(value) in (th.Tensor, nn.Parameter, np.ndarray)
         if not is_plain or getattr(value, "layout", th.strided) is not th.strided:
@@ -262,7 +274,7 @@ class _Walk:
         found: dict[str, Any] = {}
         done: set[tuple[int, str]] = set()
         while True:
-            owners = [*self.named.values(), *self.modules.values()]
+            owners = [*self.changing.values(), *self.modules.values()]
             names = sorted(name for name in self.names if not name.startswith("__"))
             due = [(owner, name) for owner in owners for name in names if (id(owner), name) not in done]
             if not due:

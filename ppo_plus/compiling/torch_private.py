@@ -82,7 +82,7 @@ def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def gradient(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None, ...]:
+def autograd_grad(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None, ...]:
     """``torch.autograd.grad(loss, params, allow_unused=True)``."""
     if loss.dim() or not KNOWN:
         return th.autograd.grad(loss, params, allow_unused=True)

@@ -13,6 +13,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation
+from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped, without_gradients
 from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, row_of
 from ppo_plus.envs.supervised.vec_env import RESTART
@@ -344,7 +345,7 @@ def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation,
         with swapped(policy, [*policy.parameters(), *policy.buffers()], given):
             return plain(*inputs)
 
-    compiled = compilation.compiled("acting", act, n_mutable=1, given=tensors, policy=policy, masks=masks)
+    compiled = compilation.compiled("acting", act, Reads(tensors, {"policy": policy, "masks": masks}))
     if compiled is None:
         return without_gradients(plain)
     return without_gradients(compiled.bind(tensors, plain=plain, may_move=may_move))

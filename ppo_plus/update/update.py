@@ -1,13 +1,9 @@
-"""Updates of a policy: minibatch by minibatch, until the epochs or the KL control end them.
-
-:func:`prepared` chooses how minibatches are made. :class:`CompiledMinibatch` runs the whole rule compiled, and
-:class:`CompiledGradient` the gradient alone where something stands between gradient and step: recurrent layers, or
-other processes.
-"""
+"""Updates of a policy: minibatch by minibatch, until the epochs or the KL control end them."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,44 +13,51 @@ from torch.optim import Optimizer
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.compiled import Compiled
+from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
-from ppo_plus.formulas.losses import Coefficients, Losses
+from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.policy.distributions import to_device
-from ppo_plus.policy.policies import Features
 from ppo_plus.trees import tree_map
-from ppo_plus.update.flat import moments, packed, trainable
+from ppo_plus.update.flat import concatenated, moments, packed, trainable
 from ppo_plus.update.minibatch import (
     FINITE,
     Batch,
-    Gradient,
-    Minibatch,
+    LossAndGradient,
     Outcome,
+    TrainState,
     UpdateRule,
-    gradient_by_parts,
-    head_gradient,
     means,
+    n_transitions,
     names_not_finite,
     pick,
     read,
 )
 
+#: Makes one minibatch, of the rollout, the KL control's state and the rows of the rollout.
+Minibatch = Callable[[Batch, KLState, th.Tensor], Outcome]
+#: The loss and gradient of a minibatch, of the same.
+GradientFunction = Callable[[Batch, KLState, th.Tensor], LossAndGradient]
+
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
-CPU = th.device("cpu")
 #: Beyond this mean standard deviation of actions, a warning says so.
 LARGE_STD = 1000.0
 
 
-def coefficients_of(numbers: Mapping[str, Any]) -> Coefficients:
-    """The values of all schedules, by name of the argument, as tensors on the CPU."""
-    numbers = {**numbers, "target_kl": th.nan if numbers["target_kl"] is None else numbers["target_kl"]}
-    return Coefficients(**{name: None if value is None else th.tensor(value) for name, value in numbers.items()})  # type: ignore[arg-type]
+def coefficients_of(values: Mapping[str, float | None]) -> Coefficients:
+    """The values of schedules, by name of the argument, as tensors on the CPU."""
+    known = {name: values[name] for name in Coefficients._fields if name in values}
+    tensors = {name: None if value is None else th.tensor(value) for name, value in known.items()}
+    return Coefficients(
+        **tensors | {"target_kl": th.tensor(th.nan if values["target_kl"] is None else values["target_kl"])}
+    )
 
 
 class Updater:
     """What lasts from one update to the next, besides weights and optimizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, compilation: Compilation) -> None:
+        self.compilation = compilation
         #: The KL control of the last update, and the numbers of its state (running, beta, lr_scale).
         self.kl_memory: tuple[KLControl, tuple[float, ...]] | None = None
         #: Minibatches in a row that were skipped for a non-finite loss or gradient.
@@ -72,30 +75,22 @@ class Updater:
         return state._replace(running=th.tensor(True))
 
     @contextmanager
-    def start(
-        self,
-        rule: UpdateRule,
-        numbers: Mapping[str, Any],
-        device: th.device,
-        compilation: Compilation,
-        **reads: Any,
-    ) -> Iterator["Update"]:
-        """Start an update, which ends with the block. Inside, the weights stand in a flat vector. ``numbers`` are the
-        values of schedules, by name of the argument.
+    def start(self, rule: UpdateRule, values: Mapping[str, float | None], device: th.device) -> Iterator["Update"]:
+        """Start an update, which ends with the block. Inside, the weights stand in a flat vector.
 
+        :param values: the values of schedules, by name of the argument
+        :raises CompileError: ``compile=True``, and minibatches cannot be compiled
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
-        state = self.kl_state(rule.control)
         self.age += 1
-        # With Python's numbers, so that it is logged unrounded.
-        learning_rate: Any = KLState(*(value.item() for value in state)).scaled(numbers["learning_rate"])  # type: ignore[arg-type]
-        update_learning_rate(rule.policy.optimizer, learning_rate)
-        on_cpu = coefficients_of(numbers)
-        coefficients = tree_map(lambda value: to_device(value, device), on_cpu)
+        update = Update(self, rule, values, device)
+        update_learning_rate(rule.policy.optimizer, update.learning_rate)
+        coefficients = tree_map(lambda value: to_device(value, device), update.coefficients)
         with packed(rule.policy.optimizer) as lent:
-            minibatch = prepared(rule, lent, coefficients, compilation, **reads)
-            asks = device.type != "cuda" or any(True for _ in rule.policy.buffers())
-            update = Update(minibatch, rule.control, state, on_cpu.target_kl, self, learning_rate, device, asks)
+            if self.compilation.decision.compiles:
+                update.minibatch = compiled_minibatch(rule, lent, coefficients, self.compilation)
+            else:
+                update.minibatch = in_place(rule, lent, coefficients)
             yield update
             update.finish()
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)
@@ -121,23 +116,20 @@ class Updater:
 class Update:
     """One update, from its first minibatch to its last; the control's state and target (0-d) are on the CPU."""
 
-    def __init__(
-        self,
-        minibatch: Minibatch,
-        control: KLControl,
-        state: KLState,
-        target_kl: th.Tensor,
-        updater: Updater,
-        learning_rate: float,
-        device: th.device = CPU,
-        asks: bool = True,
-    ):
-        self._minibatch, self.control, self.state, self._target_kl = minibatch, control, state, target_kl
-        self._updater, self._learning_rate, self._device = updater, learning_rate, device
-        self._may_stop = type(control).after_minibatch is not KLControl.after_minibatch
+    #: Makes its minibatches.
+    minibatch: Minibatch
+
+    def __init__(self, updater: Updater, rule: UpdateRule, values: Mapping[str, Any], device: th.device):
+        self._updater, self.control, self._device = updater, rule.control, device
+        self.state = updater.kl_state(self.control)
+        #: The values of schedules, on the CPU.
+        self.coefficients = coefficients_of(values)
+        #: With Python's numbers, so that it is logged unrounded.
+        self.learning_rate: Any = KLState(*(value.item() for value in self.state)).scaled(values["learning_rate"])  # type: ignore[arg-type]
+        self._may_stop = type(self.control).after_minibatch is not KLControl.after_minibatch
         # Whether to ask after each minibatch if it was the last one. On CUDA, waiting for the answer takes longer than
         # making the others, which change no weight; but they must not change buffers or draw numbers either.
-        self._asks = asks
+        self._asks = device.type != "cuda" or any(True for _ in rule.policy.buffers())
         #: The names of the diagnostics.
         self._names: tuple[str, ...] = ()
         #: The records of each epoch since they were read last, and of all epochs that were read.
@@ -148,14 +140,14 @@ class Update:
         #: Whether the KL control has stopped the update, as far as is known.
         self.stopped = False
         #: The last epoch's mean of what the control measures, 0-d.
-        self.kl = target_kl
+        self.kl = self.coefficients.target_kl
 
-    def step(self, data: Batch, indices: th.Tensor) -> None:
+    def step(self, rollout: Batch, indices: th.Tensor) -> None:
         """Learn from a minibatch: the rows of a rollout with these indices."""
         if not self._unread[-1]:
             self.state = KLState(*(to_device(value, self._device) for value in self.state))
         before = None if self._asks or not self._may_stop else th.cuda.get_rng_state(self._device)
-        self.state, self._names, record = self._minibatch(data, self.state, indices)
+        self.state, self._names, record = self.minibatch(rollout, self.state, indices)
         self._unread[-1].append(record)
         if before is not None:
             self._asks = not before.equal(th.cuda.get_rng_state(self._device))
@@ -170,8 +162,8 @@ class Update:
         self._unread.append([])
         # Without a control nothing has to be known of an epoch on a GPU before the update ends.
         if self._device.type == "cpu" or type(self.control) is not KLControl:
-            self.kl = means(self._names, self._read()).get(self.control.measure, self._target_kl)
-            self.state = self.control.after_epoch(self.state, self.kl, self._target_kl)
+            self.kl = means(self._names, self._read()).get(self.control.measure, self.coefficients.target_kl)
+            self.state = self.control.after_epoch(self.state, self.kl, self.coefficients.target_kl)
             self.stopped = not self.state.running
 
     def _read(self) -> th.Tensor:
@@ -198,123 +190,114 @@ class Update:
         """
         if len(self._unread) > 1:
             self._read()
-        self.state = self.control.after_update(self.state, self.kl, self._target_kl)
+        self.state = self.control.after_update(self.state, self.kl, self.coefficients.target_kl)
 
     def metrics(self, policy: Any) -> dict[str, float]:
         """What is logged of the update, as ``train/<name>``."""
         table = th.cat(self._tables)
-        found = {name: mean.item() for name, mean in means(self._names, table).items()}
-        found["learning_rate"] = self._learning_rate
-        if found.get("action_std", 0.0) > LARGE_STD and not self._updater.has_warned:
+        logged = {name: mean.item() for name, mean in means(self._names, table).items()}
+        logged["learning_rate"] = self.learning_rate
+        if logged.get("action_std", 0.0) > LARGE_STD and not self._updater.has_warned:
             self._updater.has_warned = True
             warnings.warn(
-                f"train/action_std is {found['action_std']:.3g}: unless the bounds of the action space are as wide, "
+                f"train/action_std is {logged['action_std']:.3g}: unless the bounds of the action space are as wide, "
                 "actions are noise clipped at these. Lower ent_coef, which raises log_std, or learning_rate",
                 stacklevel=5,
             )
         if hasattr(policy, "log_std"):
-            found["std"] = policy.log_std.detach().exp().mean().item()
+            logged["std"] = policy.log_std.detach().exp().mean().item()
         if skipped := table[:, FINITE].tolist().count(0.0):
-            found["skipped_minibatches"] = skipped
+            logged["skipped_minibatches"] = skipped
         if type(self.control) is not KLControl:
-            found["kl_early_stop"] = float(not self.state.running)
-            found["kl_coef"], found["lr_scale"] = self.state.beta.item(), self.state.lr_scale.item()
-        return found
+            logged["kl_early_stop"] = float(not self.state.running)
+            logged["kl_coef"], logged["lr_scale"] = self.state.beta.item(), self.state.lr_scale.item()
+        return logged
 
 
-def prepared(
-    rule: UpdateRule,
-    lent: Optimizer,
-    coefficients: Coefficients,
-    compilation: Compilation,
-    **reads: Any,
+def in_place(
+    rule: UpdateRule, lent: Optimizer, coefficients: Coefficients, gradient_of: GradientFunction | None = None
 ) -> Minibatch:
-    """The function that makes the minibatches of one update: compiled if training is and it can be, otherwise eager.
+    """Minibatches that change the policy, and its optimizer as lent by :func:`~ppo_plus.update.flat.packed`.
 
-    :param reads: what ``compute_loss`` reads (:func:`~ppo_plus.compiling.constants.constants_of`)
+    :param gradient_of: by default, eagerly and with the policy's own weights
+    """
+    gradient_of = gradient_of or partial(rule.own_gradient, coefficients)
+    own, weights = trainable(rule.policy.optimizer), trainable(lent)
+    step = partial(optimizer_step, lent, weights)
+
+    def minibatch(rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:
+        part, n = None, len(indices) if rule.reduction is None else n_transitions(rollout, indices)
+        if n:
+            losses, gradient = gradient_of(rollout, state, indices)
+            part = losses, gradient if lent is rule.policy.optimizer else (concatenated(gradient, own),)
+        if rule.reduction is not None:
+            part = rule.reduction(part, weights, n)
+        assert part is not None
+        return rule.apply(step, *part, state, coefficients)
+
+    return minibatch
+
+
+def compiled_minibatch(
+    rule: UpdateRule, lent: Optimizer, coefficients: Coefficients, compilation: Compilation
+) -> Minibatch:
+    """Compiled minibatches: as a whole, or the gradient alone where something stands between gradient and step, other
+    processes or recurrent layers. In place, if they cannot be compiled.
+
     :raises CompileError: ``compile=True``, and they cannot be compiled
     """
-    policy = rule.policy
-    optimizer = policy.optimizer
-    function: Callable[..., Any] = rule
-    gradient: type[CompiledGradient] | None = None
+    policy, optimizer = rule.policy, rule.policy.optimizer
+    whole = not policy.remembers and rule.reduction is None
     unable = None
-    if policy.remembers:
-        # Compilers gain nothing on the recurrent layers' loops over time, which run eagerly.
-        function, gradient = partial(head_gradient, policy, rule.compute_loss), CompiledHeads
-    elif rule.reduction is not None:
-        function, gradient = rule.gradient, CompiledGradient
     if lent is optimizer:
         unable = (
             f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed; weights "
             "that were frozen for a while have taken fewer steps than the others)"
         )
     options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
-    compiled = compilation.compiled(
-        "the update",
-        function,
-        unable=unable,
-        # Weights and buffers change in place, and in the whole rule the optimizer's state, too.
-        n_mutable=3 if gradient is None else 2,
-        given=[*trainable(optimizer), *rule.list_others()],
-        compute_loss=rule.compute_loss,
-        policy=policy,
-        control=rule.control,
-        max_grad_norm=rule.max_grad_norm,
-        optimizer=(type(optimizer), options),
-        **reads,
+    objects = {
+        "compute_loss": rule.compute_loss,
+        "policy": policy,
+        "control": rule.control,
+        "max_grad_norm": rule.max_grad_norm,
+        "optimizer": (type(optimizer), options),
+    }
+    reads = replace(
+        rule.reads,
+        tensors=[*trainable(optimizer), *rule.list_others()],
+        objects=objects | dict(rule.reads.objects),
     )
-    in_place = partial(rule.in_place, lent, coefficients)
+    compiled = compilation.compiled("the update", rule if whole else rule.gradient, reads, unable)
     if compiled is None:
-        return partial(in_place, rule.eager_gradient)
-    if gradient is None:
+        return in_place(rule, lent, coefficients)
+    if whole:
         return CompiledMinibatch(rule, compiled, lent, coefficients)
-    return partial(in_place, gradient(rule, compiled, lent))
+    return in_place(rule, lent, coefficients, CompiledGradient(rule, compiled, lent, coefficients))
 
 
 class CompiledGradient:
-    """Loss and gradient of a process's part of a minibatch, compiled."""
+    """Loss and gradient of a process's part of a minibatch, compiled; with memory, from the encoder on, which runs
+    eagerly."""
 
-    def __init__(self, rule: UpdateRule, compiled: Compiled, lent: Optimizer):
-        self._rule, self._compiled, self._vector = rule, compiled, trainable(lent)[0].data
+    def __init__(self, rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients):
+        self._rule, self._compiled, self._coefficients = rule, compiled, coefficients
+        self._vector = trainable(lent)[0].data
         #: The rollout that the compiled form is bound to, and the bound form.
-        self._data: Any = None
+        self._rollout: Any = None
         self._bound: Any = None
 
-    def __call__(self, coefficients: Coefficients, data: Batch, indices: th.Tensor) -> tuple[Losses, Gradient]:
-        if self._data is not data:
-
-            def eager(kl_coef: th.Tensor | None, indices: th.Tensor) -> tuple[Losses, Gradient]:
-                return self._rule.eager_gradient(coefficients._replace(kl_coef=kl_coef), data, indices)
-
-            self._bind(coefficients, data, plain=eager)
-        return self._bound(coefficients.kl_coef, indices)  # type: ignore[no-any-return]
-
-    def _bind(self, coefficients: Coefficients, data: Batch, **given: Any) -> None:
-        fixed = coefficients._replace(kl_coef=None), data
-        self._data, self._bound = data, self._compiled.bind(self._vector, self._rule.list_others(), *fixed, **given)
-
-
-class CompiledHeads(CompiledGradient):
-    """Loss and gradient of a minibatch of sequences: the encoder eager, the heads and the loss compiled.
-
-    The parameters are those of :class:`CompiledGradient`, with the compiled form of
-    :func:`~ppo_plus.update.minibatch.head_gradient`.
-    """
-
-    def __call__(self, coefficients: Coefficients, data: Batch, indices: th.Tensor) -> tuple[Losses, Gradient]:
+    def __call__(self, rollout: Batch, state: KLState, indices: th.Tensor) -> LossAndGradient:
+        rule = self._rule
         # The number of valid transitions decides shapes, which a compiled form has fixed; and if compiling has failed,
         # hooks on weights must see the gradient of the weights themselves.
-        if data.valid is not None or self._compiled.failure is not None:
-            return self._rule.eager_gradient(coefficients, data, indices)
-        if self._data is not data:
-            self._bind(coefficients, data)
-
-        def head(features: Features) -> tuple[Losses, Gradient]:
-            return self._bound(coefficients.kl_coef, features, indices)  # type: ignore[no-any-return]
-
-        policy = self._rule.policy
-        return gradient_by_parts(policy, head, trainable(policy.optimizer), pick(data, indices))
+        if rollout.valid is not None or self._compiled.failure is not None:
+            return rule.own_gradient(self._coefficients, rollout, state, indices)
+        if self._rollout is not rollout:
+            train_state = TrainState(self._vector, rule.list_others(), {})
+            self._rollout, self._bound = rollout, self._compiled.bind(train_state, self._coefficients, rollout)
+        if not rule.policy.remembers:
+            return self._bound(state, indices)  # type: ignore[no-any-return]
+        return rule.gradient_by_parts(partial(self._bound, state, indices), pick(rollout, indices))
 
 
 class CompiledMinibatch:
@@ -322,27 +305,28 @@ class CompiledMinibatch:
 
     def __init__(self, rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients):
         self._rule, self._compiled, self._lent, self._coefficients = rule, compiled, lent, coefficients
-        self._eager = partial(rule.in_place, lent, coefficients, rule.eager_gradient)
+        self._eager = in_place(rule, lent, coefficients)
         self._fresh = not moments(lent)
         self._full_size = 0
-        self._data: Any = None
+        self._rollout: Any = None
         self._bound: Any = None
 
-    def __call__(self, data: Batch, state: KLState, indices: th.Tensor) -> Outcome:
-        if self._data is not data:
+    def __call__(self, rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:
+        if self._rollout is not rollout:
             # The trace needs a full minibatch, and the optimizer's state, which its first step may create.
             self._full_size = max(self._full_size, len(indices))
             if self._fresh or len(indices) < self._full_size:
-                outcome = self._eager(data, state, indices)
+                outcome = self._eager(rollout, state, indices)
                 # A step that was skipped has not made the state yet.
                 self._fresh = self._fresh and not bool(outcome[2][FINITE])
                 return outcome
-            self._bind(data)
+            self._bind(rollout)
         return self._bound(state, indices)  # type: ignore[no-any-return]
 
-    def _bind(self, data: Batch) -> None:
+    def _bind(self, rollout: Batch) -> None:
         (vector,) = trainable(self._lent)
         vector.grad = None  # the compiled form leaves none
         # Only now, since a module may have replaced a buffer, or have a new one.
-        fixed = vector.data, moments(self._lent), self._rule.list_others(), self._coefficients, data
-        self._data, self._bound = data, self._compiled.bind(*fixed, plain=partial(self._eager, data))
+        train_state = TrainState(vector.data, self._rule.list_others(), moments(self._lent))
+        fixed = train_state, self._coefficients, rollout
+        self._rollout, self._bound = rollout, self._compiled.bind(*fixed, plain=partial(self._eager, rollout))

@@ -12,6 +12,7 @@ import torch as th
 
 from ppo_plus.compiling.compilation import WORTH_COMPILING, Compilation, CompileStatus
 from ppo_plus.compiling.compiled import MAX_TRACES, CompileError
+from ppo_plus.compiling.constants import Reads
 
 CPU = th.device("cpu")
 
@@ -26,7 +27,7 @@ def get():
         return owner.scale * x
 
     def current():
-        return compilation.compiled("scaled", scaled, reads=scaled)
+        return compilation.compiled("scaled", scaled, Reads(objects={"reads": scaled}))
 
     return current, owner
 
@@ -85,11 +86,11 @@ def test_constants_that_keep_changing_run_uncompiled(get):
 
 def test_what_is_not_compiled_is_said_and_copies_start_again(get):
     compilation = Compilation()
-    assert compilation.compiled("scaled", abs) is None
+    assert compilation.compiled("scaled", abs, Reads()) is None
     compilation.decision = CompileStatus(True, "compile=True")
-    assert compilation.compiled("scaled", abs, unable="it is old") is None
+    assert compilation.compiled("scaled", abs, Reads(), "it is old") is None
     assert not compilation.status() and "it is old" in str(compilation.status())
-    assert compilation.compiled("scaled", abs) is not None and compilation.status()
+    assert compilation.compiled("scaled", abs, Reads()) is not None and compilation.status()
     assert copy.deepcopy(compilation).functions == {} and len(compilation.functions) == 1
     assert "Mine.train is a custom method" in str(compilation.status("Mine.train"))
 
@@ -160,7 +161,7 @@ def test_a_function_that_failed_raises_again_and_is_said():
     compilation = Compilation()
     compilation.decision, compilation.strict = CompileStatus(True, "compile=True"), True
     with pytest.raises(CompileError, match="it is odd"):
-        compilation.compiled("odd", abs).fail("it is odd")
+        compilation.compiled("odd", abs, Reads()).fail("it is odd")
     assert not compilation.status() and "odd runs uncompiled (it is odd)" in str(compilation.status())
     with pytest.raises(CompileError, match="it is odd"):
-        compilation.compiled("odd", abs)
+        compilation.compiled("odd", abs, Reads())

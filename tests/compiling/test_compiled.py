@@ -25,7 +25,7 @@ def arguments(n=3):
 
 @pytest.fixture(scope="module")
 def compiled():
-    compiled = Compiled(step, "a step", n_mutable=1, strict=True)
+    compiled = Compiled(step, "a step", strict=True)
     state, inputs = arguments()
     compiled.bind(state)(inputs)
     assert compiled._run is not None
@@ -71,7 +71,7 @@ def test_a_binding_notices_a_new_form_made_for_another():
 
 
 def test_arguments_without_storage_run_uncompiled():
-    compiled = Compiled(lambda table, x: th.sparse.mm(table, x), "a product", n_mutable=0)
+    compiled = Compiled(lambda table, x: th.sparse.mm(table, x), "a product")
     table, x = th.eye(3).to_sparse(), th.ones(3, 2)
     with pytest.warns(RuntimeWarning, match="a product runs uncompiled"):
         assert th.equal(compiled.bind(table)(x), x)
@@ -79,7 +79,7 @@ def test_arguments_without_storage_run_uncompiled():
 
 
 def test_mutable_arguments_with_odd_layouts_run_uncompiled():
-    compiled = Compiled(lambda table: table.add_(1.0), "a table", n_mutable=1)
+    compiled = Compiled(lambda table: table.add_(1.0), "a table")
     part = th.zeros(10, 100)[:, :3]
     with pytest.warns(RuntimeWarning, match="a table runs uncompiled.*another layout"):
         compiled.bind(part)()

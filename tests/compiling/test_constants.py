@@ -17,7 +17,7 @@ import torch as th
 from torch import nn
 
 from ppo_plus import ColoredNoise, PPOLoss
-from ppo_plus.compiling.constants import NotComparable, constants_of, first_difference
+from ppo_plus.compiling.constants import NotComparable, Reads, constants_of, first_difference
 
 SCALE = 1.0
 TABLE = {"weights": [1.0, 2.0]}
@@ -130,8 +130,12 @@ MINE = {
 }
 
 
+def of(**objects):
+    return constants_of(Reads(objects=objects))
+
+
 def seen(model, name):
-    return constants_of(named=[model], function=getattr(model, name))
+    return constants_of(Reads(objects={"function": getattr(model, name)}, changing=[model]))
 
 
 @pytest.mark.parametrize("case", MINE)
@@ -183,10 +187,10 @@ def closure(cell):
 def test_closures_defaults_and_partials_are_compared():
     cell = [1.0]
     for function in (closure(cell), lambda x=cell: x, lambda *, x=cell: x, functools.partial(lambda x: x, cell)):
-        before = constants_of(function=function)
-        assert constants_of(function=function) == before
+        before = of(function=function)
+        assert of(function=function) == before
         cell[0] += 1.0
-        assert constants_of(function=function) != before
+        assert of(function=function) != before
 
 
 def test_code_that_wraps_a_librarys_is_custom_code():
@@ -196,10 +200,10 @@ def test_code_that_wraps_a_librarys_is_custom_code():
     def wrapping():
         return cell[0]
 
-    before = constants_of(function=wrapping)
-    assert constants_of(function=wrapping) == before
+    before = of(function=wrapping)
+    assert of(function=wrapping) == before
     cell.insert(0, 2.0)
-    assert constants_of(function=wrapping) != before
+    assert of(function=wrapping) != before
 
 
 class Layer(nn.Module):
@@ -232,7 +236,7 @@ NETWORKS = {
 def of_network(layer):
     given = [*layer.parameters()]
     frozen = [weight.requires_grad for weight in given]
-    return constants_of(given=given, policy=layer, frozen=frozen)
+    return constants_of(Reads(given, {"policy": layer, "frozen": frozen}))
 
 
 @pytest.mark.parametrize("case", NETWORKS)
@@ -249,12 +253,12 @@ def test_what_a_network_reads_is_compared(case):
 def test_which_given_tensor_stands_where_is_compared():
     layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     given = [*layers.parameters()]
-    before = constants_of(given=given, layers=layers)
+    before = constants_of(Reads(given, {"layers": layers}))
     first, second = layers
     layers[0], layers[1] = second, first
-    assert constants_of(given=given, layers=layers) != before
+    assert constants_of(Reads(given, {"layers": layers})) != before
     # Handed in the other order, each finds what it found.
-    assert constants_of(given=[*layers.parameters()], layers=layers) == before
+    assert constants_of(Reads([*layers.parameters()], {"layers": layers})) == before
 
 
 def test_networks_beside_the_policy_are_compared_by_value():
@@ -262,12 +266,12 @@ def test_networks_beside_the_policy_are_compared_by_value():
     policy, teacher = nn.Linear(2, 2), nn.BatchNorm1d(2).requires_grad_(False)
     given = [*policy.parameters()]
     for tensor in (*teacher.parameters(), teacher.running_mean):
-        before = constants_of(given=given, policy=policy, teacher=teacher)
-        assert constants_of(given=given, policy=policy, teacher=teacher) == before
+        before = constants_of(Reads(given, {"policy": policy, "teacher": teacher}))
+        assert constants_of(Reads(given, {"policy": policy, "teacher": teacher})) == before
         tensor.add_(1.0)
-        assert constants_of(given=given, policy=policy, teacher=teacher) != before
+        assert constants_of(Reads(given, {"policy": policy, "teacher": teacher})) != before
     with pytest.raises(NotComparable, match="too many to compare"):
-        constants_of(teacher=nn.Linear(1_001, 1_000))
+        of(teacher=nn.Linear(1_001, 1_000))
 
 
 @pytest.mark.parametrize("case", ["full", "pre", "weight"])
@@ -284,11 +288,11 @@ def test_hooks_on_gradients_are_not_compiled(case):
 
 
 def test_values_are_compared_by_value():
-    assert constants_of(loss=PPOLoss()) == constants_of(loss=PPOLoss())
-    assert constants_of(loss=PPOLoss()) != constants_of(loss=PPOLoss(value_clip="plain"))
-    assert constants_of(noise=ColoredNoise(0.5)) != constants_of(noise=ColoredNoise(0.6))
+    assert of(loss=PPOLoss()) == of(loss=PPOLoss())
+    assert of(loss=PPOLoss()) != of(loss=PPOLoss(value_clip="plain"))
+    assert of(noise=ColoredNoise(0.5)) != of(noise=ColoredNoise(0.6))
     object_ = Config()
-    assert constants_of(ref=weakref.ref(object_)) == constants_of(ref=weakref.ref(object_))
+    assert of(ref=weakref.ref(object_)) == of(ref=weakref.ref(object_))
 
 
 class Number(float):
@@ -313,14 +317,14 @@ class Table(dict):
     ids=["subclass of float", "attributes of a dict", "default of a dict", "sign of zero"],
 )
 def test_values_that_seem_equal_are_distinguished(one, other):
-    assert constants_of(value=one) == constants_of(value=one)
-    assert constants_of(value=one) != constants_of(value=other)
+    assert of(value=one) == of(value=one)
+    assert of(value=one) != of(value=other)
 
 
 def test_circles_end():
     config = Config()
     config.inner["self"] = config
-    assert constants_of(config=config) == constants_of(config=config)
+    assert of(config=config) == of(config=config)
 
 
 GENERATOR = np.random.default_rng(0)
@@ -368,13 +372,13 @@ UNKNOWN = [
 @pytest.mark.parametrize("function", UNKNOWN)
 def test_incomparable_code_raises_an_error(function):
     with pytest.raises(NotComparable):
-        constants_of(function=function)
+        of(function=function)
 
 
 def test_large_and_opaque_objects_raise_an_error():
     for value in (th.zeros(1_000_001), iter([1]), np.array([object()])):
         with pytest.raises(NotComparable, match="thing"):
-            constants_of(thing=value)
+            of(thing=value)
 
 
 class Alike:
@@ -384,7 +388,7 @@ class Alike:
 
 def test_keys_that_read_alike_raise_an_error():
     with pytest.raises(NotComparable, match="table has keys that read alike"):
-        constants_of(table={Alike(): 1, Alike(): 2})
+        of(table={Alike(): 1, Alike(): 2})
 
 
 class OwnTensor(th.Tensor):
@@ -393,7 +397,7 @@ class OwnTensor(th.Tensor):
 
 def test_tensors_of_other_kinds_raise_an_error():
     with pytest.raises(NotComparable, match="mask is a OwnTensor"):
-        constants_of(mask=th.ones(2).as_subclass(OwnTensor))
+        of(mask=th.ones(2).as_subclass(OwnTensor))
 
 
 def test_the_difference_is_named():

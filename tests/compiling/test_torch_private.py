@@ -17,8 +17,8 @@ from ppo_plus.compiling import torch_private
 from ppo_plus.compiling.torch_private import (
     LOOP,
     SMALL_PRODUCT,
+    autograd_grad,
     compile_graph,
-    gradient,
     materialize_scalars,
     optimizer_step,
     small_addmm,
@@ -46,7 +46,7 @@ def test_gradient_is_autograds(how, parts):
     network, params = parts
     x = th.randn(16, 3)
     expected = th.autograd.grad(network(x).square().mean(), params, allow_unused=True)
-    grads = gradient(network(x).square().mean(), params)
+    grads = autograd_grad(network(x).square().mean(), params)
     assert grads[-1] is None and expected[-1] is None
     assert all(th.equal(a, b) for a, b in zip(grads[:-1], expected[:-1], strict=True))
     assert all(p.grad is None for p in params), "nothing is accumulated"
@@ -55,9 +55,9 @@ def test_gradient_is_autograds(how, parts):
 def test_gradient_of_several_numbers_or_of_no_graph_is_an_error(how, parts):
     network, params = parts
     with pytest.raises(RuntimeError, match="scalar"):
-        gradient(network(th.randn(16, 3)).squeeze(1), params)
+        autograd_grad(network(th.randn(16, 3)).squeeze(1), params)
     with pytest.raises(RuntimeError, match="does not require grad"):
-        gradient(th.tensor(1.0), params)
+        autograd_grad(th.tensor(1.0), params)
 
 
 @settings(deadline=None)
@@ -103,7 +103,7 @@ def test_several_parameters_are_stepped_by_their_optimizer(parts, first):
     optimizer = optim.Adam([{"params": first}, {"params": params}], fused=True)
     before = [p.detach().clone() for p in params]
     for _ in range(2):
-        grads = gradient(network(th.ones(4, 3)).mean(), params)
+        grads = autograd_grad(network(th.ones(4, 3)).mean(), params)
         optimizer_step(optimizer, params, grads, th.tensor(1e-3), th.tensor(True))
     moved = [not th.equal(a, b) for a, b in zip(before, params, strict=True)]
     assert moved == [True] * 4 + [False]

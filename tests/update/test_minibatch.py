@@ -19,22 +19,20 @@ from ppo_plus import Batch, Carry, PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.formulas.kl_control import EarlyStop, KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
+from ppo_plus.trees import tree_map
 from ppo_plus.update.flat import moments, packed, trainable
 from ppo_plus.update.minibatch import (
     COUNTED,
     FINITE,
+    TrainState,
     UpdateRule,
-    apply,
     clip_factor,
     functional_step,
-    gradient_by_parts,
-    head_gradient,
-    loss_gradient,
     means,
     names_not_finite,
-    others_of,
     pick,
 )
+from ppo_plus.update.update import in_place
 
 CASES = {
     "discrete": ("discrete", "MlpPolicy", {}),
@@ -72,17 +70,13 @@ def test_the_pure_function_and_the_step_in_place_agree(case):
                 _, indices = next(each.rollout_buffer.minibatches(16, data))
                 if pure:
                     # On copies, which it changes; the policy's weights stay unchanged meanwhile.
-                    real, kept = trainable(lent)[0].data, moments(lent)
-                    vector, copies = real.clone(), {name: moment.clone() for name, moment in kept.items()}
-                    others = [tensor.clone() for tensor in others_of(each.policy)()]
-                    before = real.clone()
-                    state, names, record = rule(vector, copies, others, settled, data, state, indices)
-                    assert th.equal(real, before)
-                    real.copy_(vector)
-                    for name, moment in kept.items():
-                        moment.copy_(copies[name])
+                    real = TrainState(trainable(lent)[0].data, rule.list_others(), moments(lent))
+                    copies, before = tree_map(th.clone, real), real.vector.clone()
+                    state, names, record = rule(copies, settled, data, state, indices)
+                    assert th.equal(real.vector, before)
+                    tree_map(th.Tensor.copy_, real._replace(others=[]), copies._replace(others=[]))
                 else:
-                    state, names, record = rule.in_place(lent, settled, rule.eager_gradient, data, state, indices)
+                    state, names, record = in_place(rule, lent, settled)(data, state, indices)
             results.append((trainable(lent)[0].detach().clone(), dict(moments(lent)), names, record, state))
     (vector, kept, names, record, state), (other, others, same_names, numbers, final) = results
     th.testing.assert_close(vector, other, rtol=0, atol=2e-6)
@@ -132,16 +126,14 @@ def both_ways(model):
     with th.no_grad():
         for weight in model.policy.parameters():
             weight.add_(0.02 * th.randn_like(weight))
-    loss, policy = partial(PPO_Plus.compute_loss, model), model.policy
-    coefficients = coefficients_at(model)
-    with packed(policy.optimizer) as lent:
-        (vector,), params = trainable(lent), trainable(policy.optimizer)
-        data, indices = next(model.rollout_buffer.minibatches(32))
-        whole = loss_gradient(loss, params, coefficients, pick(data, indices))
-        settled = vector.data, others_of(policy)(), coefficients, data, None
-        head = partial(head_gradient, policy, loss, *settled)
-        parts = gradient_by_parts(policy, lambda features: head(features, indices), params, pick(data, indices))
-        return whole, parts
+    rule = UpdateRule(model.policy, partial(PPO_Plus.compute_loss, model), KLControl(), 0.5)
+    coefficients, state = coefficients_at(model), KLControl().init()
+    with packed(model.policy.optimizer) as lent:
+        rollout, indices = next(model.rollout_buffer.minibatches(32))
+        train_state = TrainState(trainable(lent)[0].data, rule.list_others(), {})
+        head = partial(rule.gradient, train_state, coefficients, rollout, state, indices)
+        whole = rule.own_gradient(coefficients, rollout, state, indices)
+        return whole, rule.gradient_by_parts(head, pick(rollout, indices))
 
 
 @pytest.mark.parametrize(
@@ -317,7 +309,7 @@ def test_the_step_that_is_compiled_is_the_optimizers(name):
     with packed(optimizers[1]) as lent:
         steps(lent, compiled, [0])
         vector, state = trainable(lent)[0].data, moments(lent)
-        step = functional_step(lent, vector, state)
+        step = functional_step(lent, TrainState(vector, [], state))
         for seed in (1, 2):
             _, grads = gradients(compiled, seed)
             grad = th.cat([part.reshape(-1) for part in grads])
@@ -339,6 +331,12 @@ def coefficients(learning_rate, target_kl):
     return Coefficients(None, None, ent_coef=nothing, vf_coef=nothing, **rates)
 
 
+def applied_by(control, step, losses, state, *rates):
+    """The outcome of a step along a gradient of ones."""
+    rule = UpdateRule(policy=None, compute_loss=None, control=control, max_grad_norm=0.5)
+    return rule.apply(step, losses, (th.ones(4),), state, coefficients(*rates))
+
+
 @pytest.mark.parametrize(
     ("loss", "kl", "running", "applied"),
     [(1.0, 0.01, True, True), (1.0, 0.02, True, False), (1.0, 0.01, False, False), (NAN, 0.01, True, False)],
@@ -347,8 +345,7 @@ def test_steps_need_the_controls_consent_and_finite_numbers(loss, kl, running, a
     asked = []
     losses = Losses(th.tensor(loss), {"approx_kl": th.tensor(kl)})
     state = EarlyStop().init()._replace(running=th.tensor(running), lr_scale=th.tensor(0.5))
-    settled = 0.5, EarlyStop(), state, coefficients(0.1, 0.01)
-    after, names, record = apply(lambda *args: asked.append(args), losses, (th.ones(4),), *settled)
+    after, names, record = applied_by(EarlyStop(), lambda *args: asked.append(args), losses, state, 0.1, 0.01)
     ((grad,), learning_rate, is_applied) = asked[0]
     assert is_applied.item() == applied and learning_rate == 0.05
     th.testing.assert_close(grad, th.full((4,), 0.25))
@@ -361,8 +358,8 @@ def test_steps_need_the_controls_consent_and_finite_numbers(loss, kl, running, a
 def test_without_a_control_finite_steps_are_applied():
     asked = []
     for loss in (1.0, NAN):
-        settled = 0.5, KLControl(), KLControl().init(), coefficients(0.1, NAN)
-        apply(lambda *args: asked.append(args[-1].item()), Losses(th.tensor(loss), {}), (th.ones(4),), *settled)
+        losses, state = Losses(th.tensor(loss), {}), KLControl().init()
+        applied_by(KLControl(), lambda *args: asked.append(args[-1].item()), losses, state, 0.1, NAN)
     assert asked == [True, False]
 
 
@@ -391,6 +388,5 @@ def test_what_is_not_finite_is_named():
 
 def test_a_diagnostic_may_have_the_name_of_the_loss():
     losses = Losses(th.tensor(1.0), {"loss": th.tensor(2.0)})
-    settled = 0.5, KLControl(), KLControl().init(), coefficients(0.1, NAN)
-    _, names, record = apply(lambda *args: None, losses, (th.ones(4),), *settled)
+    _, names, record = applied_by(KLControl(), lambda *args: None, losses, KLControl().init(), 0.1, NAN)
     assert means(names, record[None]) == {"loss": 2.0, "grad_norm": 2.0}

@@ -3,29 +3,28 @@
 import copy
 import pickle
 import warnings
-from functools import partial
 
 import pytest
 import torch as th
 from envs import ACTIONS, vec
-from optimizers import coefficients_at
 
 from ppo_plus import KLControl, PPO_Plus
+from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
 from ppo_plus.update.flat import packed
 from ppo_plus.update.minibatch import COUNTED, UpdateRule
-from ppo_plus.update.update import MAX_SKIPPED, Update, Updater
+from ppo_plus.update.update import MAX_SKIPPED, Update, Updater, coefficients_of, in_place
 
 
 def remembering(control, running=False, beta=4.0, lr_scale=0.5):
-    updater = Updater()
+    updater = Updater(Compilation())
     updater.kl_memory = control, (float(running), beta, lr_scale)
     return updater
 
 
 def test_a_new_update_starts_with_the_controls_state():
     control = AdaptivePenalty()
-    assert Updater().kl_state(control) == control.init()
+    assert Updater(Compilation()).kl_state(control) == control.init()
 
 
 def test_a_control_runs_again_after_it_stopped_an_update():
@@ -57,7 +56,7 @@ def test_the_state_of_the_last_update_is_kept(kl_control):
 
 
 def test_bad_minibatches_are_counted_in_a_row():
-    updater = Updater()
+    updater = Updater(Compilation())
     updater.count_skipped([False] * (MAX_SKIPPED - 1))
     updater.count_skipped([True] + [False] * (MAX_SKIPPED - 1))
     with pytest.raises(FloatingPointError, match=f"not finite in {MAX_SKIPPED} minibatches in a row"):
@@ -83,12 +82,13 @@ def test_a_control_may_end_the_update_after_an_epoch():
         record[COUNTED + 1 + names.index("approx_kl")] = float(data)
         return state, names, record
 
-    control = UntilSecondEpoch()
-    rule = UpdateRule(model.policy, model.compute_loss, KLControl(), 0.5)
+    rule = UpdateRule(model.policy, model.compute_loss, UntilSecondEpoch(), 0.5)
+    values = model.settings.at(1.0, model.lr_schedule)
     with packed(model.policy.optimizer) as lent:
-        real = partial(rule.in_place, lent, coefficients_at(model), rule.eager_gradient)
+        real = in_place(rule, lent, coefficients_of(values))
         rollout = model.rollout_buffer.on_device()
-        update = Update(minibatch, control, control.init(), th.tensor(0.0), Updater(), 1e-3)
+        update = Update(Updater(Compilation()), rule, values, th.device("cpu"))
+        update.minibatch = minibatch
         for epoch in (1, 2):
             assert not update.stopped
             for _ in range(2):
