@@ -712,7 +712,7 @@ TOP = (
     ),
     Fault(
         "generators-forgotten",
-        "call.py",
+        "saving/checkpoint/checkpoint.py",
         'process_state.set_generators(resumed["generators"])',
         "pass",
         "tests/saving/checkpoint/test_checkpoint.py",
@@ -733,10 +733,10 @@ TOP = (
     ),
     Fault(
         "arguments-of-callbacks-restored",
-        "call.py",
+        "saving/checkpoint/process_state.py",
         "elif name in arguments:",
         "elif False:",
-        "tests/test_call.py",
+        "tests/saving/checkpoint/test_process_state.py",
     ),
     Fault(
         "export-tails",
@@ -789,10 +789,10 @@ TOP = (
     ),
     Fault(
         "configuration-kept",
-        "call.py",
+        "saving/checkpoint/process_state.py",
         "if name not in configured or pickle.dumps(value) != pickle.dumps(configured[name])",
         "if True",
-        "tests/test_call.py",
+        "tests/saving/checkpoint/test_process_state.py",
     ),
     Fault(
         "logs-not-cut",
@@ -820,7 +820,7 @@ TOP = (
         "saving/format/names.py",
         ' or callable(defined) or hasattr(defined, "__get__")',
         "",
-        "tests/test_call.py tests/saving/test_model.py",
+        "tests/saving/checkpoint/test_process_state.py tests/saving/test_model.py",
     ),
     Fault(
         "other-versions-read",

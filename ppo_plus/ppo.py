@@ -23,7 +23,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.call import Call, calling
+from ppo_plus.call import Call
 from ppo_plus.compiling.compilation import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
@@ -437,7 +437,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         checked = CheckedEnvs(self.env, self._steps)
-        with checked, self.call.logs(self, tb_log_name):
+        with checked, checkpoint.logs_continued(self, tb_log_name):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
@@ -454,7 +454,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         found = super()._init_callback(callback, progress_bar)
         self.call.watch(found)
-        check_evaluations(self, self.call.callbacks or ())
+        check_evaluations(self, self.call.callbacks)
         if self.policy._forward_hooks or self.policy._forward_pre_hooks:
             warnings.warn(
                 "forward hooks on the policy itself are not called, since training calls its parts: register them on "
@@ -503,7 +503,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
             iteration = call.iteration
             callback.on_training_start(LazyLocals(locals()), globals())
-            call.restore(self)
+            checkpoint.restore(self)
             while self.num_timesteps < total_timesteps:
                 if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
                     break
@@ -521,8 +521,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
         keep_freed_memory()
         with torch_threads(self._choose_threads()), full_precision(), self.ranks.until_error():
-            with calling(self, total_timesteps) as call:
-                yield call
+            self.call = self.call.begun(total_timesteps)
+            try:
+                yield self.call
+            finally:
+                self.call.close_bars()
+                self.call = Call()
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write what was logged.

@@ -162,7 +162,7 @@ PRIVATE: dict[str, set[str]] = {
     "_build_mlp_extractor": {"policy.memory", "policy.policies"},
     "_current_progress_remaining": {"ppo", "saving.model"},
     "_current_step": {"envs.resumable.attributes"},
-    "_custom_logger": {"call"},
+    "_custom_logger": {"saving.checkpoint.checkpoint"},
     "_destroy": {"envs.resumable.state"},
     "_elapsed_steps": {"envs.resumable.attributes"},
     "_episode_num": {"saving.model"},

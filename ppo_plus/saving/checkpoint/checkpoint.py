@@ -10,7 +10,8 @@ import io
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,12 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
     ranks = model.ranks
     checkpoint = {
-        "call": model.call.state(),
+        "call": _call_state(model.call),
         "generators": generators,
         "model": copy.deepcopy(state),
         "policy": _policy_extras(model.policy),
         "env": env_state.get_state(model.env),
-        "log": process_state.get_log(model.logger) if model.call.callbacks is not None else None,
+        "log": process_state.get_log(model.logger) if model.call.callbacks else None,
         "logs": {"kept": process_state.sizes(folder, logs)},
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
@@ -71,6 +72,15 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         if ranks.leads:
             checkpoint[OTHERS] = [container.read(io.BytesIO(each), KIND) for each in others]
     return checkpoint
+
+
+def _call_state(call: Any) -> dict[str, Any] | None:
+    """The state of a call of ``learn``; ``None``: there is none now."""
+    if not call.callbacks:
+        return None
+    pairs = zip(call.callbacks, call.configured, strict=True)
+    callbacks = [process_state.get_callback(*pair) for pair in pairs]
+    return {"total_timesteps": call.total_timesteps, "iteration": call.iteration, "callbacks": callbacks}
 
 
 def _policy_extras(policy: th.nn.Module) -> dict[str, Any]:
@@ -188,8 +198,36 @@ def _resumed(cls: Any, found: list[dict[str, Any]], env: Any, device: th.device 
     with decoding("the state of its generators"):
         process_state.set_generators(checkpoint["generators"])
     if call is not None:
-        model.call.resume_from(checkpoint)
+        interrupted = model.call
+        interrupted.total_timesteps, interrupted.iteration = call["total_timesteps"], call["iteration"]
+        interrupted.resumed = checkpoint
     return model
+
+
+@contextmanager
+def logs_continued(model: Any, tb_log_name: str) -> Iterator[None]:
+    """While a model sets up its logger: continue TensorBoard's files of the call that was interrupted."""
+    resumed, logger = model.call.resumed, None
+    if resumed is not None and not model._custom_logger:
+        with container.naming(resumed["logs"]["folder"], "checkpoint"):
+            logger = process_state.reopen(resumed["log"], model.tensorboard_log, tb_log_name, model.verbose)
+    if logger is not None:
+        model.set_logger(logger)
+    yield
+    if logger is not None:
+        model._custom_logger = False
+
+
+def restore(model: Any) -> None:
+    """Restore the rest of a checkpoint, once the call of ``learn`` that was interrupted has started again."""
+    resumed, model.call.resumed = model.call.resumed, None
+    if resumed is None:
+        return
+    with container.naming(resumed["logs"]["folder"], "checkpoint"):
+        process_state.set_callbacks(model.call.callbacks, resumed["call"]["callbacks"])
+    process_state.set_log(model.logger, resumed["log"])
+    # Last, since what comes before may draw.
+    process_state.set_generators(resumed["generators"])
 
 
 class Checkpoints(BaseCallback):

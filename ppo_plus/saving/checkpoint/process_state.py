@@ -1,9 +1,18 @@
-"""What a process has beside the model: the generators of random numbers that all of it shares, and its logs."""
+"""What a process has beside the model: the generators of random numbers that all of it shares, its logs, and the
+callbacks of a call of ``learn``.
 
+The state of a callback is what its ``get_state()`` returns, for ``set_state(state)``. Without these methods, it is the
+attributes that have changed since training began and are numbers, arrays or containers of these, and the state of
+environments among the attributes. The configuration is the new callback's: arguments, texts, paths and other objects.
+"""
+
+import copy
 import os
+import pickle
 import random
 import re
 import warnings
+from collections import deque
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from glob import escape, glob
@@ -12,10 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger, configure
+from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.envs.resumable.attributes import same_kind
+from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.generators import check_facts
-from ppo_plus.saving.format.names import Refused
+from ppo_plus.saving.format.names import Refused, constructor_arguments, decoding, require_attributes
 
 #: TensorBoard's files.
 EVENTS = "events.out.tfevents.*"
@@ -23,6 +36,10 @@ EVENTS = "events.out.tfevents.*"
 GPUS = ("cuda", "xpu", "mps")
 #: What has been recorded and not written yet: the names in a checkpoint, and the attributes of ``Logger``.
 RECORDED = {"values": "name_to_value", "counts": "name_to_count", "excluded": "name_to_excluded"}
+#: Attributes that SB3 sets on every callback.
+SET_BY_SB3 = {"model", "logger", "training_env", "locals", "globals", "parent"}
+#: Counters of every callback.
+COUNTS = {"n_calls", "num_timesteps"}
 
 
 def get_generators() -> dict[str, Any]:
@@ -124,3 +141,86 @@ def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> No
 def _paths(folder: str | Path, patterns: Iterable[str]) -> list[str]:
     # The folder itself may not exist yet, if patterns lead out of it.
     return [os.path.normpath(os.path.join(escape(str(folder)), pattern)) for pattern in patterns]
+
+
+# --- callbacks --------------------------------------------------------------------------------------------------------
+
+
+def get_callback(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
+    """The state of a callback, whose :func:`plain_attributes` before training were ``configured``."""
+    title = type(callback).__qualname__
+    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+        return {"class": title, "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
+    changed = {
+        name: value
+        for name, value in plain_attributes(callback).items()
+        if name not in configured or pickle.dumps(value) != pickle.dumps(configured[name])
+    }
+    envs = {name: get_state(env) for name, env in _envs(callback).items()}
+    return {"class": title, "own": None, "changed": changed, "envs": envs}
+
+
+def set_callbacks(callbacks: list[BaseCallback], states: list[dict[str, Any]]) -> None:
+    """Restore states of callbacks, which are matched by class and order."""
+    waiting = [*callbacks]
+    for state in states:
+        callback = next((each for each in waiting if type(each).__qualname__ == state["class"]), None)
+        if callback is not None:
+            waiting.remove(callback)
+            with decoding(f"the state of callback {state['class']}"):
+                _set_callback(callback, state)
+        elif state["own"] or state["envs"] or state["changed"].keys() - COUNTS:
+            warnings.warn(
+                f"the resumed run used callback {state['class']}, which was not passed to learn(): pass it, or its "
+                "state is lost",
+                stacklevel=4,
+            )
+
+
+def _set_callback(callback: Any, state: dict[str, Any]) -> None:
+    if state["own"] is not None:
+        callback.set_state(state["own"])
+        return
+    title, changed = state["class"], state["changed"]
+    require_attributes(type(callback), changed)
+    if SET_BY_SB3 & changed.keys():
+        raise Refused(f"it sets {min(SET_BY_SB3 & changed.keys())} of {title}")
+    arguments = constructor_arguments(type(callback))
+    for name, value in changed.items():
+        why, present = "", vars(callback).get(name)
+        if not _is_plain(value) or not _is_plain(present):
+            why = "it is not made of numbers"
+        elif not same_kind(present, value):
+            why = f"{value!r:.80} instead of {present!r:.80}"
+        elif name in arguments:
+            why = "it is an argument, which the new callback has (to keep it, define get_state and set_state)"
+        if why:
+            warnings.warn(f"{title}.{name} is not restored: {why}", stacklevel=5)
+        else:
+            setattr(callback, name, copy.deepcopy(value))
+    for name, env in _envs(callback).items():
+        reason = set_state(env, state["envs"][name]) if name in state["envs"] else None
+        if reason:
+            warnings.warn(f"{title}.{name} does not resume exactly: {reason}", stacklevel=5)
+
+
+def _envs(callback: BaseCallback) -> dict[str, VecEnv]:
+    attributes = vars(callback).items()
+    return {name: value for name, value in attributes if name not in SET_BY_SB3 and isinstance(value, VecEnv)}
+
+
+def plain_attributes(callback: BaseCallback) -> dict[str, Any]:
+    """Copies of the attributes of a callback that are numbers, arrays or containers of these."""
+    attributes = vars(callback).items()
+    return {name: copy.deepcopy(value) for name, value in attributes if name not in SET_BY_SB3 and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, an array of numbers or a container of these; keys of dicts may be texts."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) or _is_plain(key) for key in value) and all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple, set, deque)):
+        return all(map(_is_plain, value))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.kind in "biufc"
+    return value is None or isinstance(value, (int, float, th.Tensor))
