@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ppo_plus.public import MODULES, version_of
+
 if TYPE_CHECKING:
     from ppo_plus.compiling.compiled import CompileError as CompileError
     from ppo_plus.distributed.ranks import RanksError as RanksError
@@ -54,35 +56,6 @@ if TYPE_CHECKING:
     from ppo_plus.update.minibatch import Batch as Batch
     from ppo_plus.zoo.callbacks import EvalAfterUpdates as EvalAfterUpdates
 
-#: The public names of each module. A module is imported when a name of it is first used: torch takes seconds to load,
-#: and `ppo-plus --help` does without it. Type checkers read the imports above; a test checks that both say the same.
-PUBLIC = {
-    "compiling.compiled": "CompileError",
-    "distributed.ranks": "RanksError",
-    "envs.make_vec": "as_vec_env make_vec",
-    "envs.normalization": "VecNormalizeTransitions",
-    "envs.resumable.state": "Resumable",
-    "envs.supervised.vec_env": "EnvFault SupervisedVecEnv",
-    "envs.tensors.env": "TensorEnv Transition",
-    "formulas.exploration": "ColoredNoise NoiseProcess StateDependentNoise WhiteNoise",
-    "formulas.kl_control": "AdaptiveLearningRate AdaptivePenalty EarlyStop KLControl KLState",
-    "formulas.losses": "Coefficients Losses PPOLoss",
-    "formulas.schedules": "constant cosine linear",
-    "policy.memory": "WithMemory",
-    "policy.policies": "ActorCriticPolicy Carry CnnPolicy Features Heads MlpPolicy MultiInputPolicy",
-    "policy.recurrent": (
-        "CnnGruPolicy CnnLstmPolicy GRUMemory LSTMMemory "
-        "MlpGruPolicy MlpLstmPolicy MultiInputGruPolicy MultiInputLstmPolicy"
-    ),
-    "ppo": "PPO_Plus",
-    "rollout.buffer": "RolloutBuffer",
-    "saving.checkpoint.checkpoint": "Checkpoints",
-    "saving.format.names": "Refused register",
-    "saving.statistics": "load_statistics",
-    "update.minibatch": "Batch",
-    "zoo.callbacks": "EvalAfterUpdates",
-}
-MODULES = {name: f"ppo_plus.{module}" for module, names in PUBLIC.items() for name in names.split()}
 __all__ = list(MODULES)
 
 __version__: str
@@ -93,7 +66,7 @@ def __getattr__(name: str) -> Any:
     if name in MODULES:
         value = getattr(import_module(MODULES[name]), name)
     elif name == "__version__":
-        value = _version()
+        value = version_of("ppo_plus")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
@@ -102,12 +75,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "__version__"})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("ppo_plus")
-    except PackageNotFoundError:  # imported from a checkout that is not installed
-        return "unknown"

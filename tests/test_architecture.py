@@ -17,6 +17,7 @@ PACKAGE = Path(ppo_plus.__file__).parent
 ROOMS = [
     "generators",
     "process",
+    "public",
     "require",
     "trees",
     "formulas",

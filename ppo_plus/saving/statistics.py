@@ -11,7 +11,7 @@ from ppo_plus.envs.normalization import are_finite
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
-from ppo_plus.saving.sb3.pickles import Call, parse, value_of
+from ppo_plus.saving.sb3.pickles import PickledCall, parse, value_of
 from ppo_plus.trees import tree_map
 
 KIND = "statistics"
@@ -50,7 +50,7 @@ def read_statistics(path: Path) -> dict[str, Any]:
         data = path.read_bytes()
         with naming(path, "VecNormalize"):
             parsed = parse(data)
-            if not isinstance(parsed, Call) or parsed.name != _PICKLED or type(parsed.state) is not dict:
+            if not isinstance(parsed, PickledCall) or parsed.name != _PICKLED or type(parsed.state) is not dict:
                 raise Damaged("it is the pickle of something else")
             present = [name for name in STATISTICS.values() if name in parsed.state]
             found = {name: value_of(parsed.state[name], len(data)) for name in present}

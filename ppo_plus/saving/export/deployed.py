@@ -9,7 +9,6 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -32,6 +31,7 @@ from ppo_plus.envs.layers import layers
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise
 from ppo_plus.policy.policies import n_rows
+from ppo_plus.public import version_of
 from ppo_plus.require import require_one_of
 from ppo_plus.rollout.evaluation import RECORDERS
 from ppo_plus.trees import tree_leaves
@@ -263,7 +263,7 @@ class Deployed(nn.Module):
             "deterministic": self.deterministic,
             "wrappers_inside": [kinds[isinstance(each, VecNormalize)] for each in self.raw.wrappers],
             "wrappers_outside": self.raw.outside,
-            "versions": {"ppo_plus": version("ppo_plus"), "torch": version("torch")},
+            "versions": {name: version_of(name) for name in ("ppo_plus", "torch")},
         }
 
 

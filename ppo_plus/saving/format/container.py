@@ -10,7 +10,6 @@ import json
 import platform
 import zipfile
 from contextlib import contextmanager, nullcontext, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +17,7 @@ import safetensors.torch
 import torch as th
 from stable_baselines3.common.save_util import open_path
 
+from ppo_plus.public import version_of
 from ppo_plus.saving.files import replacing
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.format.values import describe, restore
@@ -36,7 +36,7 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
     """Write a value of a kind, such as ``"model"``, completely or not at all; raises :class:`OSError`, and as
     :func:`~ppo_plus.saving.format.values.describe`."""
     description, arrays = describe(value, kind)
-    packages = {"python": platform.python_version()} | {name: str(import_module(name).__version__) for name in PACKAGES}
+    packages = {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES}
     head = {"format": f"ppo_plus {kind}", "version": VERSION, "packages": packages, "value": description}
     text = json.dumps(head, indent=1, allow_nan=False).encode()
     with opened_to_write(path_or_file) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

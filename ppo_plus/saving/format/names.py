@@ -23,6 +23,7 @@ from typing import Any
 import torch as th
 
 from ppo_plus.compiling.torch_private import Announced
+from ppo_plus.public import MODULES as PUBLIC_MODULES
 from ppo_plus.trees import tree_leaves
 
 
@@ -48,7 +49,7 @@ def decoding(what: str = "its data") -> Iterator[None]:
 #: Classes of ppo_plus that files may contain objects of and that are not public, and their modules.
 ALIASES = dict.fromkeys(("Constant", "Cosine", "Linear"), "ppo_plus.formulas.schedules")
 #: Every name of ppo_plus that files have, and its module, which is imported only when a file asks for it.
-OURS: dict[str, str] = import_module("ppo_plus").MODULES | ALIASES
+OURS = PUBLIC_MODULES | ALIASES
 _NAMES = {f"{module}:{name}": f"ppo_plus:{name}" for name, module in OURS.items()}
 #: Packages that are named by a public module, which has the classes of the modules within them.
 _PUBLIC = {"gymnasium.spaces": "gymnasium.spaces", "torch.nn.modules": "torch.nn", "torch.optim": "torch.optim"}

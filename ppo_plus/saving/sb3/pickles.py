@@ -26,7 +26,7 @@ from ppo_plus.saving.format.values import MAX_DEPTH, SPACES, make_object
 MODULUS = sys.hash_info.modulus
 
 
-class Call:
+class PickledCall:
     """A call that a pickle asks for, and what it does with the result. Each name in a pickle is a subclass of this."""
 
     name: ClassVar[str]
@@ -35,14 +35,14 @@ class Call:
     items: list[Any]
     pairs: list[tuple[Any, Any]]
 
-    def __new__(cls, *args: Any) -> "Call":
+    def __new__(cls, *args: Any) -> "PickledCall":
         made = object.__new__(cls)
         made.args, made.items, made.pairs = args, [], []
         if cls.name.endswith(":_function_setstate"):
             args[0].__setstate__(args[1])  # how cloudpickle fills a function
         return made
 
-    def __call__(self, *args: Any) -> "Call":
+    def __call__(self, *args: Any) -> "PickledCall":
         """A pickle may also call what it has made: cloudpickle does."""
         return _call_named(f"{self.name}()")(*args)
 
@@ -58,8 +58,8 @@ class Call:
         self.pairs.append((key, value))
 
 
-def _call_named(name: str) -> type[Call]:
-    return type("Call", (Call,), {"name": name})
+def _call_named(name: str) -> type[PickledCall]:
+    return type("PickledCall", (PickledCall,), {"name": name})
 
 
 def _require_keys(keys: Iterable[Any]) -> None:
@@ -75,7 +75,7 @@ def _require_keys(keys: Iterable[Any]) -> None:
 _Unpickler: Any = vars(pickle)["_Unpickler"]
 
 
-class _Reader(_Unpickler):  # type: ignore[misc]
+class _Parser(_Unpickler):  # type: ignore[misc]
     dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
@@ -116,14 +116,14 @@ _INSTRUCTIONS = frozenset(
 
 
 def parse(data: bytes) -> Any:
-    """What a pickle would make: plain values, :class:`Call`, and subclasses of it for names."""
+    """What a pickle would make: plain values, :class:`PickledCall`, and subclasses of it for names."""
     with decoding("the pickle"):
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name not in _INSTRUCTIONS:
                 raise Refused(f"it has the instruction {opcode.name}, which is not read")
             if opcode.name == "LONG_BINPUT" and (argument or 0) > len(data):
                 raise Refused("it numbers more values than it has")  # memory would be reserved for all numbers
-        return _Reader(io.BytesIO(data)).load()
+        return _Parser(io.BytesIO(data)).load()
 
 
 def value_of(parsed: Any, n_bytes: int) -> Any:
@@ -155,13 +155,13 @@ class _Maker:
     def _make(self, plan: Any) -> Any:
         if isinstance(plan, dict):
             return {self.make(key): self.make(each) for key, each in plan.items()}
-        if isinstance(plan, type) and issubclass(plan, Call):
+        if isinstance(plan, type) and issubclass(plan, PickledCall):
             return find(public_name(plan.name))
-        if isinstance(plan, Call):
+        if isinstance(plan, PickledCall):
             return self._call(plan)
         return type(plan)(map(self.make, plan))
 
-    def _call(self, call: Call) -> Any:
+    def _call(self, call: PickledCall) -> Any:
         # Gymnasium's spaces have the names and fields of the old gym's.
         name = public_name(re.sub(r"^gym\.spaces\.", "gymnasium.spaces.", call.name))
         if name in SPACES:
@@ -189,22 +189,22 @@ class _Maker:
             raise Refused("its arrays are larger than itself")
         return np.frombuffer(bytes(data), dtype).reshape(shape, order=order).copy(order="K")
 
-    def reconstructed(self, call: Call) -> np.ndarray:
+    def reconstructed(self, call: PickledCall) -> np.ndarray:
         _, shape, dtype, in_columns, data = self.make(call.state)
         return self.array(data, dtype, shape, "F" if in_columns else "C")
 
-    def scalar(self, call: Call) -> Any:
+    def scalar(self, call: PickledCall) -> Any:
         dtype, data = self.make(call.args)
         return self.array(data, dtype, (1,), "C")[0]
 
-    def dtype(self, call: Call) -> np.dtype:
+    def dtype(self, call: PickledCall) -> np.dtype:
         name, state = self.make(call.args)[0], self.make(call.state or (3, "|"))
         if type(name) is not str or not re.fullmatch(r"[biuf]\d{1,2}", name):
             raise Refused(f"it has an array of {name!r}")
         dtype = np.dtype(name)
         return dtype.newbyteorder(state[1]) if state[1] in "<>" else dtype
 
-    def closure(self, call: Call) -> Any:
+    def closure(self, call: PickledCall) -> Any:
         """A schedule that SB3 defined within a function: its name and its cells say which, its code is not run."""
         state = call.state[1]
         name = f"{state['__module__']}:{state['__qualname__']}"
@@ -216,11 +216,11 @@ class _Maker:
             raise Refused(f"it is a function of the user's, {name}{hint}")
         return _CLOSURES[name](**{cell: self.make(content) for cell, content in cells.items()})
 
-    def ordered_dict(self, call: Call) -> OrderedDict[Any, Any]:
+    def ordered_dict(self, call: PickledCall) -> OrderedDict[Any, Any]:
         _require_keys(key for key, _ in call.pairs)
         return OrderedDict(map(self.make, call.pairs))
 
-    def deque(self, call: Call) -> deque[Any]:
+    def deque(self, call: PickledCall) -> deque[Any]:
         return deque([*map(self.make, (call.args or ((),))[0]), *map(self.make, call.items)], *call.args[1:])
 
 
@@ -236,7 +236,7 @@ _CLOSURES: dict[str, Callable[..., Any]] = {
     "rl_zoo3.utils:linear_schedule.<locals>.func": lambda **cells: Linear(float(*cells.values())),
 }
 #: What is made from calls, by the name of the function; NumPy's modules have had two names.
-_CALLS: dict[str, Callable[[_Maker, Call], Any]] = {
+_CALLS: dict[str, Callable[[_Maker, PickledCall], Any]] = {
     "collections:OrderedDict": _Maker.ordered_dict,
     "collections:deque": _Maker.deque,
     "numpy:dtype": _Maker.dtype,
