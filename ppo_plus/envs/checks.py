@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers import ClipAction, TransformReward
+from gymnasium.wrappers import ClipAction
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, unwrap_vec_normalize
@@ -37,7 +37,10 @@ RESET = (
     "reset() must return (observation, info), as in Gymnasium, and not an observation alone, as in the old gym: "
     f"return observation, {{}}, {CONVERT}"
 )
-SEED = f"reset() must take seed and options, as in Gymnasium: def reset(self, *, seed=None, options=None), {CONVERT}"
+SEED = (
+    "reset() must take seed, and options if there are any, as in Gymnasium: def reset(self, *, seed=None, "
+    f"options=None), {CONVERT}"
+)
 STEP = (
     "step() must return (observation, reward, terminated, truncated, info), as in Gymnasium, and not one done, as in "
     f"the old gym: a time limit is truncated, every other end terminated, {CONVERT}"
@@ -194,18 +197,18 @@ class LeanVecEnv(DummyVecEnv):
     """
 
     #: Index of the environment that is stepped or reset now, for messages.
-    current: int | None = None
+    _current: int | None = None
 
     def reset(self) -> VecEnvObs:
         for i, env in enumerate(self.envs):
-            self.current = i
+            self._current = i
             options = {"options": self._options[i]} if self._options[i] else {}
             obs, info = env.reset(seed=self._seeds[i], **options)
             check_info(info)
             check_obs(obs, self.observation_space, values=False)
             self.reset_infos[i] = info
             self._save_obs(i, obs)
-        self.current = None
+        self._current = None
         self._reset_seeds()
         self._reset_options()
         return _copied_obs(self)
@@ -215,7 +218,7 @@ class LeanVecEnv(DummyVecEnv):
         shape = None if only is None else only.shape[1:]
         rewards, dones, infos = self.buf_rews, self.buf_dones, []
         for i, (env, action) in enumerate(zip(self.envs, self.actions, strict=True)):
-            self.current = i
+            self._current = i
             obs, reward, terminated, truncated, info = env.step(action)
             rewards[i] = reward if isinstance(reward, float) else as_reward(reward)
             if type(info) is not dict:
@@ -236,7 +239,7 @@ class LeanVecEnv(DummyVecEnv):
                 self._save_obs(i, obs)
             # Most infos have nothing but this key.
             infos.append({TIMEOUT: info[TIMEOUT]} if len(info) == 1 else _copied(info))
-        self.current = None
+        self._current = None
         return _copied_obs(self), rewards.copy(), dones.copy(), infos
 
 
@@ -277,7 +280,7 @@ class CheckedEnvs:
     def __enter__(self) -> None:
         for name, method in self._methods.items():
             vars(self._owner).setdefault(name, method)
-            vars(self._owner)["current"] = None
+            vars(self._owner)["_current"] = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
         for name, method in self._methods.items():
@@ -287,7 +290,7 @@ class CheckedEnvs:
             raise _death(self._env.unwrapped, self._step()) from error
         if self._owner is None or not isinstance(error, Exception):
             return
-        i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "current", None)
+        i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "_current", None)
         found = explanation(error, self._owner if i is None else self._owner.envs[i])
         if i is not None and not hasattr(error, "__notes__"):
             env = self._owner.envs[i].unwrapped
@@ -351,15 +354,23 @@ def _death(env: SubprocVecEnv, step: int) -> RuntimeError:
     )
 
 
-def _number(reward: Any) -> Any:
-    return reward if isinstance(reward, (float, int, np.number)) else as_reward(reward)
+class Numbers(gym.Wrapper):
+    """Makes numbers of rewards for a ``Monitor``, which adds them up and takes no arrays or lists of one number.
 
+    Everything else is passed on as it was given.
+    """
 
-class Numbers(TransformReward):
-    """Makes numbers of rewards for a ``Monitor``, which adds them up and takes no arrays or lists of one number."""
+    @property
+    def spec(self) -> Any:  # type: ignore[override]
+        return self.env.spec
 
-    def __init__(self, env: gym.Env):
-        super().__init__(env, _number)
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        reward = reward if isinstance(reward, (float, int, np.number)) else as_reward(reward)
+        return obs, reward, terminated, truncated, info
 
 
 def take_any_number(env: Any) -> None:

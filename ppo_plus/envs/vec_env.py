@@ -56,6 +56,15 @@ class BatchedVecEnv(Adapter, VecEnv):
         """Seconds since the environments were made, as a ``Monitor`` counts them."""
         return round(time.time() - self._start_time, 6)
 
+    def _options_of_reset(self) -> dict[str, Any]:
+        """The argument ``options`` of the next reset, if there are any, as in SB3.
+
+        :raises ValueError: they differ between environments
+        """
+        if any(options != self._options[0] for options in self._options):
+            raise ValueError(f"options={self._options!r} must be the same for all environments of {self.env}")
+        return {"options": self._options[0]} if self._options[0] else {}
+
     def step_async(self, actions: Any) -> None:
         """Prepare a step.
 
@@ -85,6 +94,13 @@ class BatchedVecEnv(Adapter, VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """Whether the environments are wrapped; always true of ``Monitor``, whose work the adapter does."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+    def render(self, mode: str | None = None) -> np.ndarray | None:
+        if self.render_mode in (None, "rgb_array") or mode not in (None, self.render_mode):
+            return super().render(mode)
+        # It draws all environments at once.
+        self.env.render()
+        return None
 
     def close(self) -> None:
         self.env.close()
@@ -138,10 +154,8 @@ class GymVectorEnv(BatchedVecEnv):
         self._has_monitors = self.has_attr("get_episode_rewards")
 
     def reset(self) -> VecEnvObs:
-        if any(options != self._options[0] for options in self._options):
-            raise ValueError(f"options={self._options!r} must be the same for all environments of {self.env}")
         # Seeds are consecutive, and a vector environment derives the same ones from the first.
-        obs, columns = self.env.reset(seed=self._seeds[0], options=dict(self._options[0]) or None)
+        obs, columns = self.env.reset(seed=self._seeds[0], **self._options_of_reset())
         self.reset_infos = _rows(columns, self.num_envs)
         self._reset_seeds()
         self._reset_options()

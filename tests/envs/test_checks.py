@@ -19,7 +19,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
 
 from ppo_plus import PPO_Plus, Resumable, make_vec
-from ppo_plus.envs.checks import InvalidOutput, LeanVecEnv, check_obs, check_reward, check_shape
+from ppo_plus.envs.checks import InvalidOutput, LeanVecEnv, Numbers, check_obs, check_reward, check_shape
 
 BOX = spaces.Box(-np.inf, np.inf, (2,))
 KIND = spaces.Discrete(3)
@@ -232,7 +232,7 @@ def learn(env, policy="MlpPolicy"):
     [
         (NoInfo, r"reset\(\) must return \(observation, info\)"),
         (NoInfoLater, r"reset\(\) must return \(observation, info\)"),
-        (NoSeed, r"reset\(\) must take seed and options"),
+        (NoSeed, r"reset\(\) must take seed, and options if there are any"),
         (OneDone, r"step\(\) must return \(observation, reward, terminated, truncated, info\)"),
     ],
 )
@@ -355,6 +355,55 @@ def test_callbacks_find_and_exchange_the_environments_themselves():
     assert "step_wait" not in vars(env)
     assert re.fullmatch(r"It was environment 1, <.*OtherShape.*>, .*, step 5\.", raised.value.__notes__[0])
     assert env.envs == made[:2]
+
+
+class SeedAlone(RandomEnv):
+    """Its ``reset`` takes no options, and it has attributes that wrappers of Gymnasium's have, too."""
+
+    func = "own"
+
+    def reset(self, seed=None):
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, Monitor, lambda env: DummyVecEnv([lambda: Monitor(env)])])
+def test_options_are_passed_where_there_are_any(wrap):
+    """As in SB3: ``Numbers``, ``Resumable``, ``LeanVecEnv`` and its methods in a ``DummyVecEnv`` add none."""
+    env = SeedAlone(ACTIONS["discrete"])
+    learn(wrap(env))
+    assert env.n_resets > 1
+    (single,) = make_vec(lambda: env).envs
+    assert single.get_wrapper_attr("func") == "own" and single.get_wrapper_attr("spec") is None
+    model = PPO_Plus("MlpPolicy", wrap(env), n_steps=8, batch_size=8, device="cpu")
+    model.env.set_options({"level": 3})
+    with pytest.raises(TypeError, match=r"reset\(\) must take seed, and options if there are any"):
+        model.learn(8)
+
+
+@pytest.mark.parametrize("make", [LeanVecEnv, DummyVecEnv])
+def test_resets_get_what_those_of_sb3_get(make):
+    class Noting(RandomEnv):
+        def reset(self, **kwargs):
+            return super().reset(**kwargs)[0], {"given": kwargs}
+
+    env = make([lambda: Resumable(Numbers(Noting(ACTIONS["discrete"], p_end=1.0)))])
+    env.seed(5)
+    env.set_options({"level": 3})
+    given = []
+    for call in (env.reset, lambda: env.step(np.zeros(1, int)), env.reset):
+        call()
+        given.append(env.reset_infos[0]["given"])
+    assert given == [{"seed": 5, "options": {"level": 3}}, {}, {"seed": None}]
+
+
+def test_attributes_of_a_vector_environment_stay_its_own():
+    class Counting(DummyVecEnv):
+        current = 7
+
+    env = Counting([lambda: RandomEnv(ACTIONS["discrete"])])
+    env.current = 8
+    learn(env)
+    assert env.current == 8
 
 
 def test_methods_set_on_an_environment_are_called_and_stay():

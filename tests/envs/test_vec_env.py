@@ -525,8 +525,12 @@ class Fixed(VectorEnv):
         self.single_observation_space, self.single_action_space = BOX, spaces.Discrete(2)
         self.obs = np.ones((2, 3), np.float32)
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, seed=None, **options):
+        self.options = options
         return self.obs, {}
+
+    def render(self):
+        self.n_renders = getattr(self, "n_renders", 0) + 1
 
     def step(self, actions):
         self.obs += 1
@@ -543,6 +547,21 @@ def test_other_ways_to_give_infos():
     assert first.max() == 1.0 and dones.tolist() == [True, False]
     np.testing.assert_array_equal(infos[0]["terminal_observation"], [7.0] * 3)
     assert infos[1] == {"fps": 30, "pair": "right"} and env.reset_infos[0] == {"fps": 30, "pair": "left"}
+
+
+def test_options_are_passed_where_there_are_any():
+    env = GymVectorEnv(Fixed({"autoreset_mode": AutoresetMode.NEXT_STEP}))
+    env.set_options({"shift": 1.0})
+    for options in ({"options": {"shift": 1.0}}, {}):
+        env.reset()
+        assert env.env.options == options
+
+
+def test_one_that_draws_itself_is_asked_to():
+    fixed = Fixed({"autoreset_mode": AutoresetMode.NEXT_STEP})
+    fixed.render_mode = "human"
+    env = GymVectorEnv(fixed)
+    assert env.render() is env.render("human") is None and fixed.n_renders == 2
 
 
 def test_an_end_in_a_row_that_resets_is_none():

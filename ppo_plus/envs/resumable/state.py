@@ -216,9 +216,9 @@ class Resumable(gym.Wrapper):
             vars(self)["_set_from_outside"] = name
         setattr(self.env, name, value)
 
-    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+    def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> bool:
         vars(self)["_set_from_outside"] = name
-        return self.env.set_wrapper_attr(name, value, force=force)
+        return self.env.set_wrapper_attr(name, value, **kwargs)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
         episode = _Episode()

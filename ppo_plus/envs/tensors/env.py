@@ -142,8 +142,8 @@ class GymTensors(Adapter, TensorEnv):
         device = getattr(env, "device", None) or getattr(env.unwrapped, "device", None) or "cpu"
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space, device)
 
-    def reset(self, seed: int | None = None) -> Obs:
-        obs, _ = self.env.reset(seed=seed)
+    def reset(self, seed: int | None = None, **options: Any) -> Obs:
+        obs, _ = self.env.reset(seed=seed, **options)
         return as_tensor(obs, self.device)
 
     def step(self, actions: Any) -> Transition:

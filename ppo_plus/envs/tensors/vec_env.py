@@ -70,8 +70,8 @@ class TensorVecEnv(BatchedVecEnv):
         self._unchecked = True
 
     def reset_tensors(self) -> Obs:
-        """Start all episodes again, with the seed that was set since the last reset; returns the first observations."""
-        obs = self._layout(self.env.reset(self._seeds[0]))
+        """Start all episodes again, with the seed and options that were set since; returns the first observations."""
+        obs = self._layout(self.env.reset(self._seeds[0], **self._options_of_reset()))
         self._reset_seeds()
         self._reset_options()
         self._begin()

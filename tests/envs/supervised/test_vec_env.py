@@ -79,6 +79,19 @@ def test_options_are_for_one_reset():
     env.close()
 
 
+def test_resets_without_options_get_none():
+    class SeedAlone(Failing):
+        def reset(self, seed=None):
+            return super().reset(seed=seed)
+
+    env = supervised(SeedAlone, partial(SeedAlone, "raise", 3), restarts=1)
+    env.reset()
+    for _ in range(9):
+        env.step(ACTIONS[:2])
+    assert env.n_restarts == 1
+    env.close()
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

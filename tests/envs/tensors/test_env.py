@@ -72,8 +72,9 @@ class InTensors(VectorEnv):
         self.single_observation_space, self.single_action_space = twin.observation_space, twin.action_space
         self.seeds = []
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed=None, **options):
         self.seeds.append(seed)
+        self.options = options
         return self.twin.reset(seed), {}
 
     def step(self, actions):
@@ -94,6 +95,19 @@ def test_a_vector_environment_in_tensors_is_the_same_task(key):
     wrapped = learned(vector, n=16)
     np.testing.assert_array_equal(plain.rollout_buffer.advantages, wrapped.rollout_buffer.advantages)
     assert vector.seeds == [0]
+
+
+def test_options_are_passed_where_there_are_any():
+    env = as_vec_env(InTensors(TensorTwin(3, ACTIONS["discrete"])))
+    env.set_options({"level": 3})
+    for options in ({"options": {"level": 3}}, {}):
+        env.reset()
+        assert env.env.env.options == options
+    # A simulator without them has an error of Python's own.
+    plain = as_vec_env(TensorTwin(3, ACTIONS["discrete"]))
+    plain.set_options({"level": 3})
+    with pytest.raises(TypeError, match="options"):
+        plain.reset()
 
 
 def cartpoles(mode=AutoresetMode.SAME_STEP):
