@@ -1,6 +1,7 @@
 """Settings of all tests."""
 
 import importlib
+import multiprocessing
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ from compiled import by_operation
 
 # Networks are tiny here: one thread is fastest, and sums then always have the same order.
 th.set_num_threads(1)
+
+# Processes of environments are forked from one that has imported all this, as those of a script are that imports it.
+multiprocessing.set_forkserver_preload(["ppo_plus.zoo.experiment"])
 
 # In the background, a shell has the tests ignore Ctrl-C, and so would the processes that they start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

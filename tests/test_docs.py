@@ -225,7 +225,7 @@ def run_ppo_plus(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
     main = command.load()
     # What is not interrupted cannot be resumed.
     if arguments[0] in SHORTLY and "--resume" not in arguments:
-        given = arguments if "--dry-run" in arguments else [*arguments, *SHORTLY[arguments[0]]]
+        given = [*arguments, *SHORTLY[arguments[0]]]
         if arguments[0] == "enjoy" and not list(Path("logs").glob(f"*/{arguments[arguments.index('--env') + 1]}_*")):
             only_parse(lambda: main(given), patch)
         else:
