@@ -27,7 +27,7 @@ from ppo_plus.call import Call
 from ppo_plus.compiling.compilation import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
-from ppo_plus.distributed.ranks import Ranks, copy_lead, frozen, use_own_gpu
+from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, seed_envs, take_any_number
 from ppo_plus.envs.make_vec import as_vec_env
@@ -587,8 +587,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
         facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
         self.ranks.require_same(facts | spaces | {"kl_control": self.updater.kl_memory and self.updater.kl_memory[1]})
-        copy_lead(self.ranks, self.policy)
-        self.shared.begin(self.env)  # type: ignore[arg-type]
+        self.shared.begin(self.env, self.policy)  # type: ignore[arg-type]
 
     def _common_facts(self) -> dict[str, Any]:
         """What must be the same in processes that train together: comparable arguments, and what is frozen."""
@@ -710,7 +709,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Passes over the rollout in minibatches, which are pairs of the rollout and the rows of it."""
         settings, buffer = self.settings, self.rollout_buffer
         normalizes = settings.loss.normalize_advantage
-        rollout = self.policy.prepare_rollout(self.shared.prepare(buffer.on_device(), normalizes))
+        rollout = self.policy.prepare_rollout(buffer.on_device())
         if settings.recompute_advantages:
             rollout = separate(rollout)
         epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))

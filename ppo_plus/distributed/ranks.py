@@ -68,25 +68,25 @@ class Ranks:
 
     def gather(self, tensor: th.Tensor) -> list[th.Tensor]:
         """The tensors of all, which have the same shape, by rank."""
-        found = [th.empty_like(tensor) for _ in range(self.size)]
-        self._timed(partial(dist.all_gather, found, tensor))
-        return found
+        tensors = [th.empty_like(tensor) for _ in range(self.size)]
+        self._timed(partial(dist.all_gather, tensors, tensor))
+        return tensors
 
     def gather_values(self, value: T) -> list[T]:
         """Small values of all, by rank; anything that can be pickled."""
         if not self.several:
             return [value]
-        found: list[Any] = [None] * self.size
-        self._timed(partial(dist.all_gather_object, found, value))
-        return found
+        values: list[Any] = [None] * self.size
+        self._timed(partial(dist.all_gather_object, values, value))
+        return values
 
     def lead(self, value: T) -> T:
         """The value of rank 0; anything that can be pickled."""
         if not self.several:
             return value
-        found = [value]
-        self._timed(partial(dist.broadcast_object_list, found, src=0))
-        return found[0]
+        values = [value]
+        self._timed(partial(dist.broadcast_object_list, values, src=0))
+        return values[0]
 
     def copy_lead(self, tensors: Iterable[th.Tensor]) -> None:
         """Write into tensors what they are on rank 0."""
@@ -173,8 +173,8 @@ def state_of(policy: Any) -> dict[str, th.Tensor]:
     """Parameters, buffers and optimizer state of a policy, by name."""
     optimizer = policy.optimizer.state_dict()["state"]
     state = {f"optimizer state {i}": leaf for i, leaf in enumerate(tree_leaves(optimizer))}
-    found = {**dict(policy.named_parameters()), **dict(policy.named_buffers()), **state}
-    return {name: tensor for name, tensor in found.items() if isinstance(tensor, th.Tensor)}
+    tensors = {**dict(policy.named_parameters()), **dict(policy.named_buffers()), **state}
+    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, th.Tensor)}
 
 
 def fingerprints(policy: Any) -> dict[str, Fingerprint]:
@@ -210,13 +210,3 @@ def differ_by_rounding(by_rank: Sequence[dict[str, Fingerprint]]) -> bool:
                 )
             differ = differ or first.checksum != own.checksum
     return differ
-
-
-def copy_lead(ranks: Ranks, policy: Any) -> None:
-    """Have all processes begin with the weights, buffers and optimizer state of rank 0.
-
-    :raises RanksError: the networks or optimizers are not alike
-    """
-    given = [*state_of(policy).values()]
-    ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in given]})
-    ranks.copy_lead(given)

@@ -31,7 +31,7 @@ from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments, total
 from ppo_plus.policy.distributions import to_device
-from ppo_plus.update.minibatch import Batch, Gradient
+from ppo_plus.update.minibatch import Gradient, LossAndGradient
 
 #: A minibatch: the rollout and the rows of it.
 Rows = tuple[Any, th.Tensor]
@@ -40,7 +40,7 @@ Rows = tuple[Any, th.Tensor]
 class SingleProcess:
     """Where several processes would exchange something: a single one does nothing, or computes it alone."""
 
-    #: Averages losses and gradients over processes (:class:`~ppo_plus.distributed.shared.Reduction`).
+    #: Averages losses and gradients over processes (:meth:`SharedTraining.reduction`).
     reduction: Any = None
     #: Environments that were replaced in other processes.
     n_restarts = 0
@@ -72,12 +72,9 @@ class SingleProcess:
         """Normalize the advantages of the rollouts of all processes, as those of one."""
         buffer.normalize_advantages()
 
-    def prepare(self, rollout: Any, normalizes: bool) -> Any:
-        """The rollout as :meth:`epochs` need it; ``normalizes``: advantages are normalized in each minibatch."""
-        return rollout
-
     def epochs(self, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterable[Iterable[Rows]]:
-        """Epochs with as many minibatches in each process, normalized over all of them."""
+        """Epochs with as many minibatches in each process, of which the last ones may have no rows; if it
+        ``normalizes``, with advantages that are normalized over all processes (:attr:`~ppo_plus.Batch.normalized`)."""
         return epochs
 
     def end_update(self, policy: nn.Module) -> None:
@@ -111,25 +108,31 @@ class SharedTraining(SingleProcess):
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
-        self.reduction = Reduction(ranks)
         #: The moments of each running statistic at the start of the rollout, the same in all processes.
         self._common: list[Moments] = []
         #: Info entries of the episodes that have ended in this rollout.
         self._episodes: list[tuple[Any, Any]] = []
+        #: The names of the loss's diagnostics, once a minibatch had transitions.
+        self._diagnostics: tuple[str, ...] = ()
         #: Seconds that processes have waited for each other, on average.
         self.waited = 0.0
 
-    def begin(self, env: VecEnv) -> None:
-        """Start training: all processes take the normalization statistics of rank 0."""
+    def begin(self, env: VecEnv, policy: nn.Module) -> None:
+        """Start training: all processes take the weights and normalization statistics of rank 0.
+
+        :raises RanksError: their networks, optimizers or statistics have other shapes
+        """
+        state = [*state_of(policy).values()]
+        self.ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in state]})
+        self.ranks.copy_lead(state)
         self._episodes = []
-        found = _statistics(env)
-        self.ranks.require_same({"VecNormalize": [np.shape(each.mean) for each in found]})
+        statistics = _statistics(env)
+        self.ranks.require_same({"VecNormalize": [np.shape(running.mean) for running in statistics]})
         # As they are: computed from moments, a variance may be rounded otherwise.
-        for each, lead in zip(
-            found, self.ranks.lead([(each.mean, each.var, each.count) for each in found]), strict=True
-        ):
-            each.mean, each.var, each.count = lead
-        self._common = [_moments(each) for each in found]
+        of_lead = self.ranks.lead([(running.mean, running.var, running.count) for running in statistics])
+        for running, (mean, var, count) in zip(statistics, of_lead, strict=True):
+            running.mean, running.var, running.count = mean, var, count
+        self._common = [_moments(running) for running in statistics]
 
     def record(self, infos: Sequence[dict[str, Any]], dones: Any) -> tuple[Sequence[dict[str, Any]], Any]:
         for i, info in enumerate(infos):
@@ -148,28 +151,36 @@ class SharedTraining(SingleProcess):
         facts: Callable[[], dict[str, Any]],
         policy: nn.Module,
     ) -> tuple[bool, list[dict[str, Any]], int]:
-        found = _statistics(env)
-        new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
-        texts = as_text({**facts(), **self.scheduled})
-        episodes, restarts = self._episodes[-keep:], getattr(env.unwrapped, "n_restarts", 0)
-        weights = fingerprints(policy)
-        others = self.ranks.gather_values(
-            _Message(texts, keep_training, episodes, new, self.ranks.waited, num_timesteps, restarts, weights)
+        statistics = _statistics(env)
+        message = _Message(
+            as_text({**facts(), **self.scheduled}),
+            keep_training,
+            self._episodes[-keep:],
+            [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)],
+            self.ranks.waited,
+            num_timesteps,
+            getattr(env.unwrapped, "n_restarts", 0),
+            fingerprints(policy),
         )
-        require_equal([other.facts for other in others])
-        if differ_by_rounding([other.weights for other in others]):
+        messages = self.ranks.gather_values(message)
+        require_equal([message.facts for message in messages])
+        if differ_by_rounding([message.weights for message in messages]):
             self.ranks.copy_lead(state_of(policy).values())
         self._episodes = []
-        for i, each in enumerate(found):
-            _put(each, total([self._common[i], *(other.moments[i] for other in others)]))
+        for i, running in enumerate(statistics):
+            moments = total([self._common[i], *(message.moments[i] for message in messages)])
+            running.mean, running.var = moments.mean.numpy(), moments.var.numpy()
+            running.count = moments.n.item()
             # What it is after a checkpoint, too, which keeps no moments.
-            self._common[i] = _moments(each)
-        self.waited = sum(other.waited for other in others) / len(others)
-        self.n_restarts = sum(other.n_restarts for other in others)
+            self._common[i] = _moments(running)
+        self.waited = sum(message.waited for message in messages) / len(messages)
+        self.n_restarts = sum(message.n_restarts for message in messages)
         # In turns, since the window of means has no room for those of all.
-        turns = zip_longest(*(other.episodes for other in others))
-        infos = [{"episode": each[0], "is_success": each[1]} for turn in turns for each in turn if each is not None]
-        return all(other.keep_training for other in others), infos, max(other.num_timesteps for other in others)
+        turns = zip_longest(*(message.episodes for message in messages))
+        episodes = [episode for turn in turns for episode in turn if episode is not None]
+        infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
+        n_timesteps = max(message.num_timesteps for message in messages)
+        return all(message.keep_training for message in messages), infos, n_timesteps
 
     def normalize_advantages(self, buffer: Any) -> None:
         valid = ... if buffer.valid is None else buffer.valid
@@ -177,11 +188,79 @@ class SharedTraining(SingleProcess):
         whole = total(self.ranks.gather_values(Moments.of(th.as_tensor(advantages).cpu().reshape(-1))))
         buffer.advantages[valid] = (advantages - whole.mean.item()) / (whole.std.item() + 1e-8)
 
-    def prepare(self, rollout: Any, normalizes: bool) -> Any:
-        return with_room(rollout) if normalizes else rollout
+    def epochs(self, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterator[Iterable[Rows]]:
+        rollout: Any = None
+        with_room: Any = None  # the rollout with a place for normalized advantages
+        for epoch in epochs:
+            minibatches = list(epoch)
+            if not minibatches:
+                raise RanksError(f"rank {self.ranks.rank} has no transitions to learn from: use more n_steps")
+            first, _ = minibatches[0]
+            nothing = th.zeros(0, dtype=th.long, device=first.returns.device)
+            counts = self.ranks.gather(to_device(th.tensor([len(minibatches)]), nothing.device))
+            minibatches += [(first, nothing)] * (int(th.cat(counts).max()) - len(minibatches))
+            if normalizes:
+                parts = self._normalized(minibatches)
+                for i, ((data, indices), part) in enumerate(zip(minibatches, parts, strict=True)):
+                    # The minibatches of a custom buffer may be of several rollouts.
+                    if data is not rollout:
+                        rollout, with_room = data, data._replace(normalized=th.zeros_like(data.advantages))
+                    with_room.normalized[indices] = part
+                    minibatches[i] = with_room, indices
+            yield minibatches
 
-    def epochs(self, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterable[Iterable[Rows]]:
-        return shared_epochs(self.ranks, epochs, normalizes)
+    def _normalized(self, minibatches: list[Rows]) -> Sequence[th.Tensor]:
+        """The advantages of minibatches, with mean 0 and standard deviation 1 over all processes' parts of each."""
+        parts = [rollout.advantages[indices] for rollout, indices in minibatches]
+        sizes = th.tensor([len(part) for part in parts])
+        of = to_device(th.arange(len(parts)).repeat_interleave(sizes), parts[0].device)
+        advantages = th.cat(parts).double()
+        counted = th.ones_like(advantages)
+        if minibatches[0][0].valid is not None:
+            counted = th.cat([rollout.valid[indices] for rollout, indices in minibatches]).double()
+
+        def sums(values: th.Tensor) -> th.Tensor:
+            return th.zeros(len(parts), dtype=values.dtype, device=values.device).index_add_(0, of, values)
+
+        n = sums(counted)
+        mean = sums(counted * advantages) / n.clamp(min=1)
+        m2 = sums(counted * (advantages - mean[of]) ** 2)
+        whole = total(Moments(*table) for table in self.ranks.gather(th.stack([n, mean, m2])))
+        # A single advantage has no standard deviation, and stays unchanged.
+        alone = whole.n < 2
+        shift, scale = whole.mean.where(~alone, 0.0)[of], (whole.std + 1e-8).where(~alone, 1.0)[of]
+        return th.split(((advantages - shift) / scale).to(parts[0].dtype), sizes.tolist())
+
+    def reduction(self, part: LossAndGradient | None, weights: list[Any], n: int) -> LossAndGradient:
+        """The loss of a minibatch and its gradient: means over all processes in one all-reduce.
+
+        :param part: the same of this process's part of the minibatch, if it has one
+        :param weights: the tensors that the gradient belongs to
+        :param n: transitions of this part
+        :return: a gradient that is missing in all processes is ``None``
+        """
+        if part is not None:
+            self._diagnostics = tuple(part[0].diagnostics)
+        elif not self._diagnostics:
+            raise RanksError(f"rank {self.ranks.rank} has no transitions to learn from: use more n_steps")
+        gradient: Gradient = (None,) * len(weights) if part is None else part[1]
+        summands = [like.new_zeros(like.shape) if g is None else g for g, like in zip(gradient, weights, strict=True)]
+        numbers = summands[0].new_zeros(len(self._diagnostics) + 1)
+        if part is not None:
+            numbers = th.stack([part[0].total.detach(), *part[0].diagnostics.values()]).to(numbers.dtype)
+        weighted = [summand.reshape(-1) * n for summand in (*summands, numbers)]
+        counts = th.tensor([*(float(g is not None) for g in gradient), float(n)], dtype=numbers.dtype)
+        flat = th.cat([*weighted, to_device(counts, numbers.device)])
+        self.ranks.sum(flat)
+        *sums, reached, count = th.split(flat, [*(summand.numel() for summand in weighted), len(gradient), 1])
+        *means, numbers = (values / count for values in sums)
+        # A single vector is all weights, which some loss reaches.
+        missing = [False] if len(gradient) == 1 else (reached == 0).tolist()
+        loss, *diagnostics = numbers.unbind()
+        return Losses(loss, dict(zip(self._diagnostics, diagnostics, strict=True))), tuple(
+            None if absent else mean.view(like.shape)
+            for absent, mean, like in zip(missing, means, weights, strict=True)
+        )
 
     def end_update(self, policy: nn.Module) -> None:
         for buffer in policy.buffers():
@@ -204,102 +283,6 @@ def _statistics(env: VecEnv) -> list[RunningMeanStd]:
     return [] if normalize is None else running_statistics(normalize)
 
 
-def _moments(statistics: RunningMeanStd) -> Moments:
-    count, mean, var = (
-        th.tensor(each, dtype=th.double) for each in (statistics.count, statistics.mean, statistics.var)
-    )
+def _moments(running: RunningMeanStd) -> Moments:
+    count, mean, var = (th.tensor(number, dtype=th.double) for number in (running.count, running.mean, running.var))
     return Moments(count, mean, var * count)
-
-
-def _put(statistics: RunningMeanStd, moments: Moments) -> None:
-    statistics.mean, statistics.var = moments.mean.numpy(), moments.var.numpy()
-    statistics.count = moments.n.item()
-
-
-class Reduction:
-    """Means over all processes, weighted by their numbers of transitions, in one all-reduce."""
-
-    def __init__(self, ranks: Ranks):
-        self.ranks = ranks
-        self._names: tuple[str, ...] = ()
-
-    def __call__(self, found: tuple[Losses, Gradient] | None, targets: list[Any], n: int) -> tuple[Losses, Gradient]:
-        """The loss and the gradient with respect to ``targets`` of the minibatch, given those of this process's part
-        of it, if it has one. A part of the gradient that is missing in all processes stays missing."""
-        if found is not None:
-            self._names = tuple(found[0].diagnostics)
-        elif not self._names:
-            raise RanksError(f"rank {self.ranks.rank} has no transitions to learn from: use more n_steps")
-        grads: Gradient = (None,) * len(targets) if found is None else found[1]
-        given = [target.new_zeros(target.shape) if g is None else g for g, target in zip(grads, targets, strict=True)]
-        like = given[0]
-        if found is None:
-            numbers = like.new_zeros(len(self._names) + 1)
-        else:
-            numbers = th.stack([found[0].total.detach(), *found[0].diagnostics.values()]).to(like.dtype)
-        weighted = [part.reshape(-1) * n for part in (*given, numbers)]
-        counts = th.tensor([*(float(g is not None) for g in grads), float(n)], dtype=like.dtype)
-        flat = th.cat([*weighted, to_device(counts, like.device)])
-        self.ranks.sum(flat)
-        *parts, reached, count = th.split(flat, [*(part.numel() for part in weighted), len(grads), 1])
-        *means, numbers = (part / count for part in parts)
-        # A single target is all weights, which some loss reaches.
-        missing = [False] if len(grads) == 1 else (reached == 0).tolist()
-        loss, *diagnostics = numbers.unbind()
-        return Losses(loss, dict(zip(self._names, diagnostics, strict=True))), tuple(
-            None if absent else mean.view(target.shape)
-            for absent, mean, target in zip(missing, means, targets, strict=True)
-        )
-
-
-def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterator[Iterable[Rows]]:
-    """Epochs with as many minibatches in each process, of which the last ones may have no rows; with
-    :attr:`~ppo_plus.Batch.normalized` advantages if it ``normalizes``, for which rollouts have a place."""
-    for epoch in epochs:
-        minibatches = list(epoch)
-        if not minibatches:
-            raise RanksError(f"rank {ranks.rank} has no transitions to learn from: use more n_steps")
-        data = minibatches[0][0]
-        most = int(th.cat(ranks.gather(to_device(th.tensor([len(minibatches)]), data.returns.device))).max())
-        nothing = th.zeros(0, dtype=th.long, device=data.returns.device)
-        minibatches += [(data, nothing)] * (most - len(minibatches))
-        yield normalized(ranks, minibatches) if normalizes else minibatches
-
-
-def with_room(rollout: Batch) -> Batch:
-    """The rollout with a place for its normalized advantages."""
-    return rollout._replace(normalized=th.zeros_like(rollout.advantages))
-
-
-def normalized(ranks: Ranks, minibatches: list[Rows]) -> list[Rows]:
-    """Minibatches with advantages that have mean 0 and standard deviation 1 over all processes' parts of each."""
-    parts = [data.advantages[indices] for data, indices in minibatches]
-    sizes = th.tensor([len(part) for part in parts])
-    of = to_device(th.arange(len(parts)).repeat_interleave(sizes), parts[0].device)
-    advantages = th.cat(parts).double()
-    counted = th.ones_like(advantages)
-    if minibatches[0][0].valid is not None:
-        counted = th.cat([data.valid[i] for data, i in minibatches]).double()
-
-    def sums(values: th.Tensor) -> th.Tensor:
-        return th.zeros(len(parts), dtype=values.dtype, device=values.device).index_add_(0, of, values)
-
-    n = sums(counted)
-    mean = sums(counted * advantages) / n.clamp(min=1)
-    m2 = sums(counted * (advantages - mean[of]) ** 2)
-    whole = total(Moments(*table) for table in ranks.gather(th.stack([n, mean, m2])))
-    # A single advantage has no standard deviation, and stays unchanged.
-    alone = whole.n < 2
-    shift, scale = whole.mean.where(~alone, 0.0)[of], (whole.std + 1e-8).where(~alone, 1.0)[of]
-    values = th.split(((advantages - shift) / scale).to(parts[0].dtype), sizes.tolist())
-    return [_with(data, indices, part) for (data, indices), part in zip(minibatches, values, strict=True)]
-
-
-def _with(data: Batch, indices: th.Tensor, values: th.Tensor) -> Rows:
-    """The minibatch with these normalized advantages."""
-    if data.normalized is None:
-        # A custom buffer, each of whose minibatches may be of another rollout.
-        data = with_room(data)
-    assert data.normalized is not None
-    data.normalized[indices] = values
-    return data, indices

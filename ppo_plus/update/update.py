@@ -46,11 +46,10 @@ LARGE_STD = 1000.0
 
 def coefficients_of(values: Mapping[str, float | None]) -> Coefficients:
     """The values of schedules, by name of the argument, as tensors on the CPU."""
-    known = {name: values[name] for name in Coefficients._fields if name in values}
-    tensors = {name: None if value is None else th.tensor(value) for name, value in known.items()}
-    return Coefficients(
-        **tensors | {"target_kl": th.tensor(th.nan if values["target_kl"] is None else values["target_kl"])}
-    )
+    values = {**values, "target_kl": th.nan if values["target_kl"] is None else values["target_kl"]}
+    known = [name for name in Coefficients._fields if name in values]
+    tensors: dict[str, Any] = {name: None if values[name] is None else th.tensor(values[name]) for name in known}
+    return Coefficients(**tensors)
 
 
 class Updater:
