@@ -229,11 +229,18 @@ def attach_clocks(model: Any) -> dict[str, float]:
     seconds = dict.fromkeys(SECTIONS, 0.0)
     buffer, policy = model.rollout_buffer, model.policy
     methods = [(model.env, "step", ENV), (model, "train", UPDATE), (buffer, "add", COLLECT)]
-    if hasattr(model, "collector"):
-        # PPO_Plus settles before each rollout which function acts, and does not compile what reads a clock.
-        start = model.collector.start
-        model.collector.start = lambda plan, *given: start(replace(plan, act=clocked(seconds, ACT, plan.act)), *given)
-        methods.append((model.collector, "finish", COLLECT))
+    if hasattr(model, "_plan"):
+        from ppo_plus.rollout.collector import Collector
+
+        # PPO_Plus chooses before each rollout which function acts, and does not compile what reads a clock.
+        make_plan = model._plan
+
+        def plan(*arguments: Any) -> Any:
+            made = make_plan(*arguments)
+            return replace(made, act=clocked(seconds, ACT, made.act))
+
+        model._plan = plan
+        methods.append((Collector, "finish", COLLECT))
     else:
         methods += [(policy, "forward", ACT), (policy, "predict_values", COLLECT)]
         methods.append((buffer, "compute_returns_and_advantage", COLLECT))

@@ -47,11 +47,11 @@ from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import full_precision, has_convolutions, keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Collector, RolloutPlan, prepare_act
+from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
 from ppo_plus.rollout.lazy import LazyLocals
 from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
-from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of_numpy
+from ppo_plus.rollout.tensor_collector import TensorCollector, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.export.deployed import Normalization
 from ppo_plus.saving.export.export import export
@@ -196,8 +196,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         action_mask_key: str | None = None,
     ):
         arguments = {name: value for name, value in locals().items() if name in NAMES}
-        #: The state of collecting: last observations, memory, held noise.
-        self.collector = Collector()
+        #: Where the environments are: last observations, memory, held noise.
+        self.position = Position()
+        #: The rollout that is being collected, or was collected last.
+        self.collector: Collector | TensorCollector | None = None
         self.compilation = Compilation()
         #: What lasts from one update to the next.
         self.updater = Updater(self.compilation)
@@ -287,7 +289,6 @@ class PPO_Plus(OnPolicyAlgorithm):
             optimizer.load_state_dict(optimizer.state_dict())
         warn_of_overrides(self.policy_class)
         self._seed_ranks()
-        self.collector.to(self.device)
         self._maybe_recommend_cpu()
         if isinstance(self.learning_rate, str):
             # SB3 can load the model then.
@@ -384,14 +385,6 @@ class PPO_Plus(OnPolicyAlgorithm):
             )
         super().set_env(env, force_reset)
 
-    def _choose_collector(self) -> None:
-        """Choose the collector and the buffer's device for the environments: in NumPy, or in tensors."""
-        assert self.env is not None
-        self.collector = collector_for(self.env, self.collector, self.device)
-        storage = self.device if in_tensors(self.env) else th.device("cpu")
-        if self.rollout_buffer.storage != storage:
-            self.rollout_buffer.store_on(storage)
-
     def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
         # Environments in tensors and the policy are on the same device.
         if self.device.type != "cpu" and not in_tensors(self.env) and not has_convolutions(self.policy):
@@ -422,7 +415,9 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.rollout_buffer = self._make_buffer()
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
-        self._choose_collector()
+        storage = self.device if in_tensors(self.env) else th.device("cpu")
+        if self.rollout_buffer.storage != storage:
+            self.rollout_buffer.store_on(storage)
         if self.call.resumed is not None:
             total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
         else:
@@ -430,9 +425,9 @@ class PPO_Plus(OnPolicyAlgorithm):
             self._plan_compiling(total_timesteps)
         begins = reset_num_timesteps or self._last_obs is None
         if begins:
-            self.collector.forget()
-        # A copy of the model has a separate collector, which may not have been set up.
-        self.collector.to(self.device)
+            self.position.carry = None
+        # A copy of the model may have been made elsewhere.
+        self.position.to(self.device)
         self._join_ranks(total_timesteps)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
@@ -552,26 +547,25 @@ class PPO_Plus(OnPolicyAlgorithm):
         # Training compiles by itself, and calls the parts of a policy: what `torch.compile` wraps would not be called.
         super().__setattr__(name, original(value) if name == "policy" else value)
 
-    # SB3 and callbacks read and write these; the collector has them.
+    # SB3 and callbacks read and write these two of the position.
 
     @property
     def _last_obs(self) -> Any:
-        return self.collector.obs
+        return self.position.obs
 
     @_last_obs.setter
     def _last_obs(self, obs: Any) -> None:
-        if obs is None:
+        if obs is None and self.collector is not None:
             self.collector.interrupt()
-        else:
-            self.collector.obs = obs
+        self.position.obs = obs
 
     @property
     def _last_episode_starts(self) -> Any:
-        return self.collector.starts
+        return self.position.starts
 
     @_last_episode_starts.setter
     def _last_episode_starts(self, starts: Any) -> None:
-        self.collector.starts = starts
+        self.position.starts = starts
 
     def _join_ranks(self, total_timesteps: int) -> None:
         """Start training with the other processes, with the weights and statistics of rank 0.
@@ -616,7 +610,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: whether training continues: ``False`` if the callback stopped it
         """
         self.policy.set_training_mode(False)
-        collector = self.collector
         rollout_buffer.reset()
         # A callback may use the environments here, write a checkpoint, or assign arguments.
         callback.on_rollout_start()
@@ -626,17 +619,19 @@ class PPO_Plus(OnPolicyAlgorithm):
             env = self.env  # type: ignore[assignment]
         # Without callbacks, nothing reads a step's values or moves weights between steps.
         watched = not (isinstance(callback, ConvertCallback) and callback.callback is None)
-        collector.start(self._plan(env, rollout_buffer, watched), env, self._steps())
+        kind = TensorCollector if in_tensors(env) else Collector
+        plan = self._plan(env, rollout_buffer, watched)
+        self.collector = collector = kind(plan, env, self.position, self._steps())
         while (n_steps := collector.n_steps) < n_rollout_steps:
             step = collector.step()
             self.num_timesteps += env.num_envs * self.ranks.size
             if watched:
-                callback.update_locals(locals() | collector.locals(step))
+                callback.update_locals(locals() | collector.locals())
             if not callback.on_step():
                 collector.flush()
                 return self._synchronize(keep_training=False)
             self._update_info_buffer(step.infos, step.dones)
-            collector.store(step, self.env)  # type: ignore[arg-type]
+            collector.store(self.env)  # type: ignore[arg-type]
         self._read_settings()
         report = collector.finish()
         self._update_info_buffer(report.infos)
@@ -648,7 +643,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.update_locals(locals())
         callback.on_rollout_end()
         if collected is not None:
-            follow_changes(rollout_buffer, collected, collector.estimate)
+            follow_changes(rollout_buffer, collected, partial(collector.end.estimate, self.policy))
         return keep_training
 
     def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
@@ -657,7 +652,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._expects_masks = masks is not None and masks.key is None
         act = prepare_act(self.policy, masks, self.compilation, may_move=watched)
         length, window = self.settings.steps_per_sequence, self._stats_window_size
-        return RolloutPlan(self.policy, act, masks, rollout_buffer, self.sde_sample_freq, length, window)
+        return RolloutPlan(self.policy, act, masks, rollout_buffer, self.device, self.sde_sample_freq, length, window)
 
     def _steps(self) -> int:
         """How many steps each environment has taken."""
@@ -719,7 +714,8 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _estimate(self, buffer: RolloutBuffer) -> None:
         """Fill advantages and returns of a copy of the rollout, given its values."""
-        self.collector.estimate(buffer)
+        assert self.collector is not None
+        self.collector.end.estimate(self.policy, buffer)
         self._normalize(buffer)
 
     def _normalize(self, buffer: RolloutBuffer) -> None:
@@ -798,7 +794,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises ValueError: no environment, one with other spaces, or no episode asked for
         :raises FloatingPointError: an observation or a reward is not finite
         """
-        self.collector.flush()
+        if self.collector is not None:
+            self.collector.flush()
         return evaluate(self, n_eval_episodes, env, render)
 
     # --- saving ------------------------------------------------------------------------------------------------------
@@ -871,6 +868,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             "_built_with",
             "built_layout",
             "_warned_of_masks",
+            "collector",
             "call",
             "ranks",
             "shared",

@@ -176,7 +176,7 @@ PRIVATE: dict[str, set[str]] = {
     "_init_callback": {"ppo", "zoo.callbacks"},
     "_is_success_buffer": {"zoo.callbacks"},
     "_last_episode_starts": {"ppo"},
-    "_last_obs": {"ppo", "saving.checkpoint.checkpoint", "saving.model"},
+    "_last_obs": {"ppo", "rollout.evaluation", "saving.checkpoint.checkpoint", "saving.model"},
     "_last_original_obs": {"saving.model"},
     "_log_success_callback": {"zoo.callbacks"},
     "_maybe_recommend_cpu": {"ppo"},

@@ -1202,9 +1202,9 @@ def test_evaluation_within_stacked_frames_keeps_the_last_frames():
     seen = []
 
     def evaluate(model):
-        seen.append(model.collector._incoming.copy())
+        seen.append(model.collector.pending.new_obs.copy())
         model.evaluate(1)
-        seen.append(model.collector._incoming)
+        seen.append(model.collector.pending.new_obs)
 
     model.learn(8, At(4, evaluate))
     # The observation behind the transition that the evaluation cut off.

@@ -92,8 +92,12 @@ class SB3Interface:
         # Without a formula for the entropy, SB3 uses this estimate.
         return values.flatten(), th.stack([log_prob, -log_prob if entropy is None else entropy], dim=1)
 
+    # There is no memory.
+
+    def init_memory(self, n_envs: int) -> Any:
+        return {}
+
     def prepare_rollout(self, rollout: Any) -> Any:
-        """Nothing to count, since there is no memory."""
         return rollout
 
     def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:

@@ -24,6 +24,10 @@ from ppo_plus.update.minibatch import Batch, pick
 
 #: Attributes of the buffer that are the first fields of a :class:`Batch`, in order.
 STORED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
+#: Observations whose values are computed at once: many, which costs less, but images of so many still fit into memory.
+AT_ONCE = 1024
+#: What there is one number of for each transition.
+NUMBERS = ("rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
 #: What an estimate of advantages reads of the critic, or writes.
 ESTIMATED = ("rewards", "values", "advantages", "returns")
 
@@ -107,8 +111,8 @@ class RolloutBuffer:
         self._tensors: dict[str, Any] = {}
         #: NumPy arrays that share the tensors' memory; on another device, the tensors.
         self._arrays: dict[str, Any] = {}
-        for name in ("rewards", "episode_starts", "values", "log_probs", "advantages", "returns"):
-            self._allocate(name, th.zeros(self.n_envs, device=device))
+        for name in NUMBERS:
+            self._make_room(name, th.zeros(self.n_envs, device=device))
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled view would be a copy, so only the tensors are saved.
@@ -124,6 +128,8 @@ class RolloutBuffer:
         self.full = False
         #: Which transitions to learn from; ``None``: all.
         self.valid: np.ndarray | None = None
+        #: The values of final observations that the rewards have; ``None``: none.
+        self._final_values: th.Tensor | None = None
         #: The policy's memory before the first step of each sequence, in order; empty without memory.
         self.memories: list[Memory] = []
         # The next rollout may have no masks.
@@ -144,8 +150,9 @@ class RolloutBuffer:
         log_prob: np.ndarray,
         params: np.ndarray,
         masks: np.ndarray | None = None,
+        final_obs: Any = None,
     ) -> None:
-        """Store one step of all environments.
+        """Store one step of all environments: NumPy's arrays, or tensors on the device of the storage.
 
         :param obs: observations before the step, shape ``(N, ...)``. They keep their own dtype (float64 becomes
             float32), not that of the space: ``VecNormalize`` makes floats of integers
@@ -156,33 +163,33 @@ class RolloutBuffer:
         :param log_prob: shape ``(N,)``
         :param params: parameters of the action distribution, shape ``(N, param_dim)``
         :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
+        :param final_obs: the last observations of episodes that the step has ended, like ``obs``; ``None``: not known
         """
-        self._write("observations", obs)
-        self._write("actions", np.asarray(action, dtype=np.float32).reshape(self.n_envs, -1))
-        self._write("params", params)
-        if masks is not None:
-            self._write("masks", masks)
-        arrays, pos = self._arrays, self.pos
-        arrays["rewards"][pos] = reward
-        arrays["episode_starts"][pos] = episode_start
-        arrays["values"][pos] = value
-        arrays["log_probs"][pos] = log_prob
-        self.pos, self.full = pos + 1, pos + 1 == self.buffer_size
-
-    def put(self, **rows: Any) -> None:
-        """Store one step of environments in tensors, as :meth:`add` one in NumPy's arrays.
-
-        :param rows: of the stored attributes, by name; tensors with ``N`` rows on the device of the storage, or dicts
-        """
+        in_tensors = isinstance(action, th.Tensor)
+        action = action.float() if in_tensors else np.asarray(action, dtype=np.float32)
+        stored = self._tensors if in_tensors else self._arrays
+        rows = {
+            "observations": obs,
+            "actions": action.reshape(self.n_envs, -1),
+            "rewards": reward,
+            "episode_starts": episode_start,
+            "values": value,
+            "log_probs": log_prob,
+            "params": params,
+            "masks": masks,
+            "final_observations": final_obs,
+        }
         for name, row in rows.items():
-            if name not in self._tensors or (self.pos == 0 and not _holds(self._tensors[name], row)):
-                self._allocate(name, row)
-            tree_map(lambda stored, new: stored[self.pos].copy_(new), self._tensors[name], row)
+            if row is None:
+                continue
+            if (self.pos == 0 and name not in NUMBERS) or name not in self._tensors:
+                self._make_room(name, row)
+            _put(stored[name], self.pos, row)
         self.pos, self.full = self.pos + 1, self.pos + 1 == self.buffer_size
 
     def stored(self, name: str) -> Any:
-        """What is stored under a name, as a tensor ``(T, N, ...)`` or a dict of them."""
-        return self._tensors[name]
+        """What is stored under a name, as a tensor ``(T, N, ...)`` or a dict of them; ``None``: nothing."""
+        return self._tensors.get(name)
 
     def begin_sequences(self, memory: Memory) -> None:
         """Begin a training sequence in each environment with the next step, before which the policy has this memory.
@@ -206,11 +213,14 @@ class RolloutBuffer:
     def bootstrap_timeouts(
         self, steps: list[int] | th.Tensor, envs: list[int] | th.Tensor, final_values: th.Tensor
     ) -> None:
-        """Add discounted values of final observations, ``(K,)``, to rewards at ``K`` time limits (rows, columns)."""
+        """Add discounted values of final observations, ``(K,)``, to rewards at ``K`` time limits (rows, columns); later
+        values of the same observations take the place of the first."""
         rewards = self._tensors["rewards"]
-        rows, columns = (th.as_tensor(each, dtype=th.long, device=self.storage) for each in (steps, envs))
+        rows, columns = (th.as_tensor(indices, dtype=th.long, device=self.storage) for indices in (steps, envs))
         values = final_values.reshape(-1).to(self.storage)
-        rewards.copy_(bootstrap_timeouts(rewards, rows, columns, values, self.gamma))
+        gain = values if self._final_values is None else values - self._final_values
+        rewards.copy_(bootstrap_timeouts(rewards, rows, columns, gain, self.gamma))
+        self._final_values = values
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
         """Fill ``advantages`` (GAE) and ``returns`` (TD(λ)).
@@ -317,26 +327,13 @@ class RolloutBuffer:
         masks = tensors.get("masks")
         return batch if masks is None else batch._replace(masks=_flatten(masks, self.device))
 
-    def _write(self, name: str, rows: Any) -> None:
-        """Copy ``rows`` into the current step; the first step of a rollout determines shapes and dtypes."""
-        if self.pos == 0 and not _fits(self._arrays.get(name), rows):
-            self._allocate(name, rows)
-        stored = self._arrays[name]
-        if isinstance(rows, dict):
-            for key, row in rows.items():
-                _put(stored[key], self.pos, row)
-        else:
-            _put(stored, self.pos, rows)
-
-    def _allocate(self, name: str, rows: Any) -> None:
-        is_dict = isinstance(rows, dict)
-        self._tensors[name] = {key: self._zeros(row) for key, row in rows.items()} if is_dict else self._zeros(rows)
-        self._arrays[name] = _views(self._tensors[name])
-
-    def _zeros(self, rows: Any) -> th.Tensor:
-        if isinstance(rows, th.Tensor):
-            return th.zeros((self.buffer_size, *rows.shape), dtype=_stored_torch_dtype(rows), device=rows.device)
-        return th.from_numpy(np.zeros((self.buffer_size, *rows.shape), dtype=_stored_dtype(rows)))
+    def _make_room(self, name: str, rows: Any) -> None:
+        """Allocate what is stored under a name, unless it fits rows already: those of a rollout's first step determine
+        shapes and dtypes."""
+        rows = tree_map(_as_stored, rows)
+        if not _fits(self._tensors.get(name), rows):
+            self._tensors[name] = tree_map(lambda row: row.new_zeros((self.buffer_size, *row.shape)), rows)
+            self._arrays[name] = _views(self._tensors[name])
 
 
 class _Arrays(dict[str, np.ndarray]):
@@ -368,31 +365,27 @@ def own_buffer_class(given: Any) -> type[RolloutBuffer]:
     return given
 
 
-def _stored_dtype(rows: np.ndarray) -> np.dtype:
-    """float32 for floats, as networks compute in it; integers keep their dtype."""
-    return np.dtype(np.float32) if np.issubdtype(rows.dtype, np.floating) else rows.dtype
+def _as_stored(rows: Any) -> th.Tensor:
+    """A tensor of the shape and dtype that rows are stored in: networks compute in float32, integers stay integers."""
+    rows = rows if isinstance(rows, th.Tensor) else th.from_numpy(np.empty(rows.shape, rows.dtype))
+    return rows.float() if rows.is_floating_point() else rows
 
 
 def _fits(stored: Any, rows: Any) -> bool:
+    """Whether a nesting of tensors ``(T, N, ...)`` can store rows ``(N, ...)``."""
     if isinstance(rows, dict):
-        return stored is not None and all(_fits(stored.get(key), row) for key, row in rows.items())
-    return stored is not None and stored.shape[1:] == rows.shape and stored.dtype == _stored_dtype(rows)
+        return isinstance(stored, dict) and all(_fits(stored.get(key), row) for key, row in rows.items())
+    if not isinstance(stored, th.Tensor):
+        return False
+    return (stored.shape[1:], stored.dtype, stored.device) == (rows.shape, rows.dtype, rows.device)
 
 
-def _stored_torch_dtype(rows: th.Tensor) -> th.dtype:
-    return th.float32 if rows.is_floating_point() else rows.dtype
-
-
-def _holds(stored: Any, rows: Any) -> bool:
-    """:func:`_fits` of tensors."""
+def _put(stored: Any, pos: int, rows: Any) -> None:
+    """Write rows into a step of stored arrays, or tensors."""
     if isinstance(rows, dict):
-        return all(key in stored and _holds(stored[key], row) for key, row in rows.items())
-    found = stored.shape[1:], stored.dtype, stored.device
-    return found == (rows.shape, _stored_torch_dtype(rows), rows.device)
-
-
-def _put(stored: np.ndarray, pos: int, rows: np.ndarray) -> None:
-    if rows.dtype.kind == stored.dtype.kind:
+        for key, row in rows.items():
+            _put(stored[key], pos, row)
+    elif isinstance(rows, th.Tensor) or rows.dtype.kind in (stored.dtype.kind, "b"):
         stored[pos] = rows
     else:
         # Three times slower, but truncating floats to integers is an error.

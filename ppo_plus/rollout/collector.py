@@ -1,11 +1,10 @@
-"""The collector: takes steps in the environments with the policy's actions, and stores them in the buffer."""
+"""Collecting rollouts: steps in the environments with the policy's actions, which are stored in the buffer."""
 
 import copy
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +21,36 @@ from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import to_network
 from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
 from ppo_plus.require import is_finite, require_finite
-from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
 from ppo_plus.trees import tree_map
 
 #: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
 Act = Callable[..., tuple[th.Tensor, Carry]]
+#: Rows and columns of some transitions of a rollout.
+Places = tuple[th.Tensor, th.Tensor]
+
+
+class Position:
+    """Where the environments are between two steps, and so between two rollouts: what a model saves of them."""
+
+    def __init__(self) -> None:
+        #: Last observations, arrays or tensors; ``None``: the environments are to be reset.
+        self.obs: Any = None
+        #: Which of them begin an episode, booleans ``(N,)``.
+        self.starts: Any = None
+        #: Memory and held noise of each environment; ``None``: memory is cleared and noise drawn before the next step.
+        self.carry: Carry | None = None
+        #: Whether there has been a warning of time limits that are not known as such.
+        self.has_warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # On the CPU, so that it can be loaded without a GPU.
+        return tree_map(lambda part: part.cpu() if isinstance(part, th.Tensor) else part, vars(self))  # type: ignore[no-any-return]
+
+    def to(self, device: th.device) -> None:
+        """Move the carry to the device where the policy computes now."""
+        if self.carry is not None:
+            self.carry = tree_map(lambda tensor: tensor.to(device), self.carry)
 
 
 @dataclass(frozen=True)
@@ -37,25 +61,49 @@ class RolloutPlan:
     act: Act  # the function that chooses them (`prepare_act`)
     masks: MaskSource | None  # where action masks come from; `None`: there are none
     buffer: RolloutBuffer  # where to store the transitions
+    device: th.device  # where the policy computes
     sde_sample_freq: int | str  # when held noise is renewed, as in `PPO_Plus`
     steps_per_sequence: int = 0  # steps of the sequences that are stored; 0 without memory
     window: int = 100  # how many of the last episodes are reported, at most
 
+    def carry(self, position: Position, n_steps: int) -> Carry:
+        """The carry of the next step, with held noise drawn again if it is due. Where a training sequence begins, the
+        buffer stores the memory."""
+        carry = position.carry = self._renewed(position, n_steps)
+        if self.steps_per_sequence and n_steps % self.steps_per_sequence == 0:
+            self.buffer.begin_sequences(carry.memory)
+        return carry
+
+    def _renewed(self, position: Position, n_steps: int) -> Carry:
+        carry, starts, freq = position.carry, position.starts, self.sde_sample_freq
+        if carry is None:
+            return self.policy.init_carry(len(starts))  # type: ignore[no-any-return]
+        if not isinstance(freq, str):
+            is_due = n_steps == 0 or (freq > 0 and n_steps % freq == 0)
+            return self.policy.renew_noise(carry, np.arange(len(starts))) if is_due else carry  # type: ignore[no-any-return]
+        if isinstance(starts, th.Tensor) and starts.device.type != "cpu":
+            if not carry.noise:
+                return carry
+            # To ask an accelerator which have begun an episode takes longer than to draw the noise of all.
+            fresh = self.policy.renew_noise(carry, np.arange(len(starts))).noise
+            return carry._replace(noise=where(starts, fresh, carry.noise))
+        starting = np.flatnonzero(starts)
+        return self.policy.renew_noise(carry, starting) if len(starting) else carry  # type: ignore[no-any-return]
+
 
 class EnvStep(NamedTuple):
-    """A step of ``N`` environments: arrays, or tensors on the device of policy and environments."""
+    """A step of ``N`` environments, in arrays."""
 
     obs: Any  # the observations before it
-    starts: Any  # which of them begin an episode, booleans `(N,)`
-    masks: Any  # action masks, booleans `(N, M)`; `None`: none, or in the observations
+    starts: np.ndarray  # which of them begin an episode, booleans `(N,)`
+    masks: np.ndarray | None  # action masks, booleans `(N, M)`; `None`: none, or in the observations
     obs_tensor: Any  # the observations as the policy saw them
     chosen: Step  # what the policy returned for them
     env_actions: Any  # its actions as the environments take them
     new_obs: Any  # the next observations
-    rewards: Any  # shape `(N,)`
-    new_starts: Any  # which of `new_obs` begin an episode, booleans `(N,)`
-    dones: Any  # which episodes have ended: `new_starts` without steps that only reset (`ended`)
-    #: One for each environment; empty for environments in tensors, which report episodes at the end.
+    rewards: np.ndarray  # shape `(N,)`
+    new_starts: np.ndarray  # which of `new_obs` begin an episode, booleans `(N,)`
+    dones: np.ndarray  # which episodes have ended: `new_starts` without steps that only reset (`ended`)
     infos: Sequence[dict[str, Any]]
 
 
@@ -63,96 +111,120 @@ class Report(NamedTuple):
     """What is known of a rollout only when it has ended, because environments in tensors keep it on their device."""
 
     #: Of the last episodes that have ended, in order: the info dict a `Monitor` would have returned.
-    infos: list[dict[str, Any]]
-    log: dict[str, float]  # what the simulator logged, averaged over the rollout
+    infos: Sequence[dict[str, Any]] = ()
+    #: What the simulator logged, averaged over the rollout.
+    log: dict[str, float] = {}
+
+
+class RolloutEnd(NamedTuple):
+    """What advantages are estimated from besides the transitions: where the rollout ended, and its time limits."""
+
+    obs: Any  # the observations after the last step, tensors
+    memory: Memory  # what is remembered before them
+    starts: th.Tensor  # which of them begin an episode
+    limited: Places  # the transitions that a time limit, and nothing else, ended
+    final_obs: Any  # their final observations, tensors
+    #: Those of which the final observation is not known: the value of the observation before it takes its place.
+    unknown: Places | None = None
+    failed: Places | None = None  # the transitions in which an environment failed and was replaced
+
+    def estimate(self, policy: Any, buffer: RolloutBuffer) -> None:
+        """Bootstrap from the policy's present values of final and last observations, and estimate advantages in the
+        rollout's buffer, or in a twin of it."""
+        rows, columns = self.limited
+        with th.no_grad():
+            values = policy.predict_values(self.obs, Carry(self.memory), self.starts)
+            final_values = []
+            if len(rows):
+                final_values.append(values_after(policy, buffer, rows, columns, self.final_obs))
+            if self.unknown is not None and len(self.unknown[0]):
+                final_values.append(buffer.stored("values")[self.unknown])
+                rows, columns = map(th.cat, zip(self.limited, self.unknown, strict=True))
+        if final_values:
+            buffer.bootstrap_timeouts(rows, columns, th.cat(final_values))
+        if self.failed is not None:
+            buffer.cut(*self.failed)
+        buffer.compute_returns_and_advantage(last_values=values, dones=self.starts)
+
+
+def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: th.Tensor, final_obs: Any) -> th.Tensor:
+    """The critic's values of the final observations of ``K`` transitions, shape ``(K,)``.
+
+    With memory, each is the last step of a sequence of the rollout that ends with that transition.
+
+    :param rows: steps of the transitions
+    :param columns: their environments
+    :param final_obs: tensors with ``K`` rows
+    """
+    if not buffer.memories:
+        return policy.predict_values(final_obs).reshape(-1)  # type: ignore[no-any-return]
+    length = buffer.buffer_size // len(buffer.memories)
+
+    def values(part: th.Tensor) -> th.Tensor:
+        row, column = rows[part], columns[part]
+        first, which, last = row // length * length, th.arange(len(part), device=row.device), row % length + 1
+        steps = first[:, None] + th.arange(length + 1, device=row.device)
+        steps = steps.clamp(max=buffer.buffer_size - 1)  # what follows the final observation is not read
+
+        def sequences(stored: th.Tensor, final: th.Tensor) -> th.Tensor:
+            taken = stored[steps, column[:, None]]
+            taken[which, last] = final.to(stored)
+            return taken.flatten(0, 1).to(policy.device)
+
+        obs = tree_map(lambda stored, final: sequences(stored, final[part]), buffer.stored("observations"), final_obs)
+        starts = sequences(buffer.stored("episode_starts"), th.zeros(len(part))).bool()
+        memory = tree_map(lambda *parts: th.stack(parts)[first // length, column], *buffer.memories)
+        found, _ = policy.evaluate(obs, Carry(memory), starts)
+        return found.view(len(part), -1)[which, last]  # type: ignore[no-any-return]
+
+    parts = th.split(th.arange(len(rows), device=rows.device), max(AT_ONCE // (length + 1), 1))
+    return th.cat([values(part) for part in parts])
 
 
 class Collector:
-    """The state of collecting: where the environments are, and what is carried from step to step."""
+    """Collects one rollout from environments in NumPy's arrays.
 
-    #: Whether it has warned of time limits that cannot be bootstrapped.
-    _has_warned = False
+    :param plan: what to collect with
+    :param env: the environments
+    :param position: where they are; it is moved on with every step
+    :param step: how many steps each environment has taken, for messages
+    """
 
-    def __init__(self, device: th.device | str = "cpu"):
-        self.device = th.device(device)
-        #: Last observations; ``None``: the environments are to be reset.
-        self.obs: Any = None
-        #: Which of them begin an episode, booleans ``(N,)``.
-        self.starts: np.ndarray | None = None
-        #: Memory and held noise of each environment; ``None``: memory is cleared and noise drawn before the next step.
-        self.carry: Carry | None = None
-        self._begin_rollout()
-
-    def _begin_rollout(self) -> None:
-        self._plan: Any = None
-        #: The environments, and the checks of what they return.
-        self._env: Any = None
-        self._checked: Any = None
+    def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
+        self._plan, self.position = plan, position
         #: Steps taken in this rollout.
         self.n_steps = 0
-        #: Observations that the current step returned.
-        self._incoming: Any = None
-        #: How many steps each environment has taken, for messages.
-        self._step = 0
-        #: The memory after the current step's action.
-        self._memory: Memory = {}
-        #: Transitions cut by a time limit: row, column, final observation, memory before that.
-        self._timeouts: list[tuple[int, int, Any, Memory]] = []
+        #: The step that is not stored yet.
+        self.pending: EnvStep | None = None
+        self._step = step
+        #: Transitions that a time limit ended: row, column, final observation.
+        self._limited: list[tuple[int, int, Any]] = []
         #: Transitions in which a vector environment ignored the action and reset: row, column.
         self._resets: list[tuple[int, int]] = []
         #: Steps that led nowhere, since the environment failed and was replaced: row, column.
-        self._cuts: list[tuple[int, int]] = []
-        #: Where the rollout ended: the observations after its last step, the memory, which of them begin an episode.
-        self._end: Any = None
-        #: The values of final observations that its rewards have; ``None``: they have none.
-        self._bootstrapped: th.Tensor | None = None
+        self._failed: list[tuple[int, int]] = []
+        self._use(env)
+        if position.obs is None:
+            self._restart()
 
-    def __getstate__(self) -> dict[str, Any]:
-        # An incomplete rollout is dropped. On the CPU, so that it can be loaded without a GPU.
-        kept = Collector()
-        parts = self.obs, self.starts, self.carry
-        kept.obs, kept.starts, kept.carry = tree_map(lambda x: x.cpu() if isinstance(x, th.Tensor) else x, parts)
-        return vars(kept)
-
-    def forget(self) -> None:
-        """Clear the memory, and draw new noise for all environments."""
-        self.carry = None
-
-    def to(self, device: th.device) -> None:
-        """Move the carry to the device where the policy computes now."""
-        self.device = device
-        if self.carry is not None:
-            self.carry = tree_map(lambda tensor: tensor.to(device), self.carry)
-
-    def interrupt(self) -> None:
-        """Something else is going to use the environments: their episodes end here, as at a time limit."""
-        self.obs = None
-        # A wrapper may write into the observations that it has just returned.
-        self._incoming = copy.deepcopy(self._incoming)
-
-    def flush(self) -> None:
-        """Write pending statistics to the environments' wrappers before outside code reads them."""
-
-    def start(self, plan: RolloutPlan, env: VecEnv, step: int) -> None:
-        """Begin a rollout; ``step`` is how many steps each environment has taken, for messages."""
-        self._begin_rollout()
-        self._plan, self._step = plan, step
-        if self.obs is None:
-            self.restart(env)
-        else:
-            self._use(env)
+    def __reduce__(self) -> Any:
+        # A copy of a model collects its next rollout from the start.
+        return type(None), ()
 
     def _use(self, env: VecEnv) -> None:
         self._env, self._checked = env, CheckedEnvs(env, lambda: self._step)
 
-    def restart(self, env: VecEnv) -> None:
-        """Reset the environments."""
-        self._use(env)
-        with self._checked:
-            self.obs = env.reset()
-        self._checked.check_reset(self.obs)
-        self.starts = np.ones((env.num_envs,), dtype=bool)
-        self.forget()
+    def _restart(self) -> None:
+        restart(self.position, self._env, self._checked)
+
+    def interrupt(self) -> None:
+        """Something else is going to use the environments: their episodes end here, as at a time limit."""
+        if self.pending is not None:
+            # A wrapper may write into the observations that it has just returned.
+            self.pending = self.pending._replace(new_obs=copy.deepcopy(self.pending.new_obs))
+
+    def flush(self) -> None:
+        """Write pending statistics to the environments' wrappers before outside code reads them."""
 
     def step(self) -> EnvStep:
         """Take a step with the policy's actions.
@@ -160,10 +232,10 @@ class Collector:
         :raises ValueError: the observations have another shape than their space, or the masks are not valid
         :raises FloatingPointError: the policy's output, an observation or a reward is not finite
         """
-        plan = self._plan
-        masks = None if plan.masks is None else plan.masks.read(self._env, self.obs, self._step)
+        plan, position = self._plan, self.position
+        masks = None if plan.masks is None else plan.masks.read(self._env, position.obs, self._step)
         # Copies: environments may return the same arrays in each step, and a transition is stored after the next one.
-        obs, starts = _copied(self.obs), self.starts.copy()  # type: ignore[union-attr]
+        obs, starts = _copied(position.obs), position.starts.copy()
         obs_tensor, chosen = self._act(obs, starts, masks)
         env_actions = plan.policy.distribution.to_env(chosen.actions)
         with self._checked:
@@ -174,23 +246,24 @@ class Collector:
             if rewards.shape != new_starts.shape or rewards.dtype.kind != "f":
                 rewards = as_rewards(rewards, len(infos), self._step)
             self._checked.require_finite(new_obs, rewards)
-        self._incoming = new_obs
         dones = ended(new_starts, infos)
-        return EnvStep(obs, starts, masks, obs_tensor, chosen, env_actions, new_obs, rewards, new_starts, dones, infos)
+        self.pending = EnvStep(
+            obs, starts, masks, obs_tensor, chosen, env_actions, new_obs, rewards, new_starts, dones, infos
+        )
+        return self.pending
 
     def _act(self, obs: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[Any, Step]:
         """The observations as the policy sees them, and what it chooses."""
         plan, policy = self._plan, self._plan.policy
-        carry = self._carry_now()
-        obs_tensor = to_network(obs, policy.observation_space, self.device)
+        carry = plan.carry(self.position, self.n_steps)
+        obs_tensor = to_network(obs, policy.observation_space, plan.device)
         starts_tensor = self._tensor(np.asarray(starts, dtype=bool)) if policy.remembers else None
         try:
-            packed, self.carry = plan.act(obs_tensor, carry, starts_tensor, self._tensor(masks))
+            packed, self.position.carry = plan.act(obs_tensor, carry, starts_tensor, self._tensor(masks))
         except Exception:
             # Checked only on errors, so that steps are not slower.
             check_shape(obs, policy.observation_space, len(starts))
             raise
-        self._memory = self.carry.memory
         step: Any = Step.unpacked(packed.cpu().numpy(), policy.distribution.action_dim)
         # A log-probability is not finite where a parameter or an action is not.
         if not is_finite(step.values + step.log_probs):
@@ -199,30 +272,10 @@ class Collector:
             step = step._replace(actions=step.actions.astype(policy.distribution.dtype))
         return obs_tensor, step
 
-    def _carry_now(self) -> Carry:
-        """The carry of the next step; stores the memory where a training sequence begins."""
-        plan = self._plan
-        carry = self.renew_noise(plan.policy, plan.sde_sample_freq)
-        if plan.steps_per_sequence and self.n_steps % plan.steps_per_sequence == 0:
-            plan.buffer.begin_sequences(carry.memory)
-        return carry
-
-    def renew_noise(self, policy: Any, sde_sample_freq: int | str) -> Carry:
-        """The carry, with held noise drawn again if it is due."""
-        assert self.starts is not None
-        if self.carry is None:
-            self.carry = policy.init_carry(len(self.starts))
-        elif isinstance(sde_sample_freq, str):
-            starting = np.flatnonzero(self.starts)
-            if len(starting):
-                self.carry = policy.renew_noise(self.carry, starting)
-        elif self.n_steps == 0 or (sde_sample_freq > 0 and self.n_steps % sde_sample_freq == 0):
-            self.carry = policy.renew_noise(self.carry, np.arange(len(self.starts)))
-        assert self.carry is not None
-        return self.carry
-
-    def locals(self, step: EnvStep) -> dict[str, Any]:
-        """What callbacks find of a step in their ``locals``, under SB3's names."""
+    def locals(self) -> dict[str, Any]:
+        """What callbacks find of the pending step in their ``locals``, under SB3's names."""
+        step = self.pending
+        assert step is not None
         return {
             "obs_tensor": step.obs_tensor,
             "action_masks": step.masks,
@@ -236,54 +289,60 @@ class Collector:
             "infos": step.infos,
         }
 
-    def store(self, step: EnvStep, env: VecEnv) -> None:
-        """Store a step, and continue with the observations that it led to, or with those of a reset if something
-        else has used the environments.
+    def store(self, env: VecEnv) -> None:
+        """Store the pending step, and continue with the observations that it led to, or with those of a reset if
+        something else has used the environments.
 
+        :param env: the environments to continue in
         :raises FloatingPointError: a final observation is not finite
         """
-        row, new_obs, starts, infos = self.n_steps, self._incoming, step.new_starts, step.infos
-        truncated = self._truncated(starts, infos)
-        with self._checked if truncated else nullcontext():
-            for i, final_obs in truncated:
+        step, row = self.pending, self.n_steps
+        assert step is not None
+        starts, infos = step.new_starts, step.infos
+        limited = self._limited_in(step)
+        with self._checked if limited else nullcontext():
+            for i, final_obs in limited:
                 require_finite("final observation", final_obs, self._step, env=i)
-        if self.obs is None:
+        if self.position.obs is None:
             # Something else has used the environments.
-            truncated += [(i, row_of(new_obs, i)) for i in np.flatnonzero(~starts).tolist()]
-            self.restart(env)
-            new_obs, starts = self.obs, np.ones_like(starts)
-        self._timeouts += [(row, i, final_obs, tree_map(itemgetter(i), self._memory)) for i, final_obs in truncated]
-        if np.count_nonzero(starts):
-            self._resets += [(row, i) for i in np.flatnonzero(starts).tolist() if is_reset(infos[i])]
-            self._cuts += [(row, i) for i in np.flatnonzero(starts).tolist() if RESTART in infos[i]]
+            limited += [(i, row_of(step.new_obs, i)) for i in np.flatnonzero(~starts).tolist()]
+            self._use(env)
+            self._restart()
+        else:
+            self.position.obs, self.position.starts = step.new_obs, starts
+        self._limited += [(row, i, final_obs) for i, final_obs in limited]
+        if np.count_nonzero(self.position.starts):
+            starting = np.flatnonzero(self.position.starts).tolist()
+            self._resets += [(row, i) for i in starting if is_reset(infos[i])]
+            self._failed += [(row, i) for i in starting if RESTART in infos[i]]
         extra = {} if step.masks is None else {"masks": step.masks}
         actions, values, log_probs, params = step.chosen
         self._plan.buffer.add(step.obs, actions, step.rewards, step.starts, values, log_probs, params, **extra)
         self.n_steps += 1
-        self.obs, self.starts = new_obs, starts
+        self.pending = None
 
-    def _truncated(self, starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
+    def _limited_in(self, step: EnvStep) -> list[tuple[int, Any]]:
         """Index and final observation of the environments whose episode a time limit, and nothing else, has ended.
 
         Warns once of infos with only one of the two entries that say so.
         """
-        found: list[tuple[int, Any]] = []
-        for i in np.flatnonzero(starts).tolist() if np.count_nonzero(starts) else ():
-            final_obs, limited = infos[i].get("terminal_observation"), infos[i].get(TIMEOUT)
-            if limited and final_obs is not None:
+        limited: list[tuple[int, Any]] = []
+        for i in np.flatnonzero(step.new_starts).tolist() if np.count_nonzero(step.new_starts) else ():
+            final_obs, is_limited = step.infos[i].get("terminal_observation"), step.infos[i].get(TIMEOUT)
+            if is_limited and final_obs is not None:
                 # Copied: the environment may reuse the array before the rollout ends.
-                found.append((i, copy.deepcopy(final_obs)))
-            elif limited:
-                self._warn_of_end(i, missing="terminal_observation", given=TIMEOUT)
-            elif limited is None and final_obs is not None:
-                self._warn_of_end(i, missing=TIMEOUT, given="terminal_observation")
-        return found
+                limited.append((i, copy.deepcopy(final_obs)))
+            elif is_limited:
+                self._warn_of_end(i, missing="terminal_observation", present=TIMEOUT)
+            elif is_limited is None and final_obs is not None:
+                self._warn_of_end(i, missing=TIMEOUT, present="terminal_observation")
+        return limited
 
-    def _warn_of_end(self, i: int, missing: str, given: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
+    def _warn_of_end(self, i: int, missing: str, present: str) -> None:
+        if not self.position.has_warned:
+            self.position.has_warned = True
             warnings.warn(
-                f"environment {i} ended an episode with {given!r} in its info but without {missing!r}, so it is "
+                f"environment {i} ended an episode with {present!r} in its info but without {missing!r}, so it is "
                 "learned as an end after which nothing follows, even if a time limit cut it off: have the environment "
                 "set both, infos[i]['TimeLimit.truncated'] (whether only a time limit ended the episode) and "
                 "infos[i]['terminal_observation'] (the last observation before the reset)",
@@ -291,46 +350,35 @@ class Collector:
             )
 
     def finish(self) -> Report:
-        """End a rollout: exclude the steps that only reset, and estimate advantages."""
-        buffer = self._plan.buffer
-        assert self.starts is not None
-        # Copies: code that uses the environments before advantages are recomputed may write into these.
-        self._end = _copied(self.obs), self._memory, self.starts.copy()
+        """End the rollout: exclude the steps that only reset, and estimate advantages."""
+        policy, position, buffer = self._plan.policy, self.position, self._plan.buffer
         if self._resets:
             buffer.exclude(*map(list, zip(*self._resets, strict=True)))  # type: ignore[arg-type]
-        self.estimate(buffer)
-        return Report([], {})
+        rows, columns, final_obs = zip(*self._limited, strict=True) if self._limited else ((), (), ())
+        n_envs = len(position.starts)
+        #: What advantages are estimated from, now and before each epoch that recomputes them.
+        self.end = RolloutEnd(
+            # A copy: code that uses the environments before advantages are recomputed may write into these.
+            to_network(_copied(position.obs), policy.observation_space, self._plan.device),
+            policy.init_memory(n_envs) if position.carry is None else position.carry.memory,
+            self._tensor(position.starts.copy()),
+            (th.tensor(rows, dtype=th.long), th.tensor(columns, dtype=th.long)),
+            to_network(_stacked(final_obs), policy.observation_space, self._plan.device) if final_obs else None,
+            failed=tuple(map(list, zip(*self._failed, strict=True))) if self._failed else None,  # type: ignore[arg-type]
+        )
+        self.end.estimate(policy, buffer)
+        return Report()
 
-    def estimate(self, buffer: RolloutBuffer) -> None:
-        """Bootstrap from the policy's present values of final and last observations, and estimate advantages in the
-        rollout's buffer, or in a twin of it whose rewards have the values with which :meth:`finish` bootstrapped."""
-        policy = self._plan.policy
-        obs, memory, starts = self._end
-        with th.no_grad():
-            values = self._values(policy, obs, memory, starts)
-            if self._timeouts:
-                rows, columns, final_obs, memories = zip(*self._timeouts, strict=True)
-                memory = tree_map(lambda *parts: th.stack(parts), *memories)
-                final_values = self._values(policy, _stack(final_obs), memory)
-                buffer.bootstrap_timeouts(list(rows), list(columns), self._gain(final_values))
-        if self._cuts:
-            buffer.cut(*map(list, zip(*self._cuts, strict=True)))  # type: ignore[arg-type]
-        buffer.compute_returns_and_advantage(last_values=values, dones=starts)
+    def _tensor(self, array: np.ndarray | None) -> Any:
+        return None if array is None else to_device(th.as_tensor(array), self._plan.device)
 
-    def _gain(self, final_values: th.Tensor) -> th.Tensor:
-        """By how much present values of final observations exceed those that the rewards have."""
-        if self._bootstrapped is None:
-            self._bootstrapped = final_values
-            return final_values
-        return final_values - self._bootstrapped
 
-    def _values(self, policy: Any, obs: Any, memory: Memory, starts: np.ndarray | None = None) -> th.Tensor:
-        """The critic's values of observations, given what is remembered before them."""
-        obs_tensor = to_network(obs, policy.observation_space, self.device)
-        return policy.predict_values(obs_tensor, Carry(memory), self._tensor(starts))  # type: ignore[no-any-return]
-
-    def _tensor(self, array: np.ndarray | None) -> th.Tensor | None:
-        return None if array is None else to_device(th.as_tensor(array), self.device)
+def restart(position: Position, env: VecEnv, checked: CheckedEnvs) -> None:
+    """Reset the environments, whose memory is cleared and whose noise is drawn again."""
+    with checked:
+        position.obs = env.reset()
+    checked.check_reset(position.obs)
+    position.starts, position.carry = np.ones(env.num_envs, dtype=bool), None
 
 
 def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation, may_move: bool = True) -> Act:
@@ -351,18 +399,27 @@ def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation,
     return without_gradients(compiled.bind(tensors, plain=plain, may_move=may_move))
 
 
-def ended(starts: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
+def ended(starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> np.ndarray:
     """Which episodes have ended, booleans ``(N,)``: all that start but those of environments that only reset."""
     if not np.count_nonzero(starts):
         return starts
     return starts & [not is_reset(info) for info in infos]
 
 
+def where(mask: th.Tensor, one: Any, other: Any) -> Any:
+    """Rows of one nesting of tensors where a mask ``(N,)`` is true, and of another one elsewhere."""
+
+    def choose(a: th.Tensor, b: th.Tensor) -> th.Tensor:
+        return a.where(mask.reshape(-1, *[1] * (a.ndim - 1)), b)
+
+    return tree_map(choose, one, other)
+
+
 def _copied(obs: Any) -> Any:
     return {key: array.copy() for key, array in obs.items()} if isinstance(obs, dict) else obs.copy()
 
 
-def _stack(observations: Any) -> Any:
+def _stacked(observations: Any) -> Any:
     if isinstance(observations[0], dict):
         return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
     return np.stack(observations)

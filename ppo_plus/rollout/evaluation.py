@@ -66,7 +66,7 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
     trains = model.env is not None and (env is None or _overlap(env, model.env))
     if trains:
         # Training then starts new episodes.
-        model.collector.interrupt()
+        model._last_obs = None
     elif model.env is not None:
         _warn_of_statistics(model.env, vec_env)
     with undisturbed(vec_env) if trains else frozen(vec_env) as played:

@@ -12,13 +12,10 @@ from typing import Any, TypeVar
 
 import torch as th
 
-from ppo_plus.rollout.buffer import ESTIMATED, RolloutBuffer
+from ppo_plus.rollout.buffer import AT_ONCE, ESTIMATED, RolloutBuffer
 from ppo_plus.update.minibatch import Batch, pick, steps_per_sequence
 
 Epoch = TypeVar("Epoch")
-
-#: Observations whose values are asked for at once: many, which costs less, but images of so many still fit into memory.
-AT_ONCE = 1024
 
 
 def separate(rollout: Batch) -> Batch:

@@ -7,22 +7,22 @@ limits there were, what to log, the statistics of a ``VecNormalize``) is compute
 import warnings
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
+from ppo_plus.envs.checks import CheckedEnvs
 from ppo_plus.envs.normalization import VecNormalizeTransitions
 from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, warn_of_order
-from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
+from ppo_plus.policy.policies import Step, not_finite
 from ppo_plus.require import require_finite
-from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Collector, EnvStep, Report, RolloutPlan
+from ppo_plus.rollout.collector import Places, Position, Report, RolloutEnd, RolloutPlan, restart, where
 from ppo_plus.rollout.lazy import Lazy
 from ppo_plus.trees import tree_leaves, tree_map
 
@@ -47,68 +47,85 @@ def warn_of_numpy(env: VecEnv) -> None:
         )
 
 
-def collector_for(env: VecEnv, present: Collector, device: th.device) -> Collector:
-    """The collector for environments: the present one where it is of their kind."""
-    kind = TensorCollector if in_tensors(env) else Collector
-    return present if type(present) is kind else kind(device)
+class TensorStep(NamedTuple):
+    """A step of environments in tensors."""
+
+    obs: Any  # the observations before it
+    starts: th.Tensor  # which of them begin an episode, booleans `(N,)`
+    masks: th.Tensor | None  # action masks, booleans `(N, M)`; `None`: none, or in the observations
+    chosen: Step  # what the policy returned for them
+    env_actions: Any  # its actions as the environments take them
+    stepped: Stepped  # what the environments returned, normalized
+    rewards: Lazy  # its rewards for callbacks, which may write into them
+    #: Episodes are reported at the end of the rollout.
+    infos: Sequence[dict[str, Any]] = ()
+
+    @property
+    def dones(self) -> th.Tensor:
+        """Which episodes have ended."""
+        return self.stepped.dones
 
 
-class TensorCollector(Collector):
-    """A :class:`~ppo_plus.rollout.collector.Collector` whose ``obs`` and ``starts`` are tensors on its device."""
+class TensorCollector:
+    """Collects one rollout from environments in tensors, as :class:`~ppo_plus.rollout.collector.Collector` does from
+    others; the parameters are the same. Observations and starts of the position are tensors on the plan's device."""
 
-    starts: Any
-
-    def _begin_rollout(self) -> None:
-        super()._begin_rollout()
-        #: The environments without the ``VecNormalize`` around them.
-        self._simulator: Any = None
-        self._stepped: Stepped
-        #: The step's rewards for callbacks.
-        self._rewards: Lazy
-        self._normalizing: Normalizing | None = None
-        self._to_env: Any = None
+    def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
+        self._plan, self.position = plan, position
+        #: Steps taken in this rollout.
+        self.n_steps = 0
+        #: The step that is not stored yet.
+        self.pending: TensorStep | None = None
+        self._step = step
+        self._to_env = plan.policy.distribution.tensors_to_env(plan.device)
         #: What each step returned, without what is in the buffer.
         self._steps: list[Stepped] = []
         #: For each step, which environments have their final observation in the buffer, booleans ``(N,)``.
         self._known: list[th.Tensor] = []
-        self._knows_any = False
-        #: The memory after each step's action; empty without memory.
-        self._memories: list[Memory] = []
         self._log = _Log()
+        self._use(env)
+        if position.obs is None:
+            self._restart()
+        self._as_tensors()
+
+    def __reduce__(self) -> Any:
+        # A copy of a model collects its next rollout from the start.
+        return type(None), ()
 
     # --- step by step ----------------------------------------------------------------------------------------------
 
-    def start(self, plan: RolloutPlan, env: VecEnv, step: int) -> None:
-        super().start(plan, env, step)
-        self._to_env = plan.policy.distribution.tensors_to_env(self.device)
-        self._as_tensors()
-
     def _use(self, env: VecEnv) -> None:
-        super()._use(env)
-        self._simulator = env.unwrapped
+        self._env, self._checked = env, CheckedEnvs(env, lambda: self._step)
+        #: The environments without the ``VecNormalize`` around them.
+        self._simulator: Any = env.unwrapped
         self._normalizing = Normalizing(env, self._simulator.device) if isinstance(env, VecNormalize) else None
 
-    def flush(self) -> None:
-        if self._normalizing is not None:
-            self._normalizing.write(_read(self._normalizing.tensors()))
-
-    def interrupt(self) -> None:
-        self.flush()
-        super().interrupt()
-
-    def restart(self, env: VecEnv) -> None:
-        super().restart(env)
+    def _restart(self) -> None:
+        restart(self.position, self._env, self._checked)
         if self._normalizing is not None:
             self._normalizing.read()
         self._as_tensors()
 
     def _as_tensors(self) -> None:
         """Episodes are begun through SB3's interface, which is NumPy's."""
-        self.obs = self._here(tree_map(th.as_tensor, self.obs))
-        self.starts = self._here(th.as_tensor(self.starts))
+        position = self.position
+        position.obs, position.starts = self._here(tree_map(th.as_tensor, (position.obs, position.starts)))
+
+    def flush(self) -> None:
+        """Write pending statistics to the environments' wrappers before outside code reads them."""
+        if self._normalizing is not None:
+            self._normalizing.write(_read(self._normalizing.tensors()))
+
+    def interrupt(self) -> None:
+        """Something else is going to use the environments: their episodes end here, as at a time limit."""
+        self.flush()
+        if self.pending is not None:
+            # The simulator may write into the observations that it has just returned.
+            stepped = self.pending.stepped
+            self.pending = self.pending._replace(stepped=stepped._replace(obs=tree_map(th.clone, stepped.obs)))
 
     def _here(self, tensors: Any) -> Any:
-        return tree_map(lambda tensor: tensor.to(self.device), tensors)
+        return tree_map(lambda tensor: tensor.to(self._plan.device), tensors)
 
     def _masks(self) -> th.Tensor | None:
         """The present action masks, booleans ``(N, M)``; ``None``: none, or in the observations.
@@ -118,134 +135,128 @@ class TensorCollector(Collector):
         source = self._plan.masks
         if source is None or source.key is not None:
             return None
-        given = self._simulator.masks()
-        if not isinstance(given, NESTED):
+        masks = self._simulator.masks()
+        if not isinstance(masks, NESTED):
             warn_of_order(source.layout)
-        return self._here(flat_masks(str(source), given, source.layout)).bool()  # type: ignore[no-any-return]
+        return self._here(flat_masks(str(source), masks, source.layout)).bool()  # type: ignore[no-any-return]
 
-    def step(self) -> EnvStep:
+    def step(self) -> TensorStep:
         """Take a step with the policy's actions.
 
         :raises FloatingPointError: the policy has none, since an observation is not finite
         :raises ValueError: the masks have another shape than the choices
         """
-        policy, starts, masks = self._plan.policy, self.starts, self._masks()
+        plan, position, masks = self._plan, self.position, self._masks()
+        starts, remembers = position.starts, plan.policy.remembers
         # A copy, since the simulator may write into its own in the step.
-        obs = tree_map(lambda tensor: tensor.clone(memory_format=th.contiguous_format), self.obs)
-        carry = self._carry_now()
+        obs = tree_map(lambda tensor: tensor.clone(memory_format=th.contiguous_format), position.obs)
+        carry = plan.carry(position, self.n_steps)
         try:
-            packed, self.carry = self._plan.act(obs, carry, starts if policy.remembers else None, masks)
+            packed, position.carry = plan.act(obs, carry, starts if remembers else None, masks)
         except Exception:
             require_finite("observation", as_numpy(obs), self._step)
             raise
-        self._memory = self.carry.memory
-        chosen = Step.unpacked(packed, policy.distribution.action_dim)
+        chosen = Step.unpacked(packed, plan.policy.distribution.action_dim)
         env_actions = self._to_env(chosen.actions)
         stepped: Stepped = self._simulator.step_tensors(env_actions)
         self._log.add(stepped.log)
         if self._normalizing is not None:
             stepped = self._normalizing(stepped)
         self._step += 1
-        self._incoming, self._stepped = stepped.obs, stepped
-        self._rewards = Lazy(lambda: as_numpy(stepped.rewards))
-        new_obs, rewards, dones = stepped.obs, stepped.rewards, stepped.dones
-        return EnvStep(obs, starts, masks, obs, chosen, env_actions, new_obs, rewards, dones, dones, ())
+        rewards = Lazy(lambda: as_numpy(stepped.rewards))
+        self.pending = TensorStep(obs, starts, masks, chosen, env_actions, stepped, rewards)
+        return self.pending
 
-    def renew_noise(self, policy: Any, sde_sample_freq: int | str) -> Carry:
-        if self.carry is None or not isinstance(sde_sample_freq, str):
-            return super().renew_noise(policy, sde_sample_freq)
-        starts = self.starts
-        if self.device.type == "cpu":
-            starting = starts.nonzero().squeeze(1)
-            if len(starting):
-                self.carry = policy.renew_noise(self.carry, starting)
-        elif self.carry.noise:
-            # To ask an accelerator which have begun an episode takes longer than to draw the noise of all.
-            fresh = policy.renew_noise(self.carry, np.arange(len(starts))).noise
-            self.carry = self.carry._replace(noise=_where(starts, fresh, self.carry.noise))
-        assert self.carry is not None
-        return self.carry
-
-    def locals(self, step: EnvStep) -> dict[str, Any]:
-        """What callbacks find of a step in their ``locals``, under SB3's names; copied to the host on access."""
-        stepped, simulator = self._stepped, self._simulator
+    def locals(self) -> dict[str, Any]:
+        """What callbacks find of the pending step in their ``locals``, under SB3's names; copied to the host on
+        access."""
+        step, simulator = self.pending, self._simulator
+        assert step is not None
         return {
-            "obs_tensor": step.obs_tensor,
+            "obs_tensor": step.obs,
             "action_masks": step.masks,
             "values": step.chosen.values[:, None],
             "log_probs": step.chosen.log_probs,
             "actions": Lazy(lambda: as_numpy(step.chosen.actions)),
             "clipped_actions": Lazy(lambda: as_numpy(step.env_actions)),
-            "new_obs": Lazy(lambda: as_numpy(step.new_obs)),
-            "rewards": self._rewards,
+            "new_obs": Lazy(lambda: as_numpy(step.stepped.obs)),
+            "rewards": step.rewards,
             "dones": Lazy(lambda: as_numpy(step.dones)),
-            "infos": Lazy(lambda: simulator.infos(stepped)),
+            "infos": Lazy(lambda: simulator.infos(step.stepped)),
         }
 
-    def store(self, step: EnvStep, env: VecEnv) -> None:
-        stepped = self._stepped
+    def store(self, env: VecEnv) -> None:
+        """Store the pending step, and continue with the observations that it led to, or with those of a reset if
+        something else has used the environments.
+
+        :param env: the environments to continue in
+        """
+        step, position = self.pending, self.position
+        assert step is not None
+        stepped = step.stepped
         dones, timeouts, final_obs = stepped.dones, stepped.timeouts, stepped.final_obs
         known = th.full_like(dones, final_obs is not None)
-        if self.obs is None:
+        if position.obs is None:
             # Something else has used the environments: all episodes end here, as at a time limit.
-            incoming = self._incoming
-            final_obs = incoming if final_obs is None else _where(dones, final_obs, incoming)
+            final_obs = stepped.obs if final_obs is None else where(dones, final_obs, stepped.obs)
             known, timeouts = known | ~dones, timeouts | ~dones
-            self.restart(env)
+            self._use(env)
+            self._restart()
         else:
-            self.obs, self.starts = self._here(step.new_obs), self._here(dones)
-        given: dict[str, Any] = {"masks": step.masks, "final_observations": final_obs}
+            position.obs, position.starts = self._here(stepped.obs), self._here(dones)
+        # Callbacks may have written into the rewards that they saw.
+        rewards = th.from_numpy(step.rewards()) if step.rewards.is_made else stepped.rewards
+        extra = {
+            name: self._here(rows)
+            for name, rows in (("masks", step.masks), ("final_obs", final_obs))
+            if rows is not None
+        }
         actions, values, log_probs, params = step.chosen
-        self._plan.buffer.put(
-            observations=step.obs,
-            actions=actions.float(),
-            # Callbacks may have written into those that they saw.
-            rewards=self._here(th.from_numpy(self._rewards()) if self._rewards.is_made else step.rewards),
-            episode_starts=step.starts,
-            values=values,
-            log_probs=log_probs,
-            params=params,
-            **{name: self._here(rows) for name, rows in given.items() if rows is not None},
-        )
+        self._plan.buffer.add(step.obs, actions, self._here(rewards), step.starts, values, log_probs, params, **extra)
         self._steps.append(stepped._replace(obs=None, final_obs=None, timeouts=timeouts))
         self._known.append(known)
-        self._knows_any = self._knows_any or final_obs is not None
-        if self._memory:
-            self._memories.append(self._memory)
         self.n_steps += 1
+        self.pending = None
 
     # --- at the end ------------------------------------------------------------------------------------------------
 
     def finish(self) -> Report:
-        """End a rollout: check its numbers, bootstrap, and estimate advantages.
+        """End the rollout: check its numbers, bootstrap, and estimate advantages.
 
         :raises FloatingPointError: an observation, a reward or an output of the policy was not finite
         :raises ValueError: a mask allowed nothing
         """
-        buffer, masks = self._plan.buffer, self._plan.masks
+        plan, position, buffer = self._plan, self.position, self._plan.buffer
         dones, timeouts = self._table("dones"), self._table("timeouts")
         known = timeouts & self._here(th.stack(self._known))
         unknown = timeouts & ~known
         suspicious, (n_known, n_unknown), episodes, log, *statistics = _read(
             [
-                self._suspicious(buffer, known, masks),
+                self._suspicious(known),
                 th.stack([known.sum(), unknown.sum()]),
-                _last_episodes(dones, self._table("returns"), self._table("lengths"), self._plan.window),
-                self._log.means(self.device),
+                _last_episodes(dones, self._table("returns"), self._table("lengths"), plan.window),
+                self._log.means(plan.device),
                 *([] if self._normalizing is None else self._here(self._normalizing.tensors())),
             ]
         )
         if suspicious.any():
-            self._explain(buffer, known, masks, statistics)
+            self._explain(known, statistics)
         if self._normalizing is not None:
             self._normalizing.write(statistics)
             self._normalizing = None
         if n_unknown:
             self._warn_of_unknown()
-        self._known_at, self._unknown_at = _places(known, int(n_known)), _places(unknown, int(n_unknown))
-        # Copies: the simulator may write into its own before advantages are recomputed.
-        self._last = tree_map(th.clone, (self.obs, self._memory, self.starts))
-        self.estimate(buffer)
+        limited = _places(known, int(n_known))
+        memory = plan.policy.init_memory(len(dones[0])) if position.carry is None else position.carry.memory
+        #: What advantages are estimated from, now and before each epoch that recomputes them.
+        self.end = RolloutEnd(
+            # Copies: the simulator may write into its own before advantages are recomputed.
+            *tree_map(th.clone, (position.obs, memory, position.starts)),
+            limited,
+            tree_map(lambda stored: stored[limited], buffer.stored("final_observations")) if n_known else None,
+            _places(unknown, int(n_unknown)),
+        )
+        self.end.estimate(plan.policy, buffer)
         seconds = self._simulator.seconds()
         infos = [
             {"episode": {"r": round(r, 6), "l": int(length), "t": seconds}}
@@ -254,53 +265,38 @@ class TensorCollector(Collector):
         ]
         return Report(infos, self._log.named(log))
 
-    def estimate(self, buffer: RolloutBuffer) -> None:
-        policy = self._plan.policy
-        obs, memory, starts = self._last
-        finals = buffer.stored("values")[self._unknown_at]
-        with th.no_grad():
-            values = policy.predict_values(obs, Carry(memory), starts)
-            if len(self._known_at[0]):
-                final_obs = tree_map(lambda stored: stored[self._known_at], buffer.stored("final_observations"))
-                memory = tree_map(lambda *parts: th.stack(parts)[self._known_at], *(self._memories or [{}]))
-                finals = th.cat([policy.predict_values(final_obs, Carry(memory)).reshape(-1), finals])
-        if len(finals):
-            rows, columns = map(th.cat, zip(self._known_at, self._unknown_at, strict=True))
-            buffer.bootstrap_timeouts(rows, columns, self._gain(finals))
-        buffer.compute_returns_and_advantage(last_values=values, dones=starts)
-
     def _table(self, name: str) -> th.Tensor:
         """An entry of all steps, shape ``(T, N)``."""
         table: th.Tensor = self._here(th.stack([getattr(step, name) for step in self._steps]))
         return table
 
     def _warn_of_unknown(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
+        if not self.position.has_warned:
+            self.position.has_warned = True
             warnings.warn(
                 "the simulator does not return final observations of episodes, so the value of the observation before "
                 f"stands for what a time limit has cut off: {self._simulator.env.remedy}",
                 stacklevel=5,
             )
 
-    def _suspicious(self, buffer: Any, known: th.Tensor, masks: MaskSource | None) -> th.Tensor:
+    def _suspicious(self, known: th.Tensor) -> th.Tensor:
         """Whether there may be something in the rollout that :meth:`_explain` finds, 0-d."""
+        buffer, masks = self._plan.buffer, self._plan.masks
         # A sum is not finite where a part of it is not, and costs one look at each number.
         outputs = [buffer.stored(name) for name in ("rewards", "values", "log_probs")]
-        numbers = [*outputs, *_floats((buffer.stored("observations"), self.obs))]
-        sums = [each.sum() for each in numbers]
-        if self._knows_any:
-            finals = _floats(buffer.stored("final_observations"))
-            sums += [each.flatten(2).sum(dim=2).where(known, 0.0).sum() for each in finals]
+        sums = [part.sum() for part in [*outputs, *_floats((buffer.stored("observations"), self.position.obs))]]
+        final_obs = _floats(buffer.stored("final_observations"))
+        sums += [part.flatten(2).sum(dim=2).where(known, 0.0).sum() for part in final_obs]
         if self._normalizing is not None:
             sums.append(self._here(self._normalizing.watch).sum())
-        found = ~th.isfinite(th.stack(sums)).all()
+        not_all_finite = ~th.isfinite(th.stack(sums)).all()
         if masks is None:
-            return found
-        return found | _nothing_allowed(_stored_masks(buffer, masks), choices_of(masks.layout)).any()
+            return not_all_finite
+        return not_all_finite | _nothing_allowed(_stored_masks(buffer, masks), choices_of(masks.layout)).any()
 
-    def _explain(self, buffer: Any, known: th.Tensor, masks: MaskSource | None, statistics: list[np.ndarray]) -> None:
+    def _explain(self, known: th.Tensor, statistics: list[np.ndarray]) -> None:
         """:raises FloatingPointError, ValueError: what is wrong with the rollout; nothing if all is well"""
+        buffer, masks = self._plan.buffer, self._plan.masks
         self._checked.restore()
         first = self._step - self.n_steps
         outputs = buffer.stored("values") + buffer.stored("log_probs")
@@ -317,11 +313,11 @@ class TensorCollector(Collector):
             for i in np.flatnonzero(as_numpy(known[row])).tolist():
                 final_obs = _row(buffer.stored("final_observations"), (row, i))
                 require_finite("final observation", final_obs, first + row + 1, env=i)
-        require_finite("observation", as_numpy(self.obs), self._step)
+        require_finite("observation", as_numpy(self.position.obs), self._step)
         if masks is not None:
-            given = _stored_masks(buffer, masks)
-            for row, i in _nothing_allowed(given, choices_of(masks.layout)).nonzero().tolist():
-                raise ValueError(masks.forbids_all(i, first + row, as_numpy(given[row, i])))
+            stored = _stored_masks(buffer, masks)
+            for row, i in _nothing_allowed(stored, choices_of(masks.layout)).nonzero().tolist():
+                raise ValueError(masks.forbids_all(i, first + row, as_numpy(stored[row, i])))
 
 
 class _Log:
@@ -371,19 +367,10 @@ def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, win
     return th.stack([each.to(returns.dtype) for each in (last >= 0, *entries)])
 
 
-def _places(mask: th.Tensor, n: int) -> tuple[th.Tensor, th.Tensor]:
+def _places(mask: th.Tensor, n: int) -> Places:
     """Rows and columns of ``n`` true entries of ``(T, N)``, in order; ``nonzero`` would ask the device for ``n``."""
     indices = mask.flatten().float().topk(n, sorted=False).indices.sort().values
     return indices // mask.shape[1], indices % mask.shape[1]
-
-
-def _where(mask: th.Tensor, one: Any, other: Any) -> Any:
-    """Rows of one nesting of tensors where a mask ``(N,)`` is true, and of another one elsewhere."""
-
-    def choose(a: th.Tensor, b: th.Tensor) -> th.Tensor:
-        return a.where(mask.reshape(-1, *[1] * (a.ndim - 1)), b)
-
-    return tree_map(choose, one, other)
 
 
 def _row(tensors: Any, index: Any) -> Any:

@@ -9,8 +9,21 @@ from compiled import assert_trained_alike, needs_compiler
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from tensor_envs import twins
 
-from ppo_plus import Carry, Checkpoints, Features, MultiInputPolicy, PPO_Plus, Resumable, WithMemory, register
+from ppo_plus import (
+    Carry,
+    Checkpoints,
+    Features,
+    MultiInputPolicy,
+    PPO_Plus,
+    Resumable,
+    WithMemory,
+    as_vec_env,
+    register,
+)
+
+STORED = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
 
 
 class LastObservations(WithMemory):
@@ -117,6 +130,17 @@ def test_values_at_time_limits_depend_on_what_is_remembered():
             forgotten = policy.predict_values(th.as_tensor(final_obs)[None]).item()
         assert abs(value - forgotten) > 1e-3
         assert buffer.rewards[step, i] == pytest.approx(watch.rewards[step][i] + model.gamma * value, abs=1e-5)
+
+
+def test_training_in_tensors_is_that_in_numpy():
+    models = []
+    for env in twins(ACTIONS["box"], 3):
+        models.append(make(as_vec_env(env), use_sde=True, sde_sample_freq="episode").learn(96))
+    buffers = [model.rollout_buffer for model in models]
+    for name in STORED:
+        np.testing.assert_array_equal(*(getattr(buffer, name) for buffer in buffers), err_msg=name)
+    weights = [model.policy.state_dict() for model in models]
+    assert all(th.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 @needs_compiler

@@ -334,19 +334,19 @@ def test_memory_is_kept_between_rollouts_and_noise_renewals():
     apart = NoTraining("MlpLstmPolicy", vec(ACTIONS["box"]), n_steps=4, batch_size=4, seed=0, policy_kwargs=SMALL)
     for model in (together, apart):
         model.learn(32)
-    for a, b in zip(together.collector.carry.memory["actor"], apart.collector.carry.memory["actor"], strict=True):
+    for a, b in zip(together.position.carry.memory["actor"], apart.position.carry.memory["actor"], strict=True):
         th.testing.assert_close(a, b)
     model = make_recurrent("box", use_sde=True, sde_sample_freq=-1)
     carries = []
 
     class Watch(BaseCallback):
         def _on_rollout_end(self):
-            carries.append(self.model.collector.carry)
+            carries.append(self.model.position.carry)
 
         def _on_step(self):
             if self.n_calls % 16 == 1:
                 memory = {"actor": self.model.rollout_buffer.memories[0]["actor"]}
-                carries.append(self.model.collector.carry._replace(memory=memory))
+                carries.append(self.model.position.carry._replace(memory=memory))
             return True
 
     model.learn(64, Watch())
@@ -401,7 +401,7 @@ def test_a_checkpoint_resumes_within_its_episodes(policy, tmp_path):
     model.save(tmp_path / "model")
     env = copy.deepcopy(model.env)
     loaded = PPO_Plus.load(tmp_path / "model", env=env, device="cpu", force_reset=False)
-    for a, b in zip(*(optree.tree_leaves(each.collector.carry) for each in (model, loaded)), strict=True):
+    for a, b in zip(*(optree.tree_leaves(each.position.carry) for each in (model, loaded)), strict=True):
         assert th.equal(a, b) and a.any()
     for each in (model, loaded):
         th.manual_seed(5)

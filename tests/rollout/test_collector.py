@@ -1,5 +1,6 @@
 """The collector's own state: where the environments are, and what is carried from step to step."""
 
+import copy
 import itertools
 import pickle
 import warnings
@@ -10,9 +11,10 @@ import torch as th
 from envs import ACTIONS, vec
 from models import SMALL, spoil, weights
 from stable_baselines3.common.vec_env import VecEnvWrapper
+from tensor_envs import twins
 
-from ppo_plus import PPO_Plus
-from ppo_plus.rollout.collector import Collector, RolloutPlan, prepare_act
+from ppo_plus import PPO_Plus, as_vec_env
+from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 
 
 def collected(n_steps=5, **kwargs):
@@ -20,18 +22,19 @@ def collected(n_steps=5, **kwargs):
     model = PPO_Plus(
         "MlpLstmPolicy", env, n_steps=n_steps, batch_size=n_steps, seed=0, device="cpu", policy_kwargs=SMALL, **kwargs
     )
-    collector = Collector()
     model.rollout_buffer.reset()
     act = prepare_act(model.policy, None, model.compilation)
-    collector.start(RolloutPlan(model.policy, act, None, model.rollout_buffer, -1, n_steps), model.env, 0)
+    plan = RolloutPlan(model.policy, act, None, model.rollout_buffer, model.device, -1, n_steps)
+    collector = Collector(plan, model.env, Position(), 0)
     for _ in range(n_steps):
-        collector.store(collector.step(), model.env)
+        collector.step()
+        collector.store(model.env)
     collector.finish()
-    return collector, model
+    return collector, plan, model
 
 
 def test_it_collects_without_an_algorithm():
-    collector, model = collected()
+    _, _, model = collected()
     buffer = model.rollout_buffer
     assert buffer.full and buffer.episode_starts[0].all() and np.isfinite(buffer.advantages).all()
     np.testing.assert_array_equal(buffer.observations[1:][~buffer.episode_starts[1:].astype(bool)].shape[1:], (5,))
@@ -63,29 +66,47 @@ def test_environments_may_return_the_same_arrays_in_each_step():
     assert rollouts[0].episode_starts.any()
 
 
-def test_pickling_keeps_the_state_between_rollouts():
-    collector, _ = collected()
-    copied = pickle.loads(pickle.dumps(collector))
-    np.testing.assert_array_equal(copied.obs, collector.obs)
-    np.testing.assert_array_equal(copied.starts, collector.starts)
-    for mine, other in zip(copied.carry.memory["actor"], collector.carry.memory["actor"], strict=True):
+def test_pickling_keeps_the_position_and_no_rollout():
+    collector, _, _ = collected()
+    copied, nothing = pickle.loads(pickle.dumps((collector.position, collector)))
+    np.testing.assert_array_equal(copied.obs, collector.position.obs)
+    np.testing.assert_array_equal(copied.starts, collector.position.starts)
+    for mine, other in zip(copied.carry.memory["actor"], collector.position.carry.memory["actor"], strict=True):
         assert th.equal(mine, other)
-    assert (copied.n_steps, copied._timeouts, copied._plan, copied._incoming) == (0, [], None, None)
+    assert nothing is None
 
 
-def test_an_interruption_leaves_the_given_arrays_alone():
-    collector, _ = collected()
-    given = collector._incoming
-    collector.interrupt()
-    assert collector.obs is None and collector._incoming is not given
-    np.testing.assert_array_equal(collector._incoming, given)
+def test_an_interruption_keeps_the_observations_of_the_pending_step():
+    collector, plan, model = collected()
+    returned = Collector(plan, model.env, collector.position, 5)
+    step = returned.step()
+    returned.interrupt()
+    assert returned.pending.new_obs is not step.new_obs
+    np.testing.assert_array_equal(returned.pending.new_obs, step.new_obs)
 
 
 def test_episodes_restart_after_an_interruption():
-    collector, model = collected()
-    collector.interrupt()
-    collector.start(collector._plan, model.env, 5)
-    assert collector.starts.all() and collector.carry is None and collector.obs is not None
+    collector, plan, model = collected()
+    collector.position.obs = None
+    position = Collector(plan, model.env, collector.position, 5).position
+    assert position.starts.all() and position.carry is None and position.obs is not None
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+@pytest.mark.parametrize("in_tensors", [False, True])
+def test_copies_of_a_model_evaluate_and_learn_alike(in_tensors, policy, duplicate):
+    env = next(reversed(list(twins(ACTIONS["box"], 2)))) if in_tensors else vec(ACTIONS["box"])
+    model = PPO_Plus(policy, as_vec_env(env), n_steps=16, batch_size=16, seed=0, device="cpu").learn(32)
+    copies = [model, duplicate(model)]
+    results = []
+    for each in copies:
+        each.collector and each.collector.flush()
+        th.manual_seed(1)
+        np.random.seed(1)
+        results.append(each.evaluate(2))
+        each.learn(32, reset_num_timesteps=False)
+    assert results[0] == results[1] and th.equal(weights(copies[0]), weights(copies[1]))
 
 
 class Incomplete(VecEnvWrapper):

@@ -393,7 +393,7 @@ def test_noise_is_resampled_after_an_evaluation():
 
     class Look(At):
         def _on_step(self):
-            carries.append(self.model.collector.carry.noise["theta"].clone())
+            carries.append(self.model.position.carry.noise["theta"].clone())
             return super()._on_step()
 
     make(use_sde=True).learn(16, Look(lambda model: model.evaluate(1), [3]))

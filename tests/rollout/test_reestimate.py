@@ -30,7 +30,7 @@ class Facts(BaseCallback):
 
     def _on_step(self):
         kept = {name: copy.deepcopy(self.locals[name]) for name in ("rewards", "dones", "infos", "new_obs")}
-        self.steps.append(kept | {"memory": tree_map(th.clone, self.model.collector.carry.memory)})
+        self.steps.append(kept | {"memory": tree_map(th.clone, self.model.position.carry.memory)})
         return True
 
 
@@ -109,15 +109,14 @@ def values_of(policy, buffer, steps):
                 buffer.observations if isinstance(buffer.observations, np.ndarray) else {**buffer.observations}, t, n
             )
             before[t, n], memory = value(obs, memory, bool(buffer.episode_starts[t, n]))
+            step = steps[t]
+            if step["dones"][n] and step["infos"][n]["TimeLimit.truncated"]:
+                after[t, n], _ = value(step["infos"][n]["terminal_observation"], memory)
         for t, step in enumerate(steps):
-            remembered = row(step["memory"], one)
-            if step["dones"][n]:
-                if step["infos"][n]["TimeLimit.truncated"]:
-                    after[t, n], _ = value(step["infos"][n]["terminal_observation"], remembered)
-            elif t + 1 < T:
-                after[t, n] = before[t + 1, n]
-            else:
-                after[t, n], _ = value(row(step["new_obs"], n), remembered)
+            if not step["dones"][n]:
+                # Of the last step, what is remembered is what the rollout ended with.
+                last = (row(step["new_obs"], n), row(step["memory"], one))
+                after[t, n] = before[t + 1, n] if t + 1 < T else value(*last)[0]
     return before, after
 
 
@@ -172,7 +171,7 @@ class Writing(Facts):
             for step in self.steps:
                 step["rewards"] = step["rewards"] + 1
         if self.again:
-            self.model.collector.estimate(buffer)
+            self.model.collector.end.estimate(self.model.policy, buffer)
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -84,7 +84,7 @@ def test_what_models_were_made_with_comes_back():
     assert (box.use_sde, box.sde_sample_freq, box._stats_window_size) == (True, 4, 7)
     assert box.kl_control == ppo_plus.AdaptivePenalty(band=1.4) and box.settings.schedules["vf_coef"](0.3) == 0.4
     assert box.lr_schedule(0.5) == 5e-4 and box.clip_range(0.5) == pytest.approx(0.1)
-    assert type(box.policy.optimizer) is th.optim.AdamW and box.collector.obs is None
+    assert type(box.policy.optimizer) is th.optim.AdamW and box.position.obs is None
     assert lstm.exploration == ppo_plus.ColoredNoise(0.5, 8) and lstm.policy.remembers
     assert masks._expects_masks
     assert custom.lr_schedule(1.0) == 1e-3 and custom.lagrange == 0.25 and type(custom.policy) is golden.OwnPolicy

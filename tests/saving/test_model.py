@@ -142,7 +142,7 @@ def test_the_state_of_collecting_and_learning_is_in_the_file():
     model = CASES["memory"]().learn(64)
     loaded = PPO_Plus.load(saved(model), env=model.get_env(), device="cpu", force_reset=False)
     assert all(np.array_equal(loaded._last_obs[key], each) for key, each in model._last_obs.items())
-    assert loaded.collector.carry.noise["theta"].equal(model.collector.carry.noise["theta"])
+    assert loaded.position.carry.noise["theta"].equal(model.position.carry.noise["theta"])
     assert loaded.updater.kl_memory == model.updater.kl_memory
     assert loaded.compilation.n_planned == model.compilation.n_planned and loaded.compiled == model.compiled
     again = PPO_Plus.load(saved(model), env=model.get_env(), device="cpu")

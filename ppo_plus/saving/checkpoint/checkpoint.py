@@ -194,7 +194,7 @@ def _resumed(cls: Any, found: list[dict[str, Any]], env: Any, device: th.device 
             # The seed itself would repeat the first episodes.
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
             model.env.seed(derived_seed(entropy))
-        model.collector.interrupt()
+        model._last_obs = None
     with decoding("the state of its generators"):
         process_state.set_generators(checkpoint["generators"])
     if call is not None:

@@ -139,7 +139,7 @@ def assert_same(model, other):
         assert getattr(model, name) == getattr(other, name)
     episodes, others = ([(e["r"], e["l"]) for e in each.ep_info_buffer] for each in (model, other))
     assert episodes == others
-    assert same(model.collector.obs, other.collector.obs)
+    assert same(model.position.obs, other.position.obs)
     assert str(model.compiled) == str(other.compiled)
 
 
