@@ -1,7 +1,8 @@
 """Files of each kind that are in ``tests/data/golden``: how they are made, and what each of them must give.
 
 They are read after every change, so that a change of the format is not made by accident. After one on purpose, which
-raises the format's version, ``python tests/helpers/golden.py`` writes them again.
+raises the format's version, keep them as ``golden_version_…``, so that files of the version before are read, too, and
+write new ones: ``python tests/helpers/golden.py``.
 """
 
 import hashlib

@@ -26,10 +26,10 @@ from ppo_plus.envs.resumable.attributes import NotResumableError
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_number
 from ppo_plus.saving.checkpoint import process_state
-from ppo_plus.saving.checkpoint.form import require_form
+from ppo_plus.saving.checkpoint.process_state import GPUS, LOGGER
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, decoding
-from ppo_plus.saving.format.values import Undescribable
+from ppo_plus.saving.format.values import Undescribable, require_form
 from ppo_plus.saving.model import argument_attributes, assemble, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
@@ -37,6 +37,20 @@ SHARE = 0.01
 KIND = "checkpoint"
 #: A further part, if there are several processes: the checkpoints of the others by rank.
 OTHERS = "others"
+#: The forms of the states of environments, of callbacks and of a checkpoint.
+ENVS = {"layers": [str], "vec_layers": [{str: object}], "envs": (None, [dict]), "n_envs": int, "reason": (None, str)}
+CALLBACK = {"class": str, "own": object, "changed": {str: object}, "envs": {str: ENVS}}
+FORM: dict[str, Any] = {
+    "call": (None, {"total_timesteps": (int, float), "iteration": int, "callbacks": [CALLBACK]}),
+    "generators": {"python": tuple, "numpy": dict, "torch": th.Tensor, **dict.fromkeys(GPUS, [th.Tensor])},
+    "model": dict,
+    "policy": {"frozen": [str], "buffers": {str: th.Tensor}},
+    "env": ENVS,
+    "logger": (None, LOGGER),
+    "log_files": {str: int},
+    "num_timesteps": int,
+    "rank": int,
+}
 
 
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
@@ -59,8 +73,8 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "model": copy.deepcopy(state),
         "policy": _policy_extras(model.policy),
         "env": env_state.get_state(model.env),
-        "log": process_state.get_log(model.logger) if model.call.callbacks else None,
-        "logs": {"kept": process_state.sizes(folder, logs)},
+        "logger": process_state.get_logger(model.logger) if model.call.callbacks else None,
+        "log_files": process_state.sizes(folder, logs),
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
     }
@@ -134,15 +148,28 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The checkpoints in a file, of all processes by rank; the names of their logs are relative to its folder."""
-    checkpoint = container.read(path, KIND)
-    with container.naming(path, "checkpoint"), decoding("the parts of other processes"):
-        require_form(checkpoint)
-        found = [checkpoint, *checkpoint.pop(OTHERS, ())]
-        for each in found:
-            require_form(each)
-            each["logs"]["folder"] = path.parent
-        return found
+    """The checkpoints in a file, of all processes by rank, each with its ``"folder"``, from which names of log files
+    start."""
+    checkpoint = container.read(path, KIND, {2: _from_version_2})
+    with container.naming(path, "checkpoint"):
+        require_form(checkpoint, FORM | {OTHERS: [FORM]} if OTHERS in checkpoint else FORM)
+        checkpoints = [checkpoint, *checkpoint.pop(OTHERS, ())]
+        if any(one["call"] is not None and one["logger"] is None for one in checkpoints):
+            raise Damaged("it has a call of learn without its logger")
+        return [one | {"folder": path.parent} for one in checkpoints]
+
+
+def _from_version_2(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of version 2 of the format as one of version 3."""
+    logger = checkpoint.pop("log")
+    if logger is not None:
+        logger |= {"run_folder": logger.pop("folder"), "event_files": logger.pop("sizes")}
+    # The first files of version 2 had no generators of other GPUs than those of NVIDIA.
+    generators = {"xpu": [], "mps": [], **checkpoint["generators"]}
+    converted = {"logger": logger, "log_files": checkpoint.pop("logs")["kept"], "generators": generators}
+    if OTHERS in checkpoint:
+        converted[OTHERS] = [_from_version_2(other) for other in checkpoint[OTHERS]]
+    return checkpoint | converted
 
 
 def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
@@ -209,8 +236,8 @@ def logs_continued(model: Any, tb_log_name: str) -> Iterator[None]:
     """While a model sets up its logger: continue TensorBoard's files of the call that was interrupted."""
     resumed, logger = model.call.resumed, None
     if resumed is not None and not model._custom_logger:
-        with container.naming(resumed["logs"]["folder"], "checkpoint"):
-            logger = process_state.reopen(resumed["log"], model.tensorboard_log, tb_log_name, model.verbose)
+        with container.naming(resumed["folder"], "checkpoint"):
+            logger = process_state.reopen(resumed["logger"], model.tensorboard_log, tb_log_name, model.verbose)
     if logger is not None:
         model.set_logger(logger)
     yield
@@ -223,9 +250,9 @@ def restore(model: Any) -> None:
     resumed, model.call.resumed = model.call.resumed, None
     if resumed is None:
         return
-    with container.naming(resumed["logs"]["folder"], "checkpoint"):
+    with container.naming(resumed["folder"], "checkpoint"):
         process_state.set_callbacks(model.call.callbacks, resumed["call"]["callbacks"])
-    process_state.set_log(model.logger, resumed["log"])
+    process_state.set_logger(model.logger, resumed["logger"])
     # Last, since what comes before may draw.
     process_state.set_generators(resumed["generators"])
 
@@ -270,9 +297,9 @@ class Checkpoints(BaseCallback):
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
         resumed = self.model.call.resumed  # type: ignore[attr-defined]
-        if resumed is not None and resumed["logs"]["folder"].resolve() == self.folder.resolve():
+        if resumed is not None and resumed["folder"].resolve() == self.folder.resolve():
             with container.naming(self.folder, "checkpoint"):
-                process_state.cut(self.folder, self.logs, resumed["logs"]["kept"])
+                process_state.cut(self.folder, self.logs, resumed["log_files"])
         leads = self.model.ranks.leads  # type: ignore[attr-defined]
         subfolder = set_aside(self.folder, self.num_timesteps) if resumed is None and leads else None
         if subfolder is not None:

@@ -36,6 +36,14 @@ EVENTS = "events.out.tfevents.*"
 GPUS = ("cuda", "xpu", "mps")
 #: What has been recorded and not written yet: the names in a checkpoint, and the attributes of ``Logger``.
 RECORDED = {"values": "name_to_value", "counts": "name_to_count", "excluded": "name_to_excluded"}
+#: The form of the state of a logger.
+LOGGER = {
+    "values": {str: object},
+    "counts": {str: int},
+    "excluded": {str: object},
+    "run_folder": (None, str),
+    "event_files": {str: int},
+}
 #: Attributes that SB3 sets on every callback.
 SET_BY_SB3 = {"model", "logger", "training_env", "locals", "globals", "parent"}
 #: Counters of every callback.
@@ -72,18 +80,18 @@ def set_generators(states: dict[str, Any]) -> None:
             gpus.set_rng_state(state, device)
 
 
-def get_log(logger: Logger) -> dict[str, Any]:
-    """The recorded numbers and texts without pictures, and the log folder with the sizes of TensorBoard's files."""
+def get_logger(logger: Logger) -> dict[str, Any]:
+    """What a logger has recorded, without pictures, and its folder with the sizes of TensorBoard's files."""
     kept = {name for name, value in logger.name_to_value.items() if isinstance(value, np.ScalarType)}
     recorded = {part: getattr(logger, attribute).items() for part, attribute in RECORDED.items()}
     return {
         **{part: {name: value for name, value in items if name in kept} for part, items in recorded.items()},
-        "folder": logger.dir and os.path.basename(logger.dir),
-        "sizes": sizes(logger.dir, [EVENTS]) if logger.dir else {},
+        "run_folder": logger.dir and os.path.basename(logger.dir),
+        "event_files": sizes(logger.dir, [EVENTS]) if logger.dir else {},
     }
 
 
-def set_log(logger: Logger, state: dict[str, Any]) -> None:
+def set_logger(logger: Logger, state: dict[str, Any]) -> None:
     """Restore the recorded values."""
     for part, attribute in RECORDED.items():
         getattr(logger, attribute).update(state[part])
@@ -92,11 +100,11 @@ def set_log(logger: Logger, state: dict[str, Any]) -> None:
 def reopen(state: dict[str, Any], tensorboard_log: str | None, tb_log_name: str, verbose: int) -> Logger | None:
     """A logger that continues TensorBoard's files from where the state was taken, in the folder that the caller names:
     of the state's, only the number of the run is used. ``None``: there are no such files."""
-    if not state["sizes"]:
+    if not state["event_files"]:
         return None
-    number = re.search(r"_[0-9]+\Z", state["folder"] or "")
+    number = re.search(r"_[0-9]+\Z", state["run_folder"] or "")
     name = tb_log_name + (number[0] if number else "")
-    kept = {os.path.join(name, each): size for each, size in state["sizes"].items()}
+    kept = {os.path.join(name, each): size for each, size in state["event_files"].items()}
     if tensorboard_log is None or not all(os.path.isfile(os.path.join(tensorboard_log, each)) for each in kept):
         warnings.warn(
             f"TensorBoard's files of the resumed run are not continued: tensorboard_log={tensorboard_log!r} does not "

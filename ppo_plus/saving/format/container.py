@@ -9,6 +9,7 @@ import io
 import json
 import platform
 import zipfile
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,8 +23,9 @@ from ppo_plus.saving.files import replacing
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.format.values import describe, restore
 
-#: The version of the format that is written and read. It changes whenever what files of any kind contain does.
-VERSION = 2
+#: The version of the format that is written, and the oldest that is read. It changes whenever what files of any kind
+#: contain does; what reads a kind converts values of earlier versions.
+VERSION, OLDEST = 3, 2
 DESCRIPTION, ARRAYS = MEMBERS = ("description.json", "arrays.safetensors")
 #: Packages whose versions are noted, for people.
 PACKAGES = ("ppo_plus", "stable_baselines3", "torch", "gymnasium", "numpy")
@@ -45,11 +47,17 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
             member.write(safetensors.torch.save(arrays))
 
 
-def read(path_or_file: PathOrFile, kind: str) -> Any:
-    """The value in a file; nothing in it is run. Raises ``Damaged``, ``Refused`` and ``OSError``."""
+def read(path_or_file: PathOrFile, kind: str, conversions: Mapping[int, Callable[[Any], Any]] = {}) -> Any:
+    """The value in a file; nothing in it is run. Raises ``Damaged``, ``Refused`` and ``OSError``.
+
+    :param conversions: what converts values of an earlier version to the next one, by the version
+    """
     head, arrays = read_parts(path_or_file, kind)
-    with naming(path_or_file):
-        return restore(head["value"], arrays)
+    with naming(path_or_file), decoding():
+        value = restore(head["value"], arrays)
+        for version in range(head["version"], VERSION):
+            value = conversions.get(version, lambda same: same)(value)
+        return value
 
 
 def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
@@ -129,10 +137,10 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
         raise Damaged(f"the head of {DESCRIPTION} is not valid")
     if title != f"ppo_plus {kind}":
         raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}")
-    if number != VERSION:
+    if not OLDEST <= number <= VERSION:
         remedy = "update ppo_plus" if number > VERSION else "use the ppo_plus that wrote it, or train again"
         raise Refused(
             f"it has version {number} of the format, written by ppo_plus {str(head['packages'].get('ppo_plus'))[:30]}, "
-            f"and this ppo_plus reads version {VERSION}: {remedy}"
+            f"and this ppo_plus reads versions {OLDEST} to {VERSION}: {remedy}"
         )
     return head

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -287,6 +287,52 @@ _REMEDY = "use a schedule such as ppo_plus.linear(3e-4), or a module-level funct
 def _undescribable(path: str, value: Any, problem: str) -> Undescribable:
     what = getattr(value, "__qualname__", None) or " ".join(repr(value).split())
     return Undescribable(f"{path} ({what[:200]}) {problem}")
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+class Optional(dict[Any, Any]):
+    """The form of a dict that may lack entries of the form, and has no others."""
+
+
+def require_form(value: Any, form: Any) -> None:
+    """Check a value that was read before it is used: the file may be damaged, or a stranger's.
+
+    :param form: a type (of integers: at least 0), ``None``, a function that says whether a value is valid, a list with
+        the form of its items, a dict with the forms of its entries (under ``str``: of all others), or a tuple of forms,
+        one of which fits
+    :raises Damaged: a part of the value is missing or not valid
+    """
+    for path in _misfits(value, form, ""):
+        raise Damaged(f"its part {path[:200]!r} is missing or not valid")
+
+
+def _misfits(value: Any, form: Any, path: str) -> Iterator[str]:
+    """The paths of the parts that do not fit."""
+    if isinstance(form, tuple):
+        first = [next(_misfits(value, option, path), None) for option in form]
+        if None not in first:
+            yield first[-1] if first else path  # type: ignore[misc]
+    elif isinstance(form, list) and isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _misfits(item, form[0], f"{path}.{i}")
+    elif isinstance(form, dict) and isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        # A tuple of no forms fits nothing.
+        others = form.get(str, () if isinstance(form, Optional) else object)
+        missing = [] if isinstance(form, Optional) else [name for name in form if name is not str and name not in value]
+        yield from (f"{path}.{name}".removeprefix(".") for name in missing)
+        for name, entry in value.items():
+            yield from _misfits(entry, form.get(name, others), f"{path}.{name}".removeprefix("."))
+    else:
+        if form is int:
+            fits = type(value) is int and value >= 0
+        elif isinstance(form, type):
+            fits = isinstance(value, form)
+        else:
+            fits = form(value) if callable(form) else value is form
+        if not fits:
+            yield path
 
 
 # --- types of numbers -------------------------------------------------------------------------------------------------

@@ -282,12 +282,13 @@ def test_a_checkpoint_does_not_say_what_is_cut(tmp_path):
     for other in others:
         other.unlink()
     written = container.read(newest, "checkpoint")
-    written["logs"] = {"patterns": [str(victim), "../../*"], "kept": {}}
-    written["log"] |= {"folder": str(tmp_path), "sizes": {victim.name: 0}}
+    written["log_files"] = {}
+    written |= {"folder": str(victim.parent), "patterns": [str(victim), "../../*"]}
+    written["logger"] |= {"run_folder": str(tmp_path), "event_files": {victim.name: 0}}
     container.write(newest, "checkpoint", written)
     with pytest.warns(UserWarning, match="TensorBoard's files of the resumed run are not continued"):
         PPO_Plus.resume(folder, envs()).learn(TOTAL, [Checkpoints(folder), Interrupt(-1)])
-    written["logs"]["kept"] = {"../../victim.csv": 0}
+    written["log_files"] = {"../../victim.csv": 0}
     container.write(newest, "checkpoint", written)
     with pytest.warns(UserWarning), pytest.raises(Refused, match="victim.csv, which is not among the logs"):
         PPO_Plus.resume(newest, envs()).learn(TOTAL, [Checkpoints(folder, logs=["../*.csv"]), Interrupt(-1)])
@@ -501,7 +502,10 @@ def replaced(value, path, new):
     return copied
 
 
-@pytest.mark.parametrize("part", ["env", "generators", "policy", "call", "log", "logs", "num_timesteps", "rank"])
+PARTS = "env generators policy call logger log_files num_timesteps rank".split()
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_a_malformed_checkpoint_is_named_and_passed_over(tmp_path, part):
     with pytest.raises(Stop):
         model_of("discrete").learn(TOTAL, [Checkpoints(tmp_path, save_freq=64), Interrupt(100)])
@@ -531,12 +535,12 @@ def test_processes_read_their_parts_of_one_file(tmp_path, monkeypatch):
     container.write(path, "checkpoint", first | {"others": [second | {"rank": 1}]})
     found = checkpoint.read(path)
     assert [each["rank"] for each in found] == [0, 1]
-    assert all(each["logs"]["folder"] == tmp_path for each in found)
+    assert all(each["folder"] == tmp_path for each in found)
     with pytest.raises(ValueError, match="is of 2 processes, and there are 1 now: start 2 .*--processes 2"):
         PPO_Plus.resume(tmp_path, envs())
     del second["generators"]
     container.write(path, "checkpoint", first | {"others": [second]})
-    with pytest.raises(Damaged, match="its part 'generators' is missing"):
+    with pytest.raises(Damaged, match="its part 'others.0.generators' is missing"):
         checkpoint.read(path)
 
 
@@ -550,15 +554,30 @@ def test_files_written_after_an_error_count_for_keep(tmp_path):
     assert len(checkpoint.files(tmp_path)) == 2
 
 
-def test_generators_of_gpus_may_be_missing_but_not_malformed(tmp_path):
-    """Earlier versions kept those of CUDA alone."""
+def as_version_2(whole):
+    """A checkpoint as version 2 of the format had it."""
+    logger = whole["logger"] and {**whole["logger"], "folder": None, "sizes": whole["logger"]["event_files"]}
+    old = {name: value for name, value in whole.items() if name not in ("logger", "log_files")}
+    return old | {"log": logger, "logs": {"kept": whole["log_files"]}}
+
+
+def test_generators_of_gpus_may_be_missing_in_version_2_but_not_malformed(tmp_path, monkeypatch):
+    """The first files of version 2 had those of CUDA alone."""
     file = model_of("discrete").save_checkpoint(tmp_path)
     whole = container.read(file, "checkpoint")
     assert whole["generators"].keys() >= {"cuda", "xpu", "mps"}
     for name, new in {"xpu": [1], "mps": 5}.items():
         container.write(file, "checkpoint", replaced(whole, ("generators", name), new))
-        with pytest.raises(ValueError, match="its part 'generators' is missing or not valid"):
+        with pytest.raises(ValueError, match=f"its part 'generators.{name}.*' is missing or not valid"):
             checkpoint.read(*tmp_path.iterdir())
     kept = {name: state for name, state in whole["generators"].items() if name not in ("xpu", "mps")}
     container.write(file, "checkpoint", whole | {"generators": kept})
+    with pytest.raises(ValueError, match="its part 'generators.(xpu|mps)' is missing"):
+        checkpoint.read(file)
+    monkeypatch.setattr(container, "VERSION", 2)
+    one = as_version_2(whole | {"generators": kept})
+    container.write(file, "checkpoint", one | {"others": [one]})
+    monkeypatch.undo()
+    first, second = checkpoint.read(file)
+    assert first["log_files"] == second["log_files"] == {} and "logs" not in first
     process_state.set_generators(checkpoint.read(*tmp_path.iterdir())[0]["generators"])

@@ -19,10 +19,10 @@ from ppo_plus.saving.checkpoint.process_state import (
     cut,
     get_callback,
     get_generators,
-    get_log,
+    get_logger,
     reopen,
     set_generators,
-    set_log,
+    set_logger,
     sizes,
 )
 from ppo_plus.saving.format.names import Refused
@@ -71,7 +71,7 @@ def test_what_is_not_written_yet_is_kept():
     logger.record_mean("mean", 1.0)
     logger.record_mean("mean", 2.0)
     logger.record("picture", Figure(None, close=True))
-    set_log(other, get_log(logger))
+    set_logger(other, get_logger(logger))
     assert dict(other.name_to_value) == {"a": 1.5, "text": "said", "mean": 1.5}
     assert other.name_to_excluded["a"] == ("tensorboard",)
     other.record_mean("mean", 6.0)
@@ -89,7 +89,7 @@ def test_tensorboards_files_are_cut_and_gone_on_with(tmp_path):
     folder = tmp_path / "then" / "run_3"
     logger = configure(str(folder), ["tensorboard"])
     log(logger, range(3))
-    state = get_log(logger)
+    state = get_logger(logger)
     log(logger, range(3, 6))
     lost = configure(str(folder), ["tensorboard"])
     log(lost, range(6, 8))
@@ -103,9 +103,9 @@ def test_tensorboards_files_are_cut_and_gone_on_with(tmp_path):
 
 
 def test_without_files_there_is_nothing_to_reopen(tmp_path):
-    assert reopen(get_log(Logger(None, [])), None, "run", verbose=0) is None
+    assert reopen(get_logger(Logger(None, [])), None, "run", verbose=0) is None
     # SB3's logger has a folder even if nothing is logged.
-    assert reopen(get_log(configure(str(tmp_path / "run_1"), [""])), str(tmp_path), "run", verbose=0) is None
+    assert reopen(get_logger(configure(str(tmp_path / "run_1"), [""])), str(tmp_path), "run", verbose=0) is None
 
 
 @pytest.mark.parametrize("tensorboard_log", [None, "tb"])
@@ -114,10 +114,16 @@ def test_a_file_does_not_say_where_to_log(tmp_path, monkeypatch, tensorboard_log
     victim = tmp_path / "run_1" / "events.out.tfevents.1"
     victim.parent.mkdir()
     victim.write_text("precious")
-    state = {"values": {}, "counts": {}, "excluded": {}, "folder": str(victim.parent), "sizes": {victim.name: 0}}
+    state = {
+        "values": {},
+        "counts": {},
+        "excluded": {},
+        "run_folder": str(victim.parent),
+        "event_files": {victim.name: 0},
+    }
     with pytest.warns(UserWarning, match="not continued: tensorboard_log=.*Pass the tensorboard_log of that run"):
         assert reopen(state, tensorboard_log, "run", verbose=0) is None
-    state["sizes"] = {f"../../run_1/{victim.name}": 0}
+    state["event_files"] = {f"../../run_1/{victim.name}": 0}
     (tmp_path / "tb" / "run_1").mkdir(parents=True)
     if tensorboard_log is not None:
         with pytest.raises(Refused, match="which is not among the logs"):
@@ -224,8 +230,8 @@ def restored(callback, states):
     call = watching(callback)
     call.resumed = {
         "call": {"callbacks": states},
-        "log": {"values": {}, "counts": {}, "excluded": {}},
-        "logs": {"folder": "there"},
+        "logger": {"values": {}, "counts": {}, "excluded": {}},
+        "folder": "there",
     }
     call.resumed["generators"] = get_generators()
     with warnings.catch_warnings(record=True) as warned:

@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from ppo_plus import ColoredNoise, MlpPolicy, linear
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, VERSION, read, write
+from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, OLDEST, VERSION, read, write
 from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.format.values import Undescribable, describe
 
@@ -119,13 +119,13 @@ def test_another_kind_raises_an_error(written, tmp_path):
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [(VERSION - 1, "use the ppo_plus that wrote it, or train again"), (VERSION + 1, "update ppo_plus")],
+    [(OLDEST - 1, "use the ppo_plus that wrote it, or train again"), (VERSION + 1, "update ppo_plus")],
 )
 def test_another_version_raises_an_error_with_the_remedy(version, remedy, tmp_path):
     head = HEAD | {"version": version, "packages": {"ppo_plus": "7.1"}, "value": {"!new": 1}}
     error = refusal(archive_of(head), tmp_path)
     assert f"it has version {version} of the format, written by ppo_plus 7.1" in str(error)
-    assert str(error).endswith(f"reads version {VERSION}: {remedy}") and not isinstance(error, Damaged)
+    assert str(error).endswith(f"reads versions {OLDEST} to {VERSION}: {remedy}") and not isinstance(error, Damaged)
 
 
 def test_a_forbidden_name_raises_an_error_with_the_remedy(tmp_path):
