@@ -124,8 +124,8 @@ class Compiled:
     def agrees(self, *args: Any) -> bool:
         """Whether the compiled form has the function's results, tried on copies of the arguments."""
 
-        def run(*given: Any) -> Any:
-            tensors = tree_leaves(given)
+        def run(*args: Any) -> Any:
+            tensors = tree_leaves(args)
             if _signature(tensors) != self._signature:
                 raise CompileError("a copy of a tensor that may change has another layout than the tensor")
             assert self._run is not None
@@ -139,8 +139,8 @@ class Compiled:
             tree_map(th.Tensor.copy_, mutable, args[:1])
             # Each with the same random numbers, and without using them up.
             with th.random.fork_rng(devices=gpu):
-                found = function(*mutable, *args[1:])
-            leaves = tree_leaves((found, tree_map(th.clone, mutable)))
+                result = function(*mutable, *args[1:])
+            leaves = tree_leaves((result, tree_map(th.clone, mutable)))
             expected = expected or leaves
             if not all(_close(a, b) for a, b in zip(expected, leaves, strict=True)):
                 return False
@@ -189,20 +189,22 @@ class Compiled:
         """The compiled form, a function of the tensors in these arguments."""
         leaves, spec = tree_flatten(args)
         # Copies in place of repetitions: a trace takes each object for one argument.
-        tensors = [leaf.clone() if any(leaf is each for each in leaves[:i]) else leaf for i, leaf in enumerate(leaves)]
+        tensors = [
+            leaf.clone() if any(leaf is other for other in leaves[:i]) else leaf for i, leaf in enumerate(leaves)
+        ]
         structure: Any = None
-        #: For each leaf of the result its place among the given tensors, the computed ones, and the constants.
+        #: For each leaf of the result its place among the inputs, the computed tensors, and the constants.
         places: list[int] = []
         constants: list[Any] = []
 
-        def flat(*given: th.Tensor) -> list[Any]:
+        def flat(*inputs: th.Tensor) -> list[Any]:
             nonlocal structure, places, constants
-            results, structure = tree_flatten(self.function(*spec.unflatten(given)))
+            results, structure = tree_flatten(self.function(*spec.unflatten(inputs)))
             # A tensor that is returned unchanged need not pass through the compiled form.
-            same = {id(tensor) for tensor in given}
-            computed = [leaf for leaf in results if isinstance(leaf, th.Tensor) and id(leaf) not in same]
+            unchanged = {id(tensor) for tensor in inputs}
+            computed = [leaf for leaf in results if isinstance(leaf, th.Tensor) and id(leaf) not in unchanged]
             constants = [leaf for leaf in results if not isinstance(leaf, th.Tensor)]
-            place = {id(leaf): i for i, leaf in enumerate([*given, *computed, *constants])}
+            place = {id(leaf): i for i, leaf in enumerate([*inputs, *computed, *constants])}
             places = [place[id(leaf)] for leaf in results]
             return computed
 
@@ -220,8 +222,8 @@ class Compiled:
         if any(tensor.is_cuda for tensor in tensors) and not _draws_on_cpu(graph):
             run = Replayed(run, n_static)
 
-        def compiled(given: list[th.Tensor]) -> Any:
-            leaves = [*given, *run(given.copy()), *constants]
+        def compiled(inputs: list[th.Tensor]) -> Any:
+            leaves = [*inputs, *run(inputs.copy()), *constants]
             return unflatten([leaves[place] for place in places])
 
         return compiled
@@ -243,9 +245,9 @@ def in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
 
-def _check_tensors(graph: th.fx.GraphModule, given: list[th.Tensor]) -> None:
-    """:raises CompileError: a weight, or memory of a given tensor, would be a constant"""
-    memory = {tensor.untyped_storage().data_ptr() for tensor in given} - {0}
+def _check_tensors(graph: th.fx.GraphModule, inputs: list[th.Tensor]) -> None:
+    """:raises CompileError: a weight, or memory of an input, would be a constant"""
+    memory = {tensor.untyped_storage().data_ptr() for tensor in inputs} - {0}
     for node in graph.graph.find_nodes(op="get_attr"):
         constant = getattr(graph, str(node.target))
         if not isinstance(constant, th.Tensor):
@@ -260,8 +262,8 @@ def _check_tensors(graph: th.fx.GraphModule, given: list[th.Tensor]) -> None:
 
 def _draws_on_cpu(graph: th.fx.GraphModule) -> bool:
     """Whether a function for a GPU draws random numbers on the CPU, which a replay would not draw again."""
-    draws = [each for each in graph.graph.nodes if th.Tag.nondeterministic_seeded in getattr(each.target, "tags", ())]
-    return any(leaf.device.type == "cpu" for each in draws for leaf in tree_leaves(each.meta["val"]))
+    draws = [node for node in graph.graph.nodes if th.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())]
+    return any(leaf.device.type == "cpu" for node in draws for leaf in tree_leaves(node.meta["val"]))
 
 
 def _close(a: Any, b: Any) -> bool:
@@ -299,18 +301,18 @@ class Replayed:
         self._inputs: list[th.Tensor] = []
         self._outputs: list[th.Tensor] = []
 
-    def __call__(self, given: list[th.Tensor]) -> list[th.Tensor]:
-        static, varying = given[: self._n_static], given[self._n_static :]
+    def __call__(self, tensors: list[th.Tensor]) -> list[th.Tensor]:
+        static, varying = tensors[: self._n_static], tensors[self._n_static :]
         addresses = [tensor.data_ptr() for tensor in static]
         if addresses != self._addresses:
             self._addresses, self._graph = addresses, None
-            return self._function(given)
+            return self._function(tensors)
         if self._graph is None:
-            device, inputs = given[0].device, [tensor.clone() for tensor in varying]
+            device, inputs = tensors[0].device, [tensor.clone() for tensor in varying]
             # A replay does not read tensors on other devices, and a copy of an expanded tensor has other strides.
             expanded = [own.stride() != tensor.stride() for own, tensor in zip(inputs, varying, strict=True)]
-            if any(expanded) or any(each.device != device for each in given):
-                return self._function(given)
+            if any(expanded) or any(tensor.device != device for tensor in tensors):
+                return self._function(tensors)
             graph, self._inputs = th.cuda.CUDAGraph(), inputs
             recording = th.cuda.graph(graph, stream=_stream(device), capture_error_mode="thread_local")
             with ONE_AT_A_TIME, own_workspaces(), th.cuda.device(device), recording:

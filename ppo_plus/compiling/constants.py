@@ -1,4 +1,4 @@
-"""The constants of a trace: everything that Python code reads besides the tensors it is given.
+"""The constants of a trace: everything that Python code reads besides the tensors that it is called with.
 
 A compiled form is a recording: a number that the recorded code read from an attribute, a nested object, a closure or a
 global of its module is a constant in it. :func:`constants_of` lists all of these by value, so that they can be compared
@@ -192,37 +192,37 @@ class _Walk:
             raise NotComparable(f"{value.__qualname__} uses {', '.join(sorted(dynamic))}, and so may read anything")
         self.names |= names
         closure = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        read = {name: value.__globals__[name] for name in sorted(names) if name in value.__globals__}
-        if "random" in names and np in read.values():
+        named = {name: value.__globals__[name] for name in sorted(names) if name in value.__globals__}
+        if "random" in names and np in named.values():
             raise NotComparable(f"{value.__qualname__} draws from numpy.random")
         parts = (value.__defaults__, value.__kwdefaults__, closure)
         return (
             value.__code__,
-            tuple(self.visit(each, path) for each in parts),
-            {name: self.visit(each, name) for name, each in read.items()},
+            tuple(self.visit(part, path) for part in parts),
+            {name: self.visit(read, name) for name, read in named.items()},
         )
 
     def _class(self, value: type, path: str) -> Any:
         """The attributes of a class's custom bases."""
         return tuple(
-            self.visit(each, f"{path}.{name}")
+            self.visit(attribute, f"{path}.{name}")
             for base in _custom_bases(value)
-            for name, each in vars(base).items()
+            for name, attribute in vars(base).items()
             if name not in _OF_EVERY_CLASS and not name.startswith("_abc_")
-            if not isinstance(each, (types.MemberDescriptorType, types.GetSetDescriptorType))
+            if not isinstance(attribute, (types.MemberDescriptorType, types.GetSetDescriptorType))
         )
 
     def _content(self, value: Any, path: str) -> Any:
         """What an object consists of besides its attributes; ``None``: nothing."""
         if isinstance(value, dict):
             keys = tuple(self.visit(key, path) for key in value)
-            items = {repr(key): self.visit(each, f"{path}[{key!r}]") for key, each in value.items()}
+            items = {repr(key): self.visit(item, f"{path}[{key!r}]") for key, item in value.items()}
             if len(items) < len(keys):
                 raise NotComparable(f"{path} has keys that read alike")
             return keys, self.visit(getattr(value, "default_factory", None), path), items
         for types_, parts in PARTS.items():
             if isinstance(value, types_):
-                return tuple(self.visit(each, f"{path}[{i}]") for i, each in enumerate(parts(value)))
+                return tuple(self.visit(part, f"{path}[{i}]") for i, part in enumerate(parts(value)))
         return None
 
     def _attributes(self, value: Any, kind: type, path: str, required: bool) -> Any:
@@ -234,23 +234,24 @@ class _Walk:
         if required and state is None and not hasattr(value, "__dict__"):
             raise NotComparable(f"{path} is a {kind.__name__}, which cannot be inspected")
         attributes, slots = state if isinstance(state, tuple) else (state, None)
-        found = {**(attributes or {}), **(slots or {})}
+        attributes = {**(attributes or {}), **(slots or {})}
         if isinstance(value, nn.Module):
-            return self._module(value, found, path)
-        return {key: self.visit(each, f"{path}.{key}") for key, each in found.items()}
+            return self._module(value, attributes, path)
+        return {name: self.visit(attribute, f"{path}.{name}") for name, attribute in attributes.items()}
 
     def _module(self, module: nn.Module, attributes: dict[str, Any], path: str) -> Any:
-        """A network or layer: its tensors, which may be given, its attributes and its submodules in their order."""
+        """A network or layer: its tensors, its attributes and its submodules in their order."""
         if not hasattr(module, "_modules"):
             raise NotComparable(f"{path} is a module that was not initialized")
         # Compiled code does not call them.
         hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
         owners = (module, *module.parameters(recurse=False))
-        found = [hook for owner in owners for table in hooks for hook in (getattr(owner, table, None) or {}).values()]
-        if found:
-            name = getattr(found[0], "__qualname__", repr(found[0]))
+        tables = (getattr(owner, table, None) or {} for owner in owners for table in hooks)
+        hook = next((hook for table in tables for hook in table.values()), None)
+        if hook is not None:
             raise NotComparable(
-                f"{path} has the hook {name} on its gradient or on that of a weight: remove it, or use compile=False"
+                f"{path} has the hook {getattr(hook, '__qualname__', repr(hook))} on its gradient or on that of a "
+                "weight: remove it, or use compile=False"
             )
         tensors = {
             f"{table}[{name!r}]": None if tensor is None else self._numbers(tensor, f"{path}.{name}")
@@ -261,29 +262,29 @@ class _Walk:
         skipped |= getattr(type(module), "not_constant", frozenset())
         # Most attributes of a module are empty tables of hooks: no path is made for these, nor for plain values.
         data = {
-            key: each if _is_plain(each) else self.visit(each, f"{path}.{key}")
-            for key, each in attributes.items()
-            if key not in skipped
+            name: attribute if _is_plain(attribute) else self.visit(attribute, f"{path}.{name}")
+            for name, attribute in attributes.items()
+            if name not in skipped
         }
-        parts = {key: self.visit(each, f"{path}.{key}") for key, each in module.named_children()}
+        parts = {name: self.visit(child, f"{path}.{name}") for name, child in module.named_children()}
         forward = self.visit(getattr(type(module), "forward", None), f"{path}.forward")
         return tensors, forward, tuple(parts), data | parts
 
     def named_attributes(self) -> dict[str, Any]:
         """The attributes of the named objects and of custom modules that custom functions name, and what they read."""
-        found: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         done: set[tuple[int, str]] = set()
         while True:
             owners = [*self.changing.values(), *self.modules.values()]
             names = sorted(name for name in self.names if not name.startswith("__"))
             due = [(owner, name) for owner in owners for name in names if (id(owner), name) not in done]
             if not due:
-                return found
+                return attributes
             for owner, name in due:
                 done.add((id(owner), name))
                 holder = owner.__name__ if isinstance(owner, types.ModuleType) else "self"
                 for key, value in _attribute(owner, name, holder):
-                    found[key] = self.visit(value, key)
+                    attributes[key] = self.visit(value, key)
 
 
 #: Entries of a class that are made by Python and dataclasses, or change nothing but how an object is made and shown.

@@ -56,11 +56,11 @@ def inductor_options() -> Iterator[dict[str, Any]]:
     if platform.machine() in ("x86_64", "AMD64"):
         with config.patch("cpp.vec_isa_ok", True):
             # The truth value of AVX-512 also tests for bfloat16.
-            found = [each for each in cpu_vec_isa.supported_vec_isa_list if str(each) == capability and each]
+            sets = [isa for isa in cpu_vec_isa.supported_vec_isa_list if str(isa) == capability and isa]
     else:
-        found = [cpu_vec_isa.pick_vec_isa()]
-    width = found[0].bit_width() if found else 0
-    cpu_vec_isa.valid_vec_isa_list = lambda: found  # type: ignore[assignment]
+        sets = [cpu_vec_isa.pick_vec_isa()]
+    width = sets[0].bit_width() if sets else 0
+    cpu_vec_isa.valid_vec_isa_list = lambda: sets  # type: ignore[assignment]
     try:
         yield OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
     finally:
@@ -175,7 +175,7 @@ class Announced(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not any(each.alias_info for each in operation._schema.returns):  # neither in place nor a view
+        if not any(result.alias_info for result in operation._schema.returns):  # neither in place nor a view
             self.announce(_numbers_made(operation, args, kwargs))
         return operation(*args, **kwargs)
 
@@ -183,12 +183,12 @@ class Announced(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _numbers_made(operation: Any, args: Any, kwargs: dict[str, Any]) -> int:
     """The number of elements that an operation of torch returns, without running it."""
     # The device ``meta`` computes shapes alone.
-    args, kwargs = tree_map(lambda each: each.to("meta") if isinstance(each, th.Tensor) else each, (args, kwargs))
+    args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, th.Tensor) else leaf, (args, kwargs))
     try:
         made = operation(*args, **{**kwargs, **({"device": "meta"} if "device" in kwargs else {})})
     except RuntimeError:
         return 0  # what depends on numbers, such as ``item``, is no larger than these
-    return sum(each.numel() for each in tree_leaves(made) if isinstance(each, th.Tensor))
+    return sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, th.Tensor))
 
 
 def original(module: Any) -> Any:

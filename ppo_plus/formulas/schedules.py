@@ -94,17 +94,17 @@ def value_at(progress_remaining: float, name: str, schedule: Schedule, low: floa
     :raises TypeError: it is not a number
     """
     value = schedule(progress_remaining)
-    given = f"{name}: the schedule {schedule!r} returned {value!r} at progress_remaining={progress_remaining}"
+    message = f"{name}: the schedule {schedule!r} returned {value!r} at progress_remaining={progress_remaining}"
     try:
         value = float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{given}; it must return a number") from None
+        raise TypeError(f"{message}; it must return a number") from None
     if math.isfinite(value) and (value > low or (value == low and not strict)):
         return value
     bound = f"above {low:g}" if strict else f"at least {low:g}"
     if isinstance(schedule, Constant):
         raise ValueError(f"{name}={value!r} must be finite and {bound}")
-    raise ValueError(f"{given}; values must be finite and {bound}")
+    raise ValueError(f"{message}; values must be finite and {bound}")
 
 
 def _parse(name: str, text: str) -> Schedule:

@@ -1,7 +1,7 @@
 """One minibatch of an update: its transitions, the gradient of its loss, and a step along it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -125,9 +125,9 @@ class TrainState(NamedTuple):
 class UpdateRule:
     """How a minibatch changes a policy: by a step along the gradient of its loss.
 
-    Called, it is a function of tensors that changes the first of its arguments, the :class:`TrainState`, in place, and
-    nothing else, so that it can be compiled. The policy lends it its layers, not its weights. So does
-    :meth:`gradient`, which changes buffers alone.
+    Called, it is a function of tensors, which can be compiled: it reads weights and buffers from its first argument, a
+    :class:`TrainState`, not from the policy, and changes nothing but that, in place. So does :meth:`gradient`, which
+    changes buffers alone.
     """
 
     policy: Any  # the policy, with its optimizer
@@ -163,12 +163,14 @@ class UpdateRule:
         :param features: what the encoder makes of the observations, if that is not to be computed here: the gradient
             then has the parts of these after those of the weights
         """
-        batch, inputs = pick(rollout, indices), []
+        batch = pick(rollout, indices)
         if features is not None:
             features = Features(*(part.detach().requires_grad_() for part in features))
-            batch, inputs = batch._replace(features=features), [*features]
-        with standing_in(self.policy, train_state, self.list_others()) as params:
-            losses, gradient = self.differentiate([*params, *inputs], coefficients, state, batch)
+            batch = batch._replace(features=features)
+        own = trainable(self.policy.optimizer)
+        params = [part.detach().requires_grad_() for part in views(train_state.vector, own)]
+        with swapped(self.policy, [*own, *self.list_others()], [*params, *train_state.others]):
+            losses, gradient = self.differentiate([*params, *(features or ())], coefficients, state, batch)
         return losses._replace(total=losses.total.detach()), gradient
 
     def own_gradient(
@@ -266,16 +268,6 @@ class UpdateRule:
         """What a module puts in place of a buffer in the block is written into the buffer, as compiled."""
         others = self.list_others()
         return swapped(self.policy, others, others) if others else nullcontext()
-
-
-@contextmanager
-def standing_in(policy: Any, train_state: TrainState, others: list[th.Tensor]) -> Iterator[list[th.Tensor]]:
-    """Let a policy compute with the tensors of a :class:`TrainState`, in place of its weights and ``others``; yields
-    the weights as parameters."""
-    own = trainable(policy.optimizer)
-    params = [part.detach().requires_grad_() for part in views(train_state.vector, own)]
-    with swapped(policy, [*own, *others], [*params, *train_state.others]):
-        yield params
 
 
 def clip_factor(gradient: Gradient, max_norm: float) -> tuple[th.Tensor, th.Tensor]:

@@ -225,7 +225,8 @@ def in_place(
     step = partial(optimizer_step, lent, weights)
 
     def minibatch(rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:
-        part, n = None, len(indices) if rule.reduction is None else n_transitions(rollout, indices)
+        n = len(indices) if rule.reduction is None else n_transitions(rollout, indices)
+        part = None
         if n:
             losses, gradient = gradient_of(rollout, state, indices)
             part = losses, gradient if lent is rule.policy.optimizer else (concatenated(gradient, own),)
