@@ -31,7 +31,7 @@ from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, seed_envs, take_any_number
 from ppo_plus.envs.make_vec import as_vec_env
-from ppo_plus.envs.normalization import check_normalization, warn_of_resets
+from ppo_plus.envs.normalization import check_normalization
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
@@ -364,7 +364,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
         take_any_number(wrapped)
         check_normalization(wrapped)
-        warn_of_resets(wrapped)
         warn_of_numpy(wrapped)
         return wrapped
 

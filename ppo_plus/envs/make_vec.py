@@ -59,16 +59,19 @@ def make_vec(
         seed = int(np.random.default_rng().integers(2**31))
     require_int("seed", seed, 0)
     make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
-    make = partial(_make_one, make_env, **(env_kwargs or {}))
     vec_env_cls: Any = VEC_ENVS[vec_env]
-    return make_vec_env(make, n_envs, seed=seed, wrapper_class=Resumable, vec_env_cls=vec_env_cls)
+    return make_vec_env(
+        make_env, n_envs, seed=seed, wrapper_class=resumable, env_kwargs=env_kwargs, vec_env_cls=vec_env_cls
+    )
 
 
-def _make_one(make_env: Callable[..., gym.Env], **env_kwargs: Any) -> gym.Env:
-    env = make_env(**env_kwargs)
-    # Vector environments would raise errors that do not say what is wrong.
+def resumable(env: gym.Env) -> Resumable:
+    """The environment in a :class:`~ppo_plus.Resumable`.
+
+    :raises ValueError: its spaces are not supported; vector environments would not say so
+    """
     check_spaces(env)
-    return env
+    return Resumable(env)
 
 
 def as_vec_env(env: Any) -> Any:
@@ -78,37 +81,24 @@ def as_vec_env(env: Any) -> Any:
     :return: a :class:`~ppo_plus.envs.vec_env.GymVectorEnv` around a vector environment, a
         :class:`~ppo_plus.envs.tensors.vec_env.TensorVecEnv` around one in tensors; everything else, such as a
         ``VecEnv`` or a single environment, unchanged
-    :raises ValueError: a vector environment that the adapters do not support
+    :raises ValueError: environments that no adapter supports
     """
     if isinstance(env, VecEnv):
         return env
     if type(env).__name__ == "NumpyToTorch":
         # Gymnasium's wrapper of NumPy's environments, which gains nothing.
         env = env.env
-    in_tensors = as_tensor_env(env)
-    if in_tensors is not None:
-        return TensorVecEnv(in_tensors)
-    if isinstance(env, VectorEnv):
-        return GymVectorEnv(env)
-    return env
-
-
-def as_tensor_env(env: Any) -> TensorEnv | None:
-    """The environments as a :class:`~ppo_plus.TensorEnv`; ``None``: they are not in tensors.
-
-    :raises ValueError: they are in tensors, but in a way that is not supported
-    """
     if isinstance(env, TensorEnv):
-        return env
+        return TensorVecEnv(env)
     if isinstance(env, VectorEnv):
-        return GymTensors(env) if _speaks_torch(env) else None
+        return TensorVecEnv(GymTensors(env)) if _speaks_torch(env) else GymVectorEnv(env)
     n = getattr(getattr(env, "unwrapped", env), "num_envs", None)
     if isinstance(n, int) and n > 1 and not isinstance(env, type):
         raise ValueError(
             f"env={env!r} steps {n} environments at once, but is neither a VecEnv nor a gymnasium.vector.VectorEnv: "
             "call it from a ppo_plus.TensorEnv (docs/capabilities/tensor_environments.md)"
         )
-    return None
+    return env
 
 
 def _speaks_torch(env: Any) -> bool:

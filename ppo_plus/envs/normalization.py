@@ -35,20 +35,18 @@ class VecNormalizeTransitions(VecNormalize):
             self.ret_rms.update(self.returns[self._counted])
 
 
-def check_normalization(env: Any) -> None:
-    """:raises ValueError: the arguments of a ``VecNormalize`` are out of range: a negative ``clip_obs``, for instance,
-    makes all observations equal"""
-    normalize = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
-    if normalize is not None:
-        for name in ("clip_obs", "clip_reward", "epsilon"):
-            require_number(f"VecNormalize: {name}", getattr(normalize, name), 0, above=True)
-        require_number("VecNormalize: gamma", normalize.gamma, 0, 1)
+def check_normalization(env: VecEnv) -> None:
+    """Check the ``VecNormalize`` of an environment, if there is one, and warn if it counts steps that only reset.
 
-
-def warn_of_resets(env: Any) -> None:
-    """Warn if a ``VecNormalize`` counts steps that only reset."""
-    normalize = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
-    counts = normalize is not None and normalize.norm_reward and not isinstance(normalize, VecNormalizeTransitions)
+    :raises ValueError: an argument is out of range: a negative ``clip_obs``, for instance, makes all observations equal
+    """
+    normalize = unwrap_vec_normalize(env)
+    if normalize is None:
+        return
+    for name in ("clip_obs", "clip_reward", "epsilon"):
+        require_number(f"VecNormalize: {name}", getattr(normalize, name), 0, above=True)
+    require_number("VecNormalize: gamma", normalize.gamma, 0, 1)
+    counts = normalize.norm_reward and not isinstance(normalize, VecNormalizeTransitions)
     if counts and getattr(env, "autoreset", None) == AutoresetMode.NEXT_STEP:
         warnings.warn(
             "VecNormalize counts a return of 0 for each step that only resets an environment, which distorts the scale "
@@ -66,5 +64,5 @@ def are_finite(normalize: VecNormalize) -> bool:
 
 def running_statistics(normalize: Any) -> list[Any]:
     """The running statistics that a ``VecNormalize`` normalizes by."""
-    found = [vars(normalize)[name] for name in MOMENTS if name in vars(normalize)]
-    return [rms for each in found for rms in (each.values() if isinstance(each, dict) else [each])]
+    moments = (vars(normalize)[name] for name in MOMENTS if name in vars(normalize))
+    return [rms for entry in moments for rms in (entry.values() if isinstance(entry, dict) else [entry])]
