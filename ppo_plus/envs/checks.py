@@ -114,12 +114,6 @@ def check_info(info: Any) -> None:
         raise TypeError(RESET)
 
 
-def check_step_info(info: Any) -> None:
-    """:raises InvalidOutput: the last value of a step is not a dict"""
-    if not isinstance(info, dict):
-        raise InvalidOutput(f"returned {info!r:.100} as info of a step", remedy="return a dict, such as {}")
-
-
 def as_reward(reward: Any) -> float:
     """A reward as a number: also arrays and lists of one number are accepted.
 
@@ -173,9 +167,9 @@ def row_of(obs: Any, i: int) -> Any:
     return mapped(lambda array: np.array(array[i]), obs)
 
 
-def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Whether the shapes are the same, where a single number may also come as an array of one, and the reverse."""
-    return found == expected or math.prod(found) == math.prod(expected) == 1
+    return shape == expected or math.prod(shape) == math.prod(expected) == 1
 
 
 def _can_represent(dtype: Any, array: np.ndarray) -> bool:
@@ -221,8 +215,8 @@ class LeanVecEnv(DummyVecEnv):
             self._current = i
             obs, reward, terminated, truncated, info = env.step(action)
             rewards[i] = reward if isinstance(reward, float) else as_reward(reward)
-            if type(info) is not dict:
-                check_step_info(info)
+            if not isinstance(info, dict):
+                raise InvalidOutput(f"returned {info!r:.100} as info of a step", remedy="return a dict, such as {}")
             self.buf_infos[i] = info
             info[TIMEOUT] = truncated and not terminated
             dones[i] = done = terminated or truncated
@@ -291,13 +285,13 @@ class CheckedEnvs:
         if self._owner is None or not isinstance(error, Exception):
             return
         i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "_current", None)
-        found = explanation(error, self._owner if i is None else self._owner.envs[i])
+        explained = explanation(error, self._owner if i is None else self._owner.envs[i])
         if i is not None and not hasattr(error, "__notes__"):
             env = self._owner.envs[i].unwrapped
             seed = getattr(env, "_np_random_seed", None)
-            (found or error).add_note(f"It was {described(i, env, seed, self._step())}.")
-        if found is not None:
-            raise found from error
+            (explained or error).add_note(f"It was {described(i, env, seed, self._step())}.")
+        if explained is not None:
+            raise explained from error
 
     def restore(self) -> None:
         """Put the statistics of a ``VecNormalize`` back."""
@@ -330,7 +324,7 @@ class CheckedEnvs:
         :raises FloatingPointError: observations are not finite
         """
         # An observation of two numbers can be unpacked.
-        wrong = [each for each in getattr(self._env.unwrapped, "reset_infos", []) if not isinstance(each, dict)]
+        wrong = [info for info in getattr(self._env.unwrapped, "reset_infos", []) if not isinstance(info, dict)]
         if wrong:
             raise TypeError(f"env={self._env!r} returned {wrong[0]!r} as info: {RESET}")
         if obs is not None:

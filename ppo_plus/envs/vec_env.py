@@ -33,7 +33,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import AUTORESET, mapped, row_of
+from ppo_plus.envs.checks import AUTORESET, TIMEOUT, mapped, row_of
 from ppo_plus.envs.layers import Adapter
 
 #: Info keys that only the adapter needs.
@@ -130,7 +130,7 @@ class GymVectorEnv(BatchedVecEnv):
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
         mode, base = (env.metadata or {}).get("autoreset_mode"), env.unwrapped
-        modes = {each.value: each for each in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)}
+        modes = {mode.value: mode for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)}
         if getattr(mode, "value", mode) not in modes:
             raise ValueError(
                 f'metadata["autoreset_mode"]={mode!r} of env={env} must be SAME_STEP or NEXT_STEP of '
@@ -182,7 +182,7 @@ class GymVectorEnv(BatchedVecEnv):
             seconds = self.seconds()
             for i in ended:
                 info = infos[i]
-                info["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
+                info[TIMEOUT] = bool(truncated[i] and not terminated[i])
                 if not self._has_monitors:
                     episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
                     info.setdefault("episode", episode)

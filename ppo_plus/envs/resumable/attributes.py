@@ -101,10 +101,10 @@ def class_name(owner: Any) -> str:
     return f"{type(owner).__module__}.{type(owner).__qualname__}"
 
 
-def changing(wrapper: Any) -> tuple[str, ...] | None:
-    """The attributes of a wrapper that change while it runs; ``None``: the wrapper is not known."""
-    name = class_name(wrapper)
-    return () if name.startswith(STATELESS) else WRAPPERS.get(name)
+def changing(layer: Any) -> tuple[str, ...] | None:
+    """The attributes of a wrapper or vector environment that change while it runs; ``None``: it is not known."""
+    name = class_name(layer)
+    return () if name.startswith(STATELESS) else (WRAPPERS | VEC_ENVS | VEC_WRAPPERS).get(name)
 
 
 class NotResumableError(RuntimeError):
@@ -120,9 +120,9 @@ def plain(value: Any) -> Any:
         return value.copy()
     # Vectorized environments return observations as the latter.
     if kind in (dict, OrderedDict):
-        return {plain(key): plain(each) for key, each in value.items()}
+        return {plain(key): plain(part) for key, part in value.items()}
     if kind in (list, tuple, set):
-        return kind(plain(each) for each in value)
+        return kind(map(plain, value))
     if kind is deque:
         return deque(map(plain, value), value.maxlen)
     if kind in _PARTS:
@@ -163,7 +163,7 @@ def _restored(old: Any, value: Any) -> Any:
             setattr(new, name, _restored(getattr(old, name), part))
         return new
     if isinstance(old, dict) and isinstance(value, dict):
-        return {key: _restored(old.get(key), each) for key, each in value.items()}
+        return {key: _restored(old.get(key), part) for key, part in value.items()}
     if isinstance(old, list) and isinstance(value, np.ndarray):
         return value.tolist()
     if not same_kind(old, value):

@@ -38,7 +38,6 @@ from ppo_plus.envs.resumable.attributes import (
     BEFORE_RESET,
     REPLAYABLE,
     VEC_ENVS,
-    VEC_WRAPPERS,
     WORLDS,
     NotResumableError,
     State,
@@ -56,8 +55,6 @@ from ppo_plus.envs.resumable.attributes import (
 )
 from ppo_plus.trees import tree_map
 
-#: The attributes of vectorized environments and of their wrappers that change.
-CHANGING = VEC_ENVS | VEC_WRAPPERS
 #: Longer episodes are not recorded, because of the memory and of the time that a replay would take.
 MAX_STEPS = 100_000
 
@@ -79,7 +76,7 @@ def get_state(vec_env: VecEnv) -> State:
         try:
             if has_state(layer):
                 kept = {"own": own_state(layer)}
-            elif class_name(layer) not in CHANGING:
+            elif changing(layer) is None:
                 raise NotResumableError(lacks_state([layer]))
             else:
                 if class_name(layer) in VEC_ENVS:
@@ -87,11 +84,11 @@ def get_state(vec_env: VecEnv) -> State:
                     # First, since environments that fail in the call are replaced.
                     state["envs"] = layer.env_method("get_episode_state")
                     reasons += [env["reason"] for env in state["envs"]]
-                kept = get_attributes(layer, CHANGING[class_name(layer)])
+                kept = get_attributes(layer, changing(layer) or ())
         except NotResumableError as error:
             reasons.append(str(error))
         state["vec_layers"].append(kept)
-    state["reason"] = next((reason for reason in reasons if reason is not None), None)
+    state["reason"] = next(filter(None, reasons), None)
     return state
 
 
@@ -118,12 +115,12 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
         if "own" in kept:
             layer.set_state(copy.deepcopy(kept["own"]))
             continue
-        set_attributes(layer, CHANGING.get(class_name(layer), ()), kept)
+        set_attributes(layer, changing(layer) or (), kept)
         if class_name(layer) in VEC_ENVS and state["envs"] is not None:
             _require_wrapped(layer)
             for i, env in enumerate(state["envs"]):
                 reasons += layer.env_method("set_episode_state", env, indices=i)
-    return next((reason for reason in reasons if reason is not None), None)
+    return next(filter(None, reasons), None)
 
 
 def _vec_layers(vec_env: VecEnv) -> list[Any]:

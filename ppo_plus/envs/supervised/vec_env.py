@@ -28,7 +28,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import described, mapped, row_of
+from ppo_plus.envs.checks import TIMEOUT, described, mapped, row_of
 from ppo_plus.envs.supervised import workers
 from ppo_plus.envs.supervised.workers import CallerError, Fault, Worker
 from ppo_plus.generators import derived_seed
@@ -112,7 +112,7 @@ class SupervisedVecEnv(VecEnv):
 
     def reset(self) -> VecEnvObs:
         """Reset all environments, with the seeds and options that were set since the last reset."""
-        options = [{"options": each} if each else {} for each in self._options]
+        options = [{"options": options} if options else {} for options in self._options]
         pairs = zip(self._seeds, self.env_seeds, strict=True)
         self.env_seeds = [last if seed is None else seed for seed, last in pairs]
         self._replaced = {}
@@ -148,7 +148,7 @@ class SupervisedVecEnv(VecEnv):
         reason, first = self._replaced.pop(i, None) or (answer.reason, self._first(i, answer))
         obs, self.reset_infos[i] = first
         last = row_of(self.last_obs, i)
-        return obs, 0.0, True, {RESTART: reason, "TimeLimit.truncated": True, "terminal_observation": last}
+        return obs, 0.0, True, {RESTART: reason, TIMEOUT: True, "terminal_observation": last}
 
     def _stacked(self, rows: Sequence[Any]) -> VecEnvObs:
         self.last_obs = _stack(rows, self.observation_space)
@@ -171,7 +171,7 @@ class SupervisedVecEnv(VecEnv):
             worker.stop(time.monotonic() + (0 if answer.hangs else workers.CLOSING))
             worker.start(again=True)
             answer = self._collect([i], self._to_start)[i]
-            messages = [("set_attr", *each) for each in self._attributes[i].items()]
+            messages = [("set_attr", name, value) for name, value in self._attributes[i].items()]
             for message in (*messages, ("reset", {"seed": self.env_seeds[i], **(options or {})})):
                 if not isinstance(answer, Fault):
                     answer = self._exchange({i: message})[i]

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.pool import RemoteTraceback
 from typing import Any
 
 import gymnasium as gym
@@ -23,7 +24,7 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
-from ppo_plus.envs.checks import InvalidOutput, check_info, check_obs, check_reward, explanation
+from ppo_plus.envs.checks import TIMEOUT, InvalidOutput, check_info, check_obs, check_reward, explanation
 from ppo_plus.policy.masking import METHOD
 
 #: Error numbers of a full disk, which a ``Monitor`` may write to.
@@ -53,10 +54,6 @@ class CallerError:
     error: Exception
 
 
-class _RemoteTraceback(Exception):
-    """The traceback of an error in another process."""
-
-
 class GuardedEnv:
     """One environment, which answers commands and raises no errors, for another process."""
 
@@ -77,9 +74,9 @@ class GuardedEnv:
             if not is_duty or isinstance(error, MemoryError) or getattr(error, "errno", None) in DISK_FULL:
                 return CallerError(_sendable(error))
             # Before the environment is made, there is none to name.
-            found = None if command == "make" else explanation(error, self.env)
-            reason = f"raised {error!r}" if found is None else f"made a mistake: {found}"
-            return Fault(reason, _RemoteTraceback("\n" + "".join(traceback.format_exception(error))))
+            explained = None if command == "make" else explanation(error, self.env)
+            reason = f"raised {error!r}" if explained is None else f"made a mistake: {explained}"
+            return Fault(reason, RemoteTraceback("\n" + "".join(traceback.format_exception(error))))
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
@@ -106,7 +103,7 @@ class GuardedEnv:
         check_obs(obs, self._space)
         reward = check_reward(reward)
         done = bool(terminated or truncated)
-        info["TimeLimit.truncated"] = bool(truncated and not terminated)
+        info[TIMEOUT] = bool(truncated and not terminated)
         if not done:
             return obs, reward, done, info, None
         # Copied, since the reset may write into it.
@@ -132,11 +129,11 @@ class GuardedEnv:
 def _sendable(error: Exception) -> Exception:
     """An error as one of Python's built-in classes, which can be sent to another process."""
     kinds = (AttributeError, TypeError, ValueError, MemoryError, RuntimeError, OSError, Exception)
-    found = next(kind for kind in kinds if isinstance(error, kind))(str(error))
+    sendable = next(kind for kind in kinds if isinstance(error, kind))(str(error))
     if isinstance(error, OSError) and error.errno is not None:
-        found = OSError(error.errno, error.strerror)
-    found.add_note("".join(traceback.format_exception(error)))
-    return found
+        sendable = OSError(error.errno, error.strerror)
+    sendable.add_note("".join(traceback.format_exception(error)))
+    return sendable
 
 
 class Worker:

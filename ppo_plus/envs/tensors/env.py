@@ -114,7 +114,7 @@ def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([bounded(sub) for sub in space])
     if isinstance(space, spaces.Box) and not space.is_bounded():
-        low, high = (np.nan_to_num(each, posinf=UNBOUNDED, neginf=-UNBOUNDED) for each in (space.low, space.high))
+        low, high = (np.nan_to_num(bound, posinf=UNBOUNDED, neginf=-UNBOUNDED) for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]
     return space
 

@@ -36,13 +36,11 @@ class Normalizing:
         """The tensors that :meth:`write` needs."""
         return [self.watch, self._returns, *self._ret, *(part for moments in self._obs.values() for part in moments)]
 
-    def write(self, found: list[np.ndarray]) -> None:
+    def write(self, arrays: list[np.ndarray]) -> None:
         """Write the statistics, :meth:`tensors` as NumPy arrays, into the wrapper."""
-        _, returns, *moments = found
-        self.normalize.returns = returns
-        each = [self.normalize.ret_rms, *_of_obs(self.normalize).values()]
-        for i, rms in enumerate(each):
-            n, mean, m2 = moments[3 * i : 3 * i + 3]
+        _, self.normalize.returns, *moments = arrays
+        statistics = [self.normalize.ret_rms, *_of_obs(self.normalize).values()]
+        for rms, n, mean, m2 in zip(statistics, moments[::3], moments[1::3], moments[2::3], strict=True):
             rms.count, rms.mean, rms.var = float(n), mean, m2 / n
 
     def __call__(self, step: Stepped) -> Stepped:
@@ -72,13 +70,11 @@ class Normalizing:
 
     def _normalized(self, obs: Any, scales: dict[Any, tuple[th.Tensor, th.Tensor]]) -> Any:
         bound = self.normalize.clip_obs
-        found = {
+        normalized = {
             key: ((obs if key is None else obs[key]) - mean).mul_(factor).clamp_(-bound, bound)
             for key, (mean, factor) in scales.items()
         }
-        if not isinstance(obs, dict):
-            return found.get(None, obs)
-        return obs | found
+        return obs | normalized if isinstance(obs, dict) else normalized.get(None, obs)
 
     def _tensor(self, value: Any) -> th.Tensor:
         return to_device(th.as_tensor(np.asarray(value, np.float64)).to(widest(self._device)), self._device)
@@ -90,8 +86,9 @@ class Normalizing:
 
 def _of_obs(normalize: VecNormalize) -> dict[Any, Any]:
     """The running statistics of observations, by entry; by ``None`` if they are not a Dict."""
-    found = vars(normalize).get("obs_rms") if normalize.norm_obs else None
-    return {} if found is None else found if isinstance(found, dict) else {None: found}
+    if not normalize.norm_obs or "obs_rms" not in vars(normalize):
+        return {}
+    return normalize.obs_rms if isinstance(normalize.obs_rms, dict) else {None: normalize.obs_rms}
 
 
 def _of_rows(rows: th.Tensor, dtype: th.dtype) -> Moments:

@@ -17,7 +17,7 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from stable_baselines3.common.vec_env import VecTransposeImage
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
-from ppo_plus.envs.checks import check_shape, mapped
+from ppo_plus.envs.checks import TIMEOUT, check_shape, mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, as_numpy, as_tensor
 from ppo_plus.envs.vec_env import BatchedVecEnv
 from ppo_plus.policy.distributions import widest
@@ -83,17 +83,17 @@ class TensorVecEnv(BatchedVecEnv):
 
         :raises ValueError: the tensors that it returns have other shapes than its spaces
         """
-        given = self.env.step(as_tensor(actions, self.device))
-        obs, rewards = self._layout(given.obs), given.rewards.reshape(-1).float()
-        terminated, truncated = given.terminated.reshape(-1).bool(), given.truncated.reshape(-1).bool()
+        step = self.env.step(as_tensor(actions, self.device))
+        obs, rewards = self._layout(step.obs), step.rewards.reshape(-1).float()
+        terminated, truncated = step.terminated.reshape(-1).bool(), step.truncated.reshape(-1).bool()
         if self._unchecked:
             self._check(obs, rewards, terminated, truncated)
             self._unchecked = False
         dones, timeouts = terminated | truncated, truncated & ~terminated
         returns, lengths = self._returns + rewards, self._lengths + 1
         self._returns, self._lengths = returns.masked_fill(dones, 0.0), lengths.masked_fill(dones, 0)
-        final_obs = None if given.final_obs is None else self._layout(given.final_obs)
-        return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, given.log)
+        final_obs = None if step.final_obs is None else self._layout(step.final_obs)
+        return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, step.log)
 
     def masks(self) -> Any:
         """The present action masks: tensors with ``N`` rows, flat or in the structure of the action space."""
@@ -101,12 +101,12 @@ class TensorVecEnv(BatchedVecEnv):
 
     def _check(self, obs: Obs, *flags: th.Tensor) -> None:
         check_shape(obs, self.observation_space, self.num_envs)
-        wrong = [tuple(each.shape) for each in flags if each.shape != (self.num_envs,)]
-        if wrong:
-            raise ValueError(
-                f"env={self.env!r} returned rewards or flags of shape {wrong[0]}, but it has {self.num_envs} "
-                "environments: return one number for each"
-            )
+        for flag in flags:
+            if flag.shape != (self.num_envs,):
+                raise ValueError(
+                    f"env={self.env!r} returned rewards or flags of shape {tuple(flag.shape)}, but it has "
+                    f"{self.num_envs} environments: return one number for each"
+                )
 
     def reset(self) -> Any:
         obs = self.reset_tensors()
@@ -123,9 +123,9 @@ class TensorVecEnv(BatchedVecEnv):
         ended = step.dones.nonzero().squeeze(1)
         if len(ended):
             seconds = self.seconds()
-            rows = (ended, step.timeouts[ended], step.returns[ended], step.lengths[ended])
-            for i, timeout, r, length in zip(*(each.tolist() for each in rows), strict=True):
-                infos[i]["TimeLimit.truncated"] = timeout
+            columns = (ended, step.timeouts[ended], step.returns[ended], step.lengths[ended])
+            for i, timeout, r, length in zip(*(column.tolist() for column in columns), strict=True):
+                infos[i][TIMEOUT] = timeout
                 infos[i]["episode"] = {"r": round(r, 6), "l": length, "t": seconds}
                 if step.final_obs is not None:
                     infos[i]["terminal_observation"] = as_numpy(mapped(itemgetter(i), step.final_obs))
@@ -170,7 +170,7 @@ class _ObservationLayout:
 
 def _flat(nested: Any, before: str = "") -> dict[str, Any]:
     """A nesting of dicts, or of Dict spaces, as one dict."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, part in nested.items():
-        found |= _flat(part, f"{before}{key}/") if hasattr(part, "items") else {f"{before}{key}": part}
-    return found
+        flat |= _flat(part, f"{before}{key}/") if hasattr(part, "items") else {f"{before}{key}": part}
+    return flat
