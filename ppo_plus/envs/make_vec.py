@@ -91,7 +91,7 @@ def as_vec_env(env: Any) -> Any:
     if isinstance(env, TensorEnv):
         return TensorVecEnv(env)
     if isinstance(env, VectorEnv):
-        return TensorVecEnv(GymTensors(env)) if _speaks_torch(env) else GymVectorEnv(env)
+        return TensorVecEnv(GymTensors(env)) if _takes_tensors(env) else GymVectorEnv(env)
     n = getattr(getattr(env, "unwrapped", env), "num_envs", None)
     if isinstance(n, int) and n > 1 and not isinstance(env, type):
         raise ValueError(
@@ -101,10 +101,10 @@ def as_vec_env(env: Any) -> Any:
     return env
 
 
-def _speaks_torch(env: Any) -> bool:
+def _takes_tensors(env: Any) -> bool:
     """Whether a vector environment takes and returns tensors: it has a device, or one of its wrappers converts."""
     if isinstance(getattr(env, "device", None), th.device):
         return True
     if target := getattr(getattr(env, "_target_xp", None), "__name__", ""):
         return target.split(".")[-1] == "torch"
-    return isinstance(env, VectorWrapper) and _speaks_torch(env.env)
+    return isinstance(env, VectorWrapper) and _takes_tensors(env.env)

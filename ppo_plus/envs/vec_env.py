@@ -130,13 +130,13 @@ class GymVectorEnv(BatchedVecEnv):
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
         mode, base = (env.metadata or {}).get("autoreset_mode"), env.unwrapped
-        modes = {mode.value: mode for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)}
-        if getattr(mode, "value", mode) not in modes:
+        supported = {mode.value: mode for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)}
+        if getattr(mode, "value", mode) not in supported:
             raise ValueError(
                 f'metadata["autoreset_mode"]={mode!r} of env={env} must be SAME_STEP or NEXT_STEP of '
                 "gymnasium.vector.AutoresetMode"
             )
-        self.autoreset = modes[getattr(mode, "value", mode)]
+        self.autoreset = supported[getattr(mode, "value", mode)]
         is_next_step = self.autoreset == AutoresetMode.NEXT_STEP
         if is_next_step and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
             raise ValueError(

@@ -5,8 +5,6 @@ attributes change while they run. A subclass may have other attributes that chan
 """
 
 import copy
-import hashlib
-import json
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -216,14 +214,3 @@ def lacks_state(owners: list[Any]) -> str:
     """The reason why these cannot resume."""
     names = [type(owner).__name__ for owner in owners]
     return f"{' and '.join(names)} {'have' if len(names) > 1 else 'has'} no get_state and set_state"
-
-
-def fingerprint(value: Any) -> str:
-    """Equal for values that are equal bit by bit, NaN included."""
-    return hashlib.sha256(json.dumps(value, default=_bits).encode()).hexdigest()
-
-
-def _bits(value: Any) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype.str, value.shape, value.tobytes().hex()
-    return repr(value)

@@ -21,6 +21,8 @@ If one has neither, :func:`get_state` says so, and :func:`set_state` puts back w
 """
 
 import copy
+import hashlib
+import json
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +45,6 @@ from ppo_plus.envs.resumable.attributes import (
     State,
     changing,
     class_name,
-    fingerprint,
     get_attributes,
     get_generator,
     has_state,
@@ -328,9 +329,9 @@ class Resumable(gym.Wrapper):
             )
 
     def _fingerprint(self) -> str:
-        """The fingerprint of what the environment returned last, without the info, and of its generator."""
+        """Equal if what the environment returned last, without the info, and its generator are equal bit by bit."""
         last = self._episode.last[: 4 if self._episode.actions else 1]
-        return fingerprint([last, get_generator(self._base)])
+        return hashlib.sha256(json.dumps([last, get_generator(self._base)], default=_bits).encode()).hexdigest()
 
     @contextmanager
     def _silent(self) -> Iterator[None]:
@@ -343,3 +344,10 @@ class Resumable(gym.Wrapper):
         finally:
             for monitor, writer in writers:
                 monitor.results_writer = writer
+
+
+def _bits(value: Any) -> Any:
+    """A value for JSON; NaN is equal to itself."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.str, value.shape, value.tobytes().hex()
+    return repr(value)

@@ -1,16 +1,14 @@
 """Environments that may fail: each fault is reported, and training can continue with a fresh environment.
 
-A *fault* is an error or an invalid result after which training cannot continue with an environment: ``step``, ``reset``
-or ``action_masks`` raises; an observation or a reward is not finite, or an observation has another shape or kind of
-number than its space; the process dies; there is no answer in time. :class:`SupervisedVecEnv` finds it at once, before
-anything was counted or learned from it.
+After a *fault*, training cannot continue with an environment: ``step``, ``reset`` or ``action_masks`` raises; an
+observation or a reward is not finite, or an observation has another shape or kind of number than its space; the process
+dies; there is no answer in time. :class:`SupervisedVecEnv` detects it before anything was learned from it.
 
-If a restart is left, a fresh environment replaces the faulty one, and nothing changes for the others. A step in which
-an environment failed has no result: its row has the last good observation as ``terminal_observation``,
+If a restart is left, a fresh environment replaces the faulty one, and the others are not affected. A step in which an
+environment failed has no result: its row has the last good observation as ``terminal_observation``,
 ``TimeLimit.truncated``, a reward of 0, and the reason as ``info["env_restart"]``. ``PPO_Plus`` bootstraps the step
-before it from the value of that observation, and leaves the row itself out of training: nobody knows what the
-environment would have returned, and any other reward would credit or blame the action. If the reset after the end of an
-episode failed, the step is complete, and there is no such row.
+before it from the value of that observation, and leaves the row itself out of training, since any reward would credit
+or blame the action. If the reset after the end of an episode failed, the step is complete, and there is no such row.
 
 ``N`` is the number of environments.
 """

@@ -61,12 +61,10 @@ class Normalizing:
             rewards = (rewards / (self._ret.var + normalize.epsilon).sqrt()).float().clamp(-bound, bound)
         self._returns = self._returns.masked_fill(step.dones, 0.0)
         # With the statistics after this step, as in SB3.
-        scales = {key: self._scale(moments) for key, moments in self._obs.items()}
+        epsilon = normalize.epsilon
+        scales = {key: (m.mean.float(), (m.var + epsilon).rsqrt().float()) for key, m in self._obs.items()}
         final_obs = None if step.final_obs is None else self._normalized(step.final_obs, scales)
         return step._replace(obs=self._normalized(step.obs, scales), rewards=rewards, final_obs=final_obs)
-
-    def _scale(self, moments: Moments) -> tuple[th.Tensor, th.Tensor]:
-        return moments.mean.float(), (moments.var + self.normalize.epsilon).rsqrt().float()
 
     def _normalized(self, obs: Any, scales: dict[Any, tuple[th.Tensor, th.Tensor]]) -> Any:
         bound = self.normalize.clip_obs
