@@ -61,13 +61,12 @@ from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.settings import (
     LOWEST,
-    NAMES,
-    SB3_ARGUMENTS,
     Settings,
     check_callback,
     check_device,
     check_env,
     known_names_only,
+    schedule_of,
 )
 from ppo_plus.update.flat import check_optimizer_state
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
@@ -195,7 +194,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         sequence_length: int | Literal["auto"] = "auto",
         action_mask_key: str | None = None,
     ):
-        arguments = {name: value for name, value in locals().items() if name in NAMES}
         #: Where the environments are: last observations, memory, held noise.
         self.position = Position()
         #: The rollout that is being collected, or was collected last.
@@ -248,9 +246,20 @@ class PPO_Plus(OnPolicyAlgorithm):
             _init_setup_model=False,
         )
         self.use_sde = use_sde
-        for name, value in arguments.items():
-            if name not in SB3_ARGUMENTS:
-                setattr(self, name, value)
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.clip_range = clip_range
+        self.clip_range_vf = clip_range_vf
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+        self.value_clip = value_clip
+        self.recompute_advantages = recompute_advantages
+        self.kl_control = kl_control
+        self.exploration = exploration
+        self.compile = compile
+        self.n_threads = n_threads
+        self.sequence_length = sequence_length
+        self.action_mask_key = action_mask_key
         if _init_setup_model:
             self._setup_model()
             self.built_layout = layout(self.policy)
@@ -259,9 +268,13 @@ class PPO_Plus(OnPolicyAlgorithm):
     # --- setting up ------------------------------------------------------------------------------------------------
 
     def _setup_model(self) -> None:
+        # As in SB3, clip ranges are schedules once the model is set up. SB3 has no strings as learning rates.
+        self.clip_range = schedule_of("clip_range", self.clip_range)
+        self.clip_range_vf = schedule_of("clip_range_vf", self.clip_range_vf)
+        if isinstance(self.learning_rate, str):
+            self.learning_rate = self.lr_schedule
         settings = self.settings = Settings.of(self)
         settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
-        self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
         # Passed only if given: a policy class written for SB3 may not accept them.
@@ -290,12 +303,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         warn_of_overrides(self.policy_class)
         self._seed_ranks()
         self._maybe_recommend_cpu()
-        if isinstance(self.learning_rate, str):
-            # SB3 can load the model then.
-            self.learning_rate = settings.schedules["learning_rate"]  # type: ignore[assignment]
-        # As in SB3, these two are schedules once the model is set up.
-        self.clip_range, self.clip_range_vf = settings.schedules["clip_range"], settings.schedules["clip_range_vf"]
-        self.settings = self._built_with = Settings.of(self)
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """As SB3's; environments that cannot be seeded give a warning."""
@@ -314,24 +321,19 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.seed is not None and self.env is not None:
             seed_envs(self.env, (self.seed + self.ranks.rank * self.n_envs) % 2**32)
 
-    def _check_arguments(self) -> None:
-        """Check the arguments before they are used: attributes may have been assigned since the model was built.
+    def _refresh(self) -> Settings:
+        """Read the arguments from the attributes, which you and callbacks may assign: at the start of ``learn``, at the
+        start and end of a rollout, and at the start of an update.
 
         :raises ValueError: one is out of range, does not fit the environments, or cannot change any more
         """
-        self._read_settings().check_unchanged(self._built_with)
-        self.settings.check_schedules()
-        self.settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
-
-    def _read_settings(self) -> Settings:
-        """Read the arguments from the attributes, which callbacks may have assigned, and apply them."""
         settings = Settings.of(self, self.settings)
-        if settings.learning_rate is not self.settings.learning_rate:
-            # Otherwise ``lr_schedule`` stays, which may have been assigned as in SB3.
-            self.lr_schedule = settings.schedules["learning_rate"]  # type: ignore[assignment]
+        if settings is not self.settings:
+            settings.check_unchanged(self.settings)
+            settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
+            self.settings = settings
         self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
-        self.settings = settings
-        return settings
+        return self.settings
 
     def _make_buffer(self) -> RolloutBuffer:
         return self.settings.buffer_class(
@@ -393,8 +395,17 @@ class PPO_Plus(OnPolicyAlgorithm):
                 stacklevel=5,
             )
 
+    @property
+    def lr_schedule(self) -> Schedule:  # type: ignore[override]
+        """The learning rate as a schedule, as in SB3; to assign it is to assign ``learning_rate``."""
+        return schedule_of("learning_rate", self.learning_rate)  # type: ignore[return-value]
+
+    @lr_schedule.setter
+    def lr_schedule(self, schedule: Schedule) -> None:
+        self.learning_rate = schedule
+
     def _setup_lr_schedule(self) -> None:
-        self.lr_schedule = self.settings.schedules["learning_rate"]  # type: ignore[assignment]
+        """SB3's; there is nothing to set up."""
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         if policy_name not in self.policy_aliases:
@@ -487,7 +498,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: the model
         :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
         """
-        self._check_arguments()
+        settings = self._refresh()
+        settings.check_schedules()
+        settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
         check_callback(callback)
         require_int("log_interval", log_interval, 1, or_none=True)
         with self._running(total_timesteps) as call:
@@ -612,7 +625,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         rollout_buffer.reset()
         # A callback may use the environments here, write a checkpoint, or assign arguments.
         callback.on_rollout_start()
-        self._check_arguments()
+        self._refresh()
         self.call.between_rollouts = False
         if self._last_obs is None:
             env = self.env  # type: ignore[assignment]
@@ -631,7 +644,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 return self._synchronize(keep_training=False)
             self._update_info_buffer(step.infos, step.dones)
             collector.store(self.env)  # type: ignore[arg-type]
-        self._read_settings()
+        self._refresh()
         report = collector.finish()
         self._update_info_buffer(report.infos)
         for name, value in report.log.items():
@@ -679,10 +692,10 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
-        settings, policy = self._read_settings(), self.policy
+        settings, policy = self._refresh(), self.policy
         policy.set_training_mode(True)
         self._normalize(self.rollout_buffer)
-        numbers = settings.at(self._current_progress_remaining, self.lr_schedule)
+        numbers = settings.at(self._current_progress_remaining)
         self.shared.scheduled = numbers
         control, reads = settings.control, Reads(objects={"loss": settings.loss}, changing=[self])
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, self.shared.reduction, reads)
@@ -864,7 +877,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         return [
             *super()._excluded_save_params(),
             "settings",
-            "_built_with",
             "built_layout",
             "_warned_of_masks",
             "collector",

@@ -5,7 +5,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from typing import Any, ParamSpec
 
@@ -13,14 +13,13 @@ import gymnasium as gym
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.checks import check_spaces
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
-from ppo_plus.formulas.losses import PPOLoss
+from ppo_plus.formulas.losses import Coefficients, PPOLoss
 from ppo_plus.formulas.schedules import Schedule, Unknown, make_schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
@@ -28,9 +27,6 @@ from ppo_plus.policy.recurrent import MlpLstmPolicy
 from ppo_plus.require import ATTRIBUTES, nearest, require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, least_bytes, own_buffer_class
 from ppo_plus.rollout.tensor_collector import in_tensors
-
-#: Arguments that SB3's constructor takes, which keeps them under their names or those of :data:`ATTRIBUTES`.
-SB3_ARGUMENTS = frozenset(inspect.signature(OnPolicyAlgorithm).parameters)
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
@@ -59,7 +55,7 @@ class Settings:
     :raises TypeError: an argument is of the wrong kind
     """
 
-    policy_class: Any
+    policy_class: Any = _fixed()
     learning_rate: Any = _scheduled()
     n_steps: int
     batch_size: int
@@ -80,7 +76,7 @@ class Settings:
     stats_window_size: int
     tensorboard_log: Any
     policy_kwargs: Any = _fixed()
-    seed: Any
+    seed: Any = _fixed()
     value_clip: str
     recompute_advantages: bool
     kl_control: Any
@@ -101,7 +97,7 @@ class Settings:
         _check_ranges(self)
         _check_exploration(self)
         derived = {
-            "schedules": {each.name: _schedule(self, each) for each in fields(self) if "schedule" in each.metadata},
+            "schedules": {name: schedule_of(name, getattr(self, name)) for name in LOWEST},
             "control": make_kl_control(self.kl_control, self.target_kl is not None),
             "loss": PPOLoss(
                 value_clip=self.value_clip,  # type: ignore[arg-type]
@@ -117,10 +113,10 @@ class Settings:
     @classmethod
     def of(cls, model: Any, before: "Settings | None" = None) -> "Settings":
         """The arguments as a model's attributes have them now: ``before`` if none has been assigned since."""
-        given = {name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES}
-        if before is not None and all(value is getattr(before, name) for name, value in given.items()):
+        arguments = {name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES}
+        if before is not None and all(value is getattr(before, name) for name, value in arguments.items()):
             return before
-        return cls(**given)
+        return cls(**arguments)
 
     def check_schedules(self) -> None:
         """:raises ValueError: a schedule is unknown, because a file did not contain it"""
@@ -131,23 +127,22 @@ class Settings:
                     f"{name}= to load, or set model.{name}"
                 )
 
-    def at(self, progress_remaining: float, lr_schedule: Schedule) -> dict[str, Any]:
+    def at(self, progress_remaining: float) -> dict[str, Any]:
         """The values of all schedules, each called once, by name of the argument; ``None`` where the argument is.
 
         :param progress_remaining: from 1 at the start of training to 0 at its end
-        :param lr_schedule: that of the learning rate, which may have been assigned, as in SB3
         :raises ValueError: a value is out of range
         """
         return {
             name: None if schedule is None else value_at(progress_remaining, name, schedule, LOWEST[name])
-            for name, schedule in (self.schedules | {"learning_rate": lr_schedule}).items()
+            for name, schedule in self.schedules.items()
         }
 
     def check_unchanged(self, before: "Settings") -> None:
         """:raises ValueError: an argument that the model is built with has been assigned"""
-        for name in (each.name for each in fields(self) if each.metadata.get("fixed")):
+        for name in (argument.name for argument in fields(self) if argument.metadata.get("fixed")):
             value, built = getattr(self, name), getattr(before, name)
-            if value is not built:
+            if value is not built and not (isinstance(value, int) and value == built):
                 raise ValueError(
                     f"{name}={value!r}: the model is built with {name}={built!r}, and setting it would change nothing; "
                     f"set it back, make a new model, or pass {name}= to load"
@@ -218,17 +213,24 @@ class Settings:
         )
 
 
-#: The arguments, and those of them that may change over time with their smallest values.
-NAMES = tuple(each.name for each in fields(Settings) if each.init)
-LOWEST = {each.name: each.metadata["schedule"][0] for each in fields(Settings) if "schedule" in each.metadata}
+#: The arguments, and those of them that may change over time, with the metadata of their fields.
+NAMES = tuple(argument.name for argument in fields(Settings) if argument.init)
+SCHEDULED = {argument.name: argument.metadata for argument in fields(Settings) if "schedule" in argument.metadata}
+#: The smallest values of these.
+LOWEST = {name: metadata["schedule"][0] for name, metadata in SCHEDULED.items()}
+if SCHEDULED.keys() != {*Coefficients._fields} - {"kl_coef"}:
+    raise TypeError("each argument that may change over time must be a field of Coefficients, and the other way around")
 
 
-def _schedule(settings: Settings, argument: Field[Any]) -> Schedule | None:
-    """An argument that may change over time, as a schedule; ``None`` if it is."""
-    value = getattr(settings, argument.name)
-    if value is None and argument.metadata["optional"]:
+def schedule_of(name: str, value: Any) -> Schedule | None:
+    """An argument that may change over time, as a schedule; ``None`` if it is.
+
+    :raises ValueError: it is out of range
+    :raises TypeError: it is not a schedule
+    """
+    if value is None and SCHEDULED[name]["optional"]:
         return None
-    return make_schedule(argument.name, value, *argument.metadata["schedule"])
+    return make_schedule(name, value, *SCHEDULED[name]["schedule"])
 
 
 def _check_kinds(settings: Settings) -> None:
@@ -390,7 +392,7 @@ def check_callback(callback: Any) -> None:
     """:raises TypeError: nothing that :meth:`PPO_Plus.learn` can call"""
     is_function = callable(callback) and not isinstance(callback, type)
     callbacks = callback if isinstance(callback, list) else [callback]
-    if callback is not None and not is_function and not all(isinstance(each, BaseCallback) for each in callbacks):
+    if callback is not None and not is_function and not all(isinstance(item, BaseCallback) for item in callbacks):
         raise TypeError(
             f"callback={callback!r} must be a callback such as EvalCallback(eval_env), a list of callbacks, or a "
             "function of locals and globals"

@@ -1270,8 +1270,8 @@ def test_arguments_that_the_model_is_built_with_cannot_change(name, value):
 
     with pytest.raises(ValueError, match=f"{name}=.* the model is built with {name}="):
         model.learn(96, Change())
-    # The rollout that was collected has been learned from, and no other one was begun.
-    assert rollouts == [32] and model._n_updates == model.n_epochs
+    # Nothing is learned with arguments that do not hold.
+    assert rollouts == [32] and model._n_updates == 0
     with pytest.raises(ValueError, match=f"{name}=.* the model is built with {name}="):
         model.learn(96)
     setattr(model, name, before)

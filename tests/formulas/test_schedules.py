@@ -139,11 +139,12 @@ def test_another_lower_bound():
 
 def test_a_schedule_is_checked_during_training():
     model = PPO_Plus("MlpPolicy", "CartPole-v1", learning_rate=lambda progress: -1.0 if progress < 0.001 else 1.0)
-    assert model.settings.at(0.5, model.lr_schedule)["learning_rate"] == 1.0
+    assert model.settings.at(0.5)["learning_rate"] == 1.0
     with pytest.raises(ValueError, match="learning_rate: .* returned -1.0"):
-        model.settings.at(0.0005, model.lr_schedule)
+        model.settings.at(0.0005)
+    model.lr_schedule = lambda progress: -2
     with pytest.raises(ValueError, match="learning_rate: .* returned -2"):
-        model.settings.at(0.5, lambda progress: -2)
+        model.learn(16)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, None, "fast"])

@@ -63,4 +63,4 @@ def flat_state(optimizer):
 
 def coefficients_at(model, progress=1.0):
     """What an update of a model is given at some point of training."""
-    return coefficients_of(model.settings.at(progress, model.lr_schedule))
+    return coefficients_of(model.settings.at(progress))

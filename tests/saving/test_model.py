@@ -635,7 +635,7 @@ def test_no_optimizer_writes_outside_its_weights(source, value, tmp_path):
     whole.learn(16)
 
 
-DERIVED = "settings _built_with ranks shared call compilation updater collector policy env n_envs lr_schedule".split()
+DERIVED = "settings ranks shared call compilation updater collector policy env n_envs".split()
 
 
 def test_a_file_does_not_set_what_a_model_derives():

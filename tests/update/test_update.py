@@ -83,7 +83,7 @@ def test_a_control_may_end_the_update_after_an_epoch():
         return state, names, record
 
     rule = UpdateRule(model.policy, model.compute_loss, UntilSecondEpoch(), 0.5)
-    values = model.settings.at(1.0, model.lr_schedule)
+    values = model.settings.at(1.0)
     with packed(model.policy.optimizer) as lent:
         real = in_place(rule, lent, coefficients_of(values))
         rollout = model.rollout_buffer.on_device()
