@@ -62,7 +62,7 @@ STATE = {
 #: Attributes that are numbers, at least 0.
 COUNTS = {"n_envs", "num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_n_updates", "_episode_num"}
 #: Attributes that are made from the others, or have no meaning here.
-NOT_SAVED = frozenset({"action_noise", "lr_schedule", "_last_original_obs"})
+NOT_SAVED = frozenset({"action_noise", "_last_original_obs"})
 #: The name of the optimizer's state among the parameters.
 OPTIMIZER = "policy.optimizer"
 #: Arguments of policies that only training starts from.
