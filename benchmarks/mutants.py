@@ -762,8 +762,8 @@ TOP = (
     Fault(
         "log-folder-of-a-file",
         "saving/model.py",
-        'folder = places.pop("tensorboard_log", None)',
-        'folder = places.get("tensorboard_log")',
+        'folder = values.pop("tensorboard_log", None)',
+        'folder = values.get("tensorboard_log")',
         "tests/saving/test_model.py",
     ),
     Fault(
@@ -783,7 +783,7 @@ TOP = (
     Fault(
         "kl-memory-forgotten",
         "saving/model.py",
-        '    "kl_memory": "updater.kl_memory",\n',
+        '    "kl_memory": ("updater.kl_memory", object),\n',
         "",
         "tests/saving/test_model.py tests/saving/checkpoint/test_checkpoint.py",
     ),
@@ -846,7 +846,7 @@ TOP = (
     Fault(
         "options-of-the-optimizer-lost",
         "saving/model.py",
-        "group.update(each)",
+        "group.update(before_loading)",
         "pass",
         "tests/saving/test_model.py",
     ),

@@ -56,7 +56,7 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.export.deployed import Normalization
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.format.container import is_container
-from ppo_plus.saving.model import changes, layout, load_model, save_model
+from ppo_plus.saving.model import changed_attributes, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.settings import (
@@ -949,7 +949,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises FileNotFoundError: there is no checkpoint
         :raises ValueError: it is damaged, or the environments are others
         """
-        return checkpoint.resume(cls, folder, env, device, changes(cls, kwargs))  # type: ignore[no-any-return]
+        return checkpoint.resume(cls, folder, env, device, changed_attributes(cls, kwargs))  # type: ignore[no-any-return]
 
     @classmethod
     def load(  # type: ignore[override]
@@ -980,7 +980,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises TypeError: there is no such argument
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
         """
-        kwargs, objects = changes(cls, kwargs), custom_objects or {}
+        kwargs, objects = changed_attributes(cls, kwargs), custom_objects or {}
         if is_container(path):
             return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
         return from_sb3(cls, path, env, device, kwargs, objects, trust_pickle)

@@ -4,6 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import astuple
 from operator import attrgetter
 from typing import Any
 
@@ -31,36 +32,48 @@ from ppo_plus.saving.format.names import (
     require_activation,
     require_attributes,
 )
-from ppo_plus.saving.format.values import Undescribable, describe, restore, unknown_names
+from ppo_plus.saving.format.values import Optional, Undescribable, describe, require_form, restore, unknown_names
 
 KIND = "model"
-#: What a model is never without: the names in a file, which are those of attributes too.
-ALWAYS = ("policy_class", "observation_space", "action_space")
-#: The state of a model beside its arguments: the names in a file, and where the model has it.
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and 0 <= value < math.inf
+
+
+def _is_decision(value: Any) -> bool:
+    return isinstance(value, list) and [*map(type, value)] == [bool, str, bool]
+
+
+def _is_policy_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, ActorCriticPolicy)
+
+
+#: What a model is never without, and its forms: the names in a file, which are those of attributes too.
+ALWAYS = {"policy_class": _is_policy_class, "observation_space": spaces.Space, "action_space": spaces.Space}
+#: The state of a model beside its arguments: the names in a file, the attributes that have it, and its forms.
 STATE = {
-    "n_envs": "n_envs",
-    "num_timesteps": "num_timesteps",
-    "total_timesteps": "_total_timesteps",
-    "timesteps_at_start": "_num_timesteps_at_start",
-    "progress_remaining": "_current_progress_remaining",
-    "start_time": "start_time",
-    "n_updates": "_n_updates",
-    "n_episodes": "_episode_num",
-    "episode_infos": "ep_info_buffer",
-    "episode_successes": "ep_success_buffer",
-    "expects_masks": "_expects_masks",
-    "observations": "position.obs",
-    "episode_starts": "position.starts",
-    "carry": "position.carry",
-    "kl_memory": "updater.kl_memory",
-    "skipped_minibatches": "updater.n_skipped",
-    "planned_gradient_steps": "compilation.n_planned",
-    "compile_decision": "compilation.decision",
-    "compile_required": "compilation.strict",
-    "compile_obstacles": "compilation.unable",
+    "n_envs": ("n_envs", _is_count),
+    "num_timesteps": ("num_timesteps", _is_count),
+    "total_timesteps": ("_total_timesteps", _is_count),
+    "timesteps_at_start": ("_num_timesteps_at_start", _is_count),
+    "progress_remaining": ("_current_progress_remaining", object),
+    "start_time": ("start_time", object),
+    "n_updates": ("_n_updates", _is_count),
+    "n_episodes": ("_episode_num", _is_count),
+    "episode_infos": ("ep_info_buffer", object),
+    "episode_successes": ("ep_success_buffer", object),
+    "expects_masks": ("_expects_masks", object),
+    "observations": ("position.obs", object),
+    "episode_starts": ("position.starts", object),
+    "carry": ("position.carry", object),
+    "kl_memory": ("updater.kl_memory", object),
+    "skipped_minibatches": ("updater.n_skipped", object),
+    "planned_gradient_steps": ("compilation.n_planned", object),
+    "compile_decision": ("compilation.decision", _is_decision),
+    "compile_required": ("compilation.strict", object),
+    "compile_obstacles": ("compilation.unable", object),
 }
-#: Attributes that are numbers, at least 0.
-COUNTS = {"n_envs", "num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_n_updates", "_episode_num"}
 #: Attributes that are made from the others, or have no meaning here.
 NOT_SAVED = frozenset({"action_noise", "_last_original_obs"})
 #: The name of the optimizer's state among the parameters.
@@ -82,7 +95,7 @@ def argument_attributes(cls: type[Any]) -> dict[str, str]:
     return {name: ATTRIBUTES.get(name, name) for name in sorted(names)}
 
 
-def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def changed_attributes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Changed arguments of a saved model, by attribute; raises :class:`TypeError` if a model has no such argument."""
     arguments = argument_attributes(cls)
     known = {*arguments, *ALWAYS}
@@ -98,19 +111,29 @@ def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def base_of(cls: type[Any]) -> type[Any]:
     """``PPO_Plus``, of which ``cls`` is a class."""
-    return next(each for each in cls.__mro__ if name_of(each) == "ppo_plus:PPO_Plus")
+    return next(base for base in cls.__mro__ if name_of(base) == "ppo_plus:PPO_Plus")
 
 
-def places_of(cls: type[Any]) -> dict[str, dict[str, str]]:
-    """Where a model has what is in the parts of a file: by part, and by name in the file."""
-    return {"arguments": {name: name for name in ALWAYS} | argument_attributes(base_of(cls)), "state": STATE}
+def attributes_of(cls: type[Any]) -> dict[str, dict[str, str]]:
+    """The attributes of a model that have what is in the parts of a file: by part, and by name in the file."""
+    arguments = {name: name for name in ALWAYS} | argument_attributes(base_of(cls))
+    return {"arguments": arguments, "state": {name: attribute for name, (attribute, _) in STATE.items()}}
 
 
-def _not_attributes(model: Any) -> set[str]:
-    """The attributes that are made from others, belong to this process, or are in other parts of a file."""
-    places = [place for part in places_of(type(model)).values() for place in part.values()]
-    left_out = {*model._excluded_save_params(), *NOT_SAVED, *model._get_torch_save_params()[0]}
-    return {each.partition(".")[0] for each in [*places, *left_out]}
+def form_of(cls: type[Any]) -> dict[str, Any]:
+    """The form of a model in a file, see :func:`~ppo_plus.saving.format.values.require_form`."""
+    kinds = ALWAYS | {"policy_kwargs": dict}
+    return {
+        "class": str,
+        "arguments": Optional(dict.fromkeys(attributes_of(cls)["arguments"], object) | kinds),
+        "state": Optional({name: form for name, (_, form) in STATE.items()}),
+        "attributes": {str: object},
+        "missing": {str: str},
+        "parameters": {"policy": {str: th.Tensor}, str: object},
+    }
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
 
 
 def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, include: Iterable[str] | None) -> None:
@@ -130,7 +153,7 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
 
 def layout(policy: th.nn.Module) -> dict[str, th.Size]:
     """The names and shapes of a policy's weights and buffers."""
-    return {name: each.shape for name, each in policy.state_dict().items()}
+    return {name: tensor.shape for name, tensor in policy.state_dict().items()}
 
 
 def _require_rebuildable(model: Any) -> None:
@@ -147,22 +170,27 @@ def _require_rebuildable(model: Any) -> None:
     )
 
 
+def _not_attributes(model: Any) -> set[str]:
+    """The attributes that are made from others, belong to this process, or are in other parts of a file."""
+    elsewhere = [path for part in attributes_of(type(model)).values() for path in part.values()]
+    left_out = {*model._excluded_save_params(), *NOT_SAVED, *model._get_torch_save_params()[0]}
+    return {path.partition(".")[0] for path in [*elsewhere, *left_out]}
+
+
 def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> dict[str, Any]:
-    """A model as a value for :func:`assemble`: ``"arguments"`` and ``"state"`` by their names in files, the other
+    """A model as a value of :func:`form_of`: ``"arguments"`` and ``"state"`` by their names in files, the other
     ``"attributes"`` by their own, and under ``"missing"``, by name, why what has no description is left out."""
     present = vars(model).keys() - ({*exclude} - {*include})
     saved: dict[str, Any] = {"class": name_of(type(model))}
-    for part, names in places_of(type(model)).items():
-        found = {name: place for name, place in names.items() if place.partition(".")[0] in present}
-        saved[part] = {name: attrgetter(place)(model) for name, place in found.items()}
+    for part, paths in attributes_of(type(model)).items():
+        here = {name: path for name, path in paths.items() if path.partition(".")[0] in present}
+        saved[part] = {name: attrgetter(path)(model) for name, path in here.items()}
     others = present - (_not_attributes(model) - {*include})
     saved["attributes"] = {name: value for name, value in vars(model).items() if name in others}
     if "compile_decision" in saved["state"]:
-        decision = saved["state"]["compile_decision"]
-        saved["state"]["compile_decision"] = [decision.compiles, decision.reason, decision.unexpected]
-    for name, value in saved["arguments"].items():
-        if isinstance(value, os.PathLike):
-            saved["arguments"][name] = os.fspath(value)
+        saved["state"]["compile_decision"] = [*astuple(saved["state"]["compile_decision"])]
+    if isinstance(saved["arguments"].get("tensorboard_log"), os.PathLike):
+        saved["arguments"]["tensorboard_log"] = os.fspath(saved["arguments"]["tensorboard_log"])
     missing = {}
     for part in ("arguments", "state", "attributes"):
         for name, value in [*saved[part].items()]:
@@ -174,6 +202,17 @@ def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = (
                 missing[name] = str(error)
                 del saved[part][name]
     return {**saved, "missing": missing, "parameters": model.get_parameters()}
+
+
+def _without(missing: Mapping[str, Any]) -> str:
+    """What is missing, why, and then the remedies, each once."""
+    reasons = [str(reason).rpartition(": ") for reason in missing.values()]
+    remedies = dict.fromkeys(remedy for _, _, remedy in reasons)
+    problems = "; ".join(problem for problem, _, _ in reasons)
+    return f"without {' and '.join(missing)}: {problems}: {'; '.join(remedies)}"
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
 
 
 def load_model(
@@ -190,14 +229,18 @@ def load_model(
     head, arrays = container.read_parts(path, KIND)
     if print_system_info:
         print("== SAVED MODEL SYSTEM INFO ==", *map(": ".join, head["packages"].items()), sep="\n")
-    places = places_of(cls)["arguments"] | argument_attributes(cls)
+    arguments = attributes_of(cls)["arguments"] | argument_attributes(cls)
+    passed_by_caller = {*custom_objects, *changes}
     with naming(path, "saved model"), passed(custom_objects.values()):
-        saved = _restored(cls, head["value"], arrays, {*custom_objects, *changes})
-        needed = {*places.values()} - {*custom_objects, *changes, *cls.scheduled}
-        lacking = {name: reason for name, reason in saved["missing"].items() if places.get(name) in needed}
+        saved = _restored(cls, head["value"], arrays, passed_by_caller)
+        needed = {*arguments.values()} - passed_by_caller - cls.scheduled
+        lacking = {name: reason for name, reason in saved["missing"].items() if arguments.get(name) in needed}
         if lacking:
             raise Refused(f"it was saved {_without(lacking)}. Pass {', '.join(f'{name}=' for name in lacking)}")
-        model = assemble(cls, saved, env, device, force_reset, changes, custom_objects)
+        # Other custom objects are classes that the file names within its arguments.
+        attributes = {*arguments.values(), *saved["attributes"]}
+        replacing = {name: value for name, value in custom_objects.items() if name in attributes}
+        model = assemble(cls, saved, env, device, force_reset, replacing | changes)
     n_envs = saved["state"].get("n_envs")
     if env is not None and not force_reset and model.n_envs != n_envs:
         raise ValueError(
@@ -208,22 +251,22 @@ def load_model(
 
 
 def _restored(
-    cls: Any, written: dict[str, Any], arrays: Mapping[str, th.Tensor], given: Collection[str]
+    cls: Any, written: dict[str, Any], arrays: Mapping[str, th.Tensor], passed_by_caller: Collection[str]
 ) -> dict[str, Any]:
-    """The value of :func:`state_of` from its description; arguments that are given need not be readable."""
+    """The value of :func:`state_of` from its description; what the caller passes need not be readable."""
     with decoding("the model"):
         saved = {name: _part(written, name, arrays) for name in ("class", "missing", "parameters")}
         saved["missing"] = dict(saved["missing"])
-        for part, names in {**places_of(cls), "attributes": {}}.items():
+        for part, paths in {**attributes_of(cls), "attributes": {}}.items():
             saved[part] = {}
-            for name, _ in written[part].items():
-                if name == "kl_memory" and "kl_control" in given:
+            for name in written[part].keys():
+                if name == "kl_memory" and "kl_control" in passed_by_caller:
                     continue  # another control has no use for it
                 try:
                     saved[part][name] = _part(written[part], name, arrays)
                 except Refused as error:
                     is_damaged = isinstance(error, Damaged) or name not in cls.scheduled
-                    if is_damaged and names.get(name, name) not in given:
+                    if is_damaged and paths.get(name, name) not in passed_by_caller:
                         raise
                     saved["missing"][name] = str(error)
     return saved
@@ -236,13 +279,6 @@ def _part(written: Mapping[str, Any], name: str, arrays: Mapping[str, th.Tensor]
         raise type(error)(f"{name}: {error}") from error
 
 
-def _without(missing: Mapping[str, Any]) -> str:
-    """What is missing, why, and then the remedies, each once."""
-    reasons = [str(reason).rpartition(": ") for reason in missing.values()]
-    problems, remedies = "; ".join(each[0] for each in reasons), "; ".join(dict.fromkeys(each[2] for each in reasons))
-    return f"without {' and '.join(missing)}: {problems}: {remedies}"
-
-
 def assemble(
     cls: Any,
     saved: dict[str, Any],
@@ -250,74 +286,94 @@ def assemble(
     device: th.device | str,
     force_reset: bool,
     changes: dict[str, Any],
-    custom_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The model of a file, made in SB3's order; raises :class:`Damaged` if it describes none."""
-    places = _by_place(cls, saved)
-    given = {name: changes[name] for name in ALWAYS if name in changes}
-    # Others are classes that the file names within its arguments.
-    known = {*ALWAYS, *argument_attributes(cls).values(), *saved["attributes"]}
-    given |= {name: each for name, each in (custom_objects or {}).items() if name in known}
-    # Where a model writes is for the caller to say.
-    folder = places.pop("tensorboard_log", None)
-    if folder is not None and env is not None and "tensorboard_log" not in {*changes, *given}:
-        warnings.warn(
-            f"the model was saved with tensorboard_log={str(folder)[:200]!r}, and no loaded model writes where a file "
-            "says: pass tensorboard_log= to log there again",
-            stacklevel=4,
-        )
-    unknown = {name: Unknown(str(reason)) for name, reason in saved["missing"].items() if name in cls.scheduled}
-    data = unknown | {place: value for place, value in places.items() if "." not in place} | given
-    if saved["class"] not in map(name_of, cls.__mro__):
-        warnings.warn(
-            f"the model is a {str(saved['class'])[:100]}, and is loaded as a {cls.__name__}, without the loss and the "
-            "methods of its class: call load of that class to use them",
-            stacklevel=4,
-        )
-    _check_kinds(data, saved["parameters"])
-    if "policy_kwargs" not in {*changes, *given}:
-        require_activation(data.get("policy_kwargs", {}))
-    data.setdefault("policy_kwargs", changes.get("policy_kwargs", {})).pop("device", None)
+    """The model of a file, made in SB3's order, with these attributes in place of those in the file.
+
+    :raises Damaged: the file describes no model
+    """
+    require_form(saved, form_of(cls))
+    require_attributes(cls, saved["attributes"])
+    in_file, weights = _by_attribute(cls, saved, env, changes), saved["parameters"]["policy"]
+    unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in cls.scheduled}
+    values = unknown | in_file | changes
+    _require_buildable(values, changes, weights)
     if env is not None:
-        wrapped = cls._wrap_env(env, data.get("verbose", 0))
-        require_spaces(wrapped, data["observation_space"], data["action_space"])
-        data |= {"observation_space": wrapped.observation_space, "action_space": wrapped.action_space}
-        data["n_envs"], env = wrapped.num_envs, wrapped
-    model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
+        env = cls._wrap_env(env, values.get("verbose", 0))
+        require_spaces(env, values["observation_space"], values["action_space"])
+        values |= {name: getattr(env, name) for name in ("observation_space", "action_space")}
+        values["n_envs"] = env.num_envs
+    model = cls(values["policy_class"], env, device=device, _init_setup_model=False)
     left_out = _not_attributes(model)
-    with building(saved["parameters"]["policy"]):
-        vars(model).update({name: each for name, each in saved["attributes"].items() if name not in left_out}, **data)
-        for place, value in places.items():
-            owner, _, name = place.rpartition(".")
-            if owner:
-                setattr(attrgetter(owner)(model), name, value)
+    with building(weights):
+        attributes = {name: value for name, value in saved["attributes"].items() if name not in left_out}
+        for path, value in (attributes | values).items():
+            owner, _, name = path.rpartition(".")
+            setattr(attrgetter(owner)(model) if owner else model, name, value)
         if env is not None and force_reset:
             model._last_obs = None
-        vars(model).update(changes)
         model._setup_model()
         if saved["parameters"].keys() != {*model._get_torch_save_params()[0]}:
             raise Damaged(f"it has other networks than {cls.__name__}")
-        put_parameters(model, saved["parameters"], places, changes, device)
+        put_parameters(model, saved["parameters"], in_file, changes, device)
         if model.use_sde:
             model.policy.reset_noise()
     return model
 
 
+def _by_attribute(cls: Any, saved: dict[str, Any], env: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    """The arguments and the state of a file by attribute, with warnings about what is left out."""
+    paths = attributes_of(cls)
+    values = {path: saved[part][name] for part in paths for name, path in paths[part].items() if name in saved[part]}
+    if "compile_decision" in saved["state"]:
+        values[paths["state"]["compile_decision"]] = CompileStatus(*saved["state"]["compile_decision"])
+    values.get("policy_kwargs", {}).pop("device", None)
+    # Where a model writes is for the caller to say.
+    folder = values.pop("tensorboard_log", None)
+    if folder is not None and env is not None and "tensorboard_log" not in changes:
+        warnings.warn(
+            f"the model was saved with tensorboard_log={str(folder)[:200]!r}, and no loaded model writes where a file "
+            "says: pass tensorboard_log= to log there again",
+            stacklevel=5,
+        )
+    if saved["class"] not in map(name_of, cls.__mro__):
+        warnings.warn(
+            f"the model is a {saved['class'][:100]}, and is loaded as a {cls.__name__}, without the loss and the "
+            "methods of its class: call load of that class to use them",
+            stacklevel=5,
+        )
+    return values
+
+
+def _require_buildable(values: dict[str, Any], changes: dict[str, Any], weights: dict[str, th.Tensor]) -> None:
+    """:raises Damaged: no model can be made of a file's attributes, of which some were changed"""
+    require_form(values, ALWAYS)
+    if spaces.flatdim(values["action_space"]) > sum(tensor.numel() for tensor in weights.values()):
+        raise Damaged("it has more actions than its weights could choose from")
+    if "policy_kwargs" in changes:
+        return
+    policy_kwargs = values.get("policy_kwargs", {})
+    for name, base in CLASSES.items():
+        named = policy_kwargs.get(name)
+        if isinstance(named, type) and not issubclass(named, base) and not is_registered(named):
+            raise Damaged(f"its {name}, {named.__qualname__}, is not a {base.__name__}")
+    require_activation(policy_kwargs)
+
+
 def put_parameters(
     model: Any,
     parameters: dict[str, Any],
-    arguments: Mapping[str, Any],
+    in_file: Mapping[str, Any],
     changes: Mapping[str, Any],
     device: th.device | str,
 ) -> None:
-    """Give a model the weights and the optimizer's state of a file, which has these arguments, of which some were
+    """Give a model the weights and the optimizer's state of a file, which has these attributes, of which some were
     changed. New options of the optimizer replace those in the file; another optimizer starts with a new state.
 
     :raises ValueError: a changed argument is an initial value, or does not fit the weights
     """
     model.built_layout = layout(model.policy)
     now = model.policy_kwargs
-    before = arguments.get("policy_kwargs", now)
+    before = in_file.get("policy_kwargs", now)
     changed = {name for name in {**before, **now} if not _same(before.get(name), now.get(name))}
     for name in sorted(INITIAL & changed & now.keys()):
         remedy = f", or set model.policy.log_std.data.fill_({now[name]!r}) after loading" if "std" in name else ""
@@ -327,7 +383,8 @@ def put_parameters(
         )
     optimizer = model.policy.optimizer
     options = [
-        {name: each for name, each in group.items() if name not in ("params", "lr")} for group in optimizer.param_groups
+        {name: value for name, value in group.items() if name not in ("params", "lr")}
+        for group in optimizer.param_groups
     ]
     old, new = before.get("optimizer_kwargs") or {}, now.get("optimizer_kwargs") or {}
     needs_other_state = any(bool(old.get(name)) != bool(new.get(name)) for name in ("amsgrad", "centered", "momentum"))
@@ -342,16 +399,16 @@ def put_parameters(
         reasons = [
             f"policy_kwargs: {name}={now.get(name)!r} (in the file {before.get(name)!r})" for name in changed - INITIAL
         ]
-        others = (name for name in SHAPING & changes.keys() if not _same(changes[name], arguments.get(name)))
-        reasons += [f"{name}={changes[name]!r} (in the file {arguments.get(name)!r})" for name in others]
+        others = (name for name in SHAPING & changes.keys() if not _same(changes[name], in_file.get(name)))
+        reasons += [f"{name}={changes[name]!r} (in the file {in_file.get(name)!r})" for name in others]
         if not reasons:
             raise Damaged(f"its weights do not fit its networks ({' '.join(str(error).split())[:200]})") from error
         raise ValueError(
             f"{' and '.join(sorted(reasons))}: the weights in the file do not fit. Leave it out, or make a new model"
         ) from error
     if changed:
-        for group, each in zip(optimizer.param_groups, options, strict=True):
-            group.update(each)
+        for group, before_loading in zip(optimizer.param_groups, options, strict=True):
+            group.update(before_loading)
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -359,43 +416,3 @@ def _same(value: Any, other: Any) -> bool:
         return bool(value == other)
     except Exception:  # arrays are neither equal nor different
         return value is other
-
-
-def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments and the state of a file, which are checked, by where a model has them."""
-    if not all(isinstance(saved.get(part), dict) for part in ("arguments", "state", "attributes", "parameters")):
-        raise Damaged("it does not describe a model")
-    require_attributes(cls, saved["attributes"])
-    found: dict[str, Any] = {}
-    for part, places in places_of(cls).items():
-        unknown = saved[part].keys() - places.keys()
-        if unknown:
-            raise Damaged(f"it has an unknown {part} {str(min(unknown))[:100]!r}")
-        found |= {places[name]: value for name, value in saved[part].items()}
-    for name in sorted(COUNTS & found.keys()):
-        if not isinstance(found[name], (int, float, np.number)) or not 0 <= found[name] < math.inf:
-            raise Damaged(f"its {name}={found[name]!r:.50} is not a count")
-    if "compile_decision" in saved["state"]:
-        decision = saved["state"]["compile_decision"]
-        if not isinstance(decision, list) or list(map(type, decision)) != [bool, str, bool]:
-            raise Damaged("its compile_decision is not valid")
-        found[STATE["compile_decision"]] = CompileStatus(*decision)
-    return found
-
-
-def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
-    """:raises Damaged: a model cannot be made of these"""
-    policy_class = data.get("policy_class")
-    is_policy = isinstance(policy_class, type) and issubclass(policy_class, ActorCriticPolicy)
-    are_spaces = all(isinstance(data.get(name), spaces.Space) for name in ("observation_space", "action_space"))
-    if not is_policy or not are_spaces or not isinstance(data.get("policy_kwargs", {}), dict):
-        raise Damaged("its policy or its spaces are missing or not valid")
-    weights = parameters.get("policy")
-    if not isinstance(weights, dict) or not all(isinstance(each, th.Tensor) for each in weights.values()):
-        raise Damaged("it has no weights")
-    for name, base in CLASSES.items():
-        named = data.get("policy_kwargs", {}).get(name)
-        if isinstance(named, type) and not issubclass(named, base) and not is_registered(named):
-            raise Damaged(f"its {name}, {named.__qualname__}, is not a {base.__name__}")
-    if spaces.flatdim(data["action_space"]) > sum(each.numel() for each in weights.values()):
-        raise Damaged("it has more actions than its weights could choose from")

@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.saving.format.container import PathOrFile, is_container, naming, opened
 from ppo_plus.saving.format.names import Damaged, Refused, decoding, name_of
-from ppo_plus.saving.model import ALWAYS, argument_attributes, assemble, changes, places_of
+from ppo_plus.saving.model import ALWAYS, argument_attributes, assemble, attributes_of, changed_attributes
 from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.trees import tree_leaves
 
@@ -40,9 +40,9 @@ def from_sb3(
     trust_pickle: bool = False,
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
-    given, objects = changes(cls, kwargs), custom_objects or {}
-    saved = _read(cls, path, objects, given, trust_pickle)
-    data = {**saved.data, **objects, **{name: given[name] for name in ALWAYS if name in given}}
+    changes, objects = changed_attributes(cls, kwargs), custom_objects or {}
+    saved = _read(cls, path, objects, changes, trust_pickle)
+    data = {**saved.data, **objects, **{name: changes[name] for name in ALWAYS if name in changes}}
     trainer, name = _trainer_and_name(data.get("policy_class"))
     data["policy_class"] = cls.policy_aliases.get(name, data.get("policy_class"))
     buffer_class = data.get("rollout_buffer_class")
@@ -53,10 +53,13 @@ def from_sb3(
         with naming(path, "saved model"), decoding("its weights"):
             _join_logits(saved.parameters)
     model = {"class": name_of(cls), "attributes": {}, "missing": saved.unread, "parameters": saved.parameters}
-    for part, places in places_of(cls).items():
-        model[part] = {name: data[place] for name, place in places.items() if place in data}
+    for part, paths in attributes_of(cls).items():
+        model[part] = {name: data[path] for name, path in paths.items() if path in data}
+    attributes = argument_attributes(cls).values()
+    replacing = {name: value for name, value in objects.items() if name in attributes}
+    changes = replacing | changes | {"policy_class": data["policy_class"]}
     with naming(path, "saved model"):
-        return assemble(cls, model, env, device, True, given, {**objects, "policy_class": data["policy_class"]})
+        return assemble(cls, model, env, device, True, changes)
 
 
 def _join_logits(parameters: dict[str, dict[str, Any]]) -> None:
@@ -102,7 +105,7 @@ def _no_ppo(path: Any) -> TypeError:
 
 
 def _read(
-    cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, Any], trust_pickle: bool
+    cls: Any, path: Any, custom_objects: dict[str, Any], changes: dict[str, Any], trust_pickle: bool
 ) -> "SavedBySB3":
     """A saved model, without running the pickles in it unless they are trusted."""
     if not isinstance(path, (str, Path)) and not hasattr(path, "read"):
@@ -111,9 +114,9 @@ def _read(
         with naming(path):
             raise Refused(f"{cls.__name__} saved it: use {cls.__name__}.load")
     saved = read_sb3_zip(path, custom_objects.keys())
-    if not {*saved.data, *saved.unread, *custom_objects, *given} >= OF_PPO:
+    if not {*saved.data, *saved.unread, *custom_objects, *changes} >= OF_PPO:
         raise _no_ppo(path)
-    needed = {*ALWAYS, *argument_attributes(cls).values()} - given.keys() - cls.scheduled
+    needed = {*ALWAYS, *argument_attributes(cls).values()} - changes.keys() - cls.scheduled
     lacking = {name: reason for name, reason in saved.unread.items() if name in needed}
     if trust_pickle and saved.unread:
         # Last, and only for these: another version of Python, for instance, cannot unpickle functions.
