@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.pool import RemoteTraceback
 from typing import Any
 
 import gymnasium as gym
@@ -54,6 +53,10 @@ class CallerError:
     error: Exception
 
 
+class _RemoteTraceback(Exception):
+    """The traceback of an error in another process."""
+
+
 class GuardedEnv:
     """One environment, which answers commands and raises no errors, for another process."""
 
@@ -76,7 +79,7 @@ class GuardedEnv:
             # Before the environment is made, there is none to name.
             explained = None if command == "make" else explanation(error, self.env)
             reason = f"raised {error!r}" if explained is None else f"made a mistake: {explained}"
-            return Fault(reason, RemoteTraceback("\n" + "".join(traceback.format_exception(error))))
+            return Fault(reason, _RemoteTraceback("\n" + "".join(traceback.format_exception(error))))
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""

@@ -150,27 +150,23 @@ class _ObservationLayout:
     """Converts observations to SB3's space: one Dict, single precision, images with their channels first."""
 
     def __init__(self, space: spaces.Space[Any]):
-        self._nested = isinstance(space, spaces.Dict)
-        flat: dict[str, Any] = _flat(space) if isinstance(space, spaces.Dict) else {"": space}
-        #: Whether the channels of each observation come last.
+        flat = _flat(space)
+        #: Whether the channels of an observation come last, by entry.
         self._last = {key: is_image_space(sub) and not is_image_space_channels_first(sub) for key, sub in flat.items()}
         flat |= {key: VecTransposeImage.transpose_space(flat[key]) for key, last in self._last.items() if last}
-        self.space = spaces.Dict(list(flat.items())) if self._nested else flat[""]
+        self.space = spaces.Dict(list(flat.items())) if isinstance(space, spaces.Dict) else flat[""]
 
     def __call__(self, obs: Obs) -> Obs:
-        if not self._nested:
-            return self._one("", obs)
         flat = _flat(obs)
-        return {key: self._one(key, flat[key]) for key in self._last}
-
-    def _one(self, key: str, obs: th.Tensor) -> th.Tensor:
-        obs = obs.permute(0, 3, 1, 2) if self._last[key] else obs
-        return obs.float() if obs.is_floating_point() else obs
+        for key, last in self._last.items():
+            tensor = flat[key].permute(0, 3, 1, 2) if last else flat[key]
+            flat[key] = tensor.float() if tensor.is_floating_point() else tensor
+        return {key: flat[key] for key in self._last} if isinstance(self.space, spaces.Dict) else flat[""]
 
 
 def _flat(nested: Any, before: str = "") -> dict[str, Any]:
-    """A nesting of dicts, or of Dict spaces, as one dict."""
-    flat: dict[str, Any] = {}
-    for key, part in nested.items():
-        flat |= _flat(part, f"{before}{key}/") if hasattr(part, "items") else {f"{before}{key}": part}
-    return flat
+    """A nesting of dicts, or of Dict spaces, as one dict; anything else by the key ``""``."""
+    if not hasattr(nested, "items"):
+        return {before: nested}
+    parts = (_flat(part, f"{before}/{key}" if before else key) for key, part in nested.items())
+    return {key: value for part in parts for key, value in part.items()}
