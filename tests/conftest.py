@@ -14,7 +14,7 @@ from compiled import by_operation
 th.set_num_threads(1)
 
 # Processes of environments are forked from one that has imported all this, as those of a script are that imports it.
-multiprocessing.set_forkserver_preload(["ppo_plus.zoo.experiment"])
+multiprocessing.set_forkserver_preload(["ppo_plus.zoo.train", "torch._dynamo"])
 
 # In the background, a shell has the tests ignore Ctrl-C, and so would the processes that they start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -1,34 +1,164 @@
-"""Processes that train one model together learn what one process does: real ones, by torchrun."""
+"""Processes that train one model together: they learn what one process would, stop, write and resume together."""
 
+import warnings
+from functools import partial
+from itertools import accumulate
+
+import gymnasium as gym
+import numpy as np
 import pytest
-import rank_training
 import torch as th
-from compiled import needs_compiler
-from rank_training import CASES, learned_by_one
-from torchrun import torchrun
+from compiled import by_operation, needs_compiler
+from envs import ACTIONS, OBSERVATIONS, VECTOR, MaskedEnv, RandomEnv, vec
+from faulty_envs import Failing
+from gymnasium import spaces
+from models import make_normalized
+from networks import without_kinks
+from processes import in_each
+from stable_baselines3.common.callbacks import ConvertCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, sync_envs_normalization
 
-N_RANKS = 2
+from ppo_plus import Checkpoints, PPO_Plus, RolloutBuffer, as_vec_env
+from ppo_plus.compiling import compiled
+from ppo_plus.compiling.torch_private import compile_graph
+from ppo_plus.distributed.ranks import Ranks, RanksError
+from ppo_plus.saving.checkpoint import checkpoint
+from ppo_plus.trees import tree_map
+from ppo_plus.zoo.callbacks import EvalAfterUpdates
+from ppo_plus.zoo.experiment import load_experiment, make_envs
+from ppo_plus.zoo.runs import Options
+from ppo_plus.zoo.train import make_eval_envs
+
+# --- what several learn, and one --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    """For each case, what each process wrote."""
-    folder = tmp_path_factory.mktemp("ranks")
-    done = torchrun(N_RANKS, rank_training.__file__, folder)
-    assert done.returncode == 0, done.stderr[-5000:]
+def two_groups(params, lr):
+    """An optimizer that cannot be packed."""
+    params = list(params)
+    return th.optim.Adam([{"params": params[:3]}, {"params": params[3:]}], lr=lr)
 
-    def read(case):
-        names = [f"{list(CASES).index(case)}-{rank}.pt" for rank in range(N_RANKS)]
-        return [th.load(folder / name, weights_only=False) for name in names]
 
-    return read
+class Unreached(PPO_Plus):
+    """Its loss does not reach every weight."""
+
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        return losses._replace(total=losses.diagnostics["value_loss"] * 0 + self._values(batch).square().mean())
+
+    def _values(self, batch):
+        return self.policy.evaluate_batch(batch)[0]
+
+
+def resetting(n_envs):
+    """Environments some of whose steps are no transitions."""
+    return as_vec_env(gym.make_vec("CartPole-v1", n_envs, vectorization_mode="sync"))
+
+
+BOX = spaces.Box(-1, 1, (2,))
+DICT = spaces.Dict(a=BOX, b=spaces.Box(-1, 1, (3,)), c=BOX)
+CASES = {
+    "plain": {},
+    "compiled": {"compile": True},
+    "masks, mixed actions, gSDE": {"action_space": ACTIONS["mixed"], "use_sde": True, "env_class": MaskedEnv},
+    "uneven minibatches": {"batch_size": 24},
+    "stop": {"target_kl": 0.0003, "learning_rate": 1e-3},
+    "penalty, rollout": {"action_space": BOX, "kl_control": "penalty", "target_kl": 0.01,
+                         "normalize_advantage": "rollout"},
+    "adaptive rate": {"action_space": BOX, "kl_control": "adaptive_lr", "target_kl": 0.001},
+    "memory": {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8},
+    "memory, compiled": {"policy": "MlpGruPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "compile": True},
+    "keys": {"policy": "MultiInputPolicy", "observation_space": DICT, "policy_kwargs": {"actor_keys": ["a", "c"]}},
+    "not packed": {"policy_kwargs": {"optimizer_class": two_groups}},
+    "unreached": {"cls": Unreached},
+    "normalized": {"normalize": True},
+    "Dict observations": {"policy": "MultiInputPolicy", "observation_space": OBSERVATIONS["dict"]},
+    "memory, steps that only reset": {
+        "policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "make_env": resetting},
+}  # fmt: skip
+N_ENVS, N_STEPS = 2, 32
+
+
+def make(case, seed=3, n_envs=N_ENVS):
+    """The model of a case, with environments."""
+    given = {"n_steps": N_STEPS, "batch_size": 16, "n_epochs": 2, "compile": False, "ent_coef": 0.01} | CASES[case]
+    cls, action_space = given.pop("cls", PPO_Plus), given.pop("action_space", spaces.Discrete(3))
+    observation_space, env_class = given.pop("observation_space", VECTOR), given.pop("env_class", RandomEnv)
+    make_env = given.pop("make_env", partial(vec, action_space, observation_space, env_class=env_class))
+    env = make_env(n_envs=n_envs)
+    if given.pop("normalize", False):
+        env = VecNormalize(env)
+    return without_kinks(cls(given.pop("policy", "MlpPolicy"), env, seed=seed, device="cpu", **given))
+
+
+def learned(model):
+    """What an update has left."""
+    logged = {name: value for name, value in model.logger.name_to_value.items() if name.startswith("train/")}
+    return {"weights": model.policy.state_dict(), "logged": logged, "n_updates": model._n_updates}
+
+
+def learn(ranks, case):
+    """One rollout and one update; the transitions, in which order they were learned from, and what came of it."""
+    compiled.compile_graph = compile_graph if case == "compiled" else by_operation
+    model = make(case)
+    buffer, taken = model.rollout_buffer, []
+    minibatches, on_device = buffer.minibatches, buffer.on_device
+
+    def noted(*arguments):
+        epoch = list(minibatches(*arguments))
+        taken.append([indices for _, indices in epoch])
+        return iter(epoch)
+
+    def kept():
+        rollout = on_device()
+        recorded["rollout"] = tree_map(th.clone, rollout)
+        return rollout
+
+    recorded = {"before": tree_map(th.clone, dict(model.policy.state_dict())), "minibatches": taken}
+    buffer.minibatches, buffer.on_device = noted, kept
+    model.learn(N_ENVS * N_STEPS * ranks.size)
+    del buffer.minibatches, buffer.on_device
+    assert model.num_timesteps == N_ENVS * N_STEPS * ranks.size
+    recorded |= learned(model) | {"values": th.from_numpy(buffer.values), "returns": th.from_numpy(buffer.returns)}
+    statistics = model.get_vec_normalize_env()
+    if statistics is not None:
+        recorded["statistics"] = [[th.as_tensor(each.mean), th.as_tensor(each.var), each.count]
+                                  for each in (statistics.obs_rms, statistics.ret_rms)]  # fmt: skip
+    if model.compile is True:
+        assert model.compiled and model.compilation.functions["the update"].is_compiled, (case, str(model.compiled))
+    return recorded
+
+
+def learned_by_one(case, parts):
+    """What one process learns of the transitions of several, minibatch by minibatch."""
+    model = make(case, n_envs=N_ENVS * len(parts))
+    model.compile = False
+    model._setup_learn(1)
+    model.policy.load_state_dict(parts[0]["before"])
+    rollout = tree_map(lambda *each: th.cat(each), *(part["rollout"] for part in parts))
+    offsets = list(accumulate((len(part["rollout"].returns) for part in parts), initial=0))
+    epochs = iter(zip(*(part["minibatches"] for part in parts), strict=True))
+    buffer = model.rollout_buffer
+    buffer.on_device = lambda: rollout
+    buffer.normalize_advantages = lambda: None
+
+    def minibatches(batch_size, data):
+        assert batch_size == model.batch_size and data.returns is rollout.returns
+        for pieces in zip(*next(epochs), strict=True):
+            yield data, th.cat([piece + offset for piece, offset in zip(pieces, offsets, strict=False)])
+
+    buffer.minibatches = minibatches
+    buffer.values[:] = th.cat([part["values"] for part in parts], dim=1)
+    buffer.returns[:] = th.cat([part["returns"] for part in parts], dim=1)
+    model.train()
+    return learned(model)
 
 
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("case", CASES)
-def test_several_processes_learn_what_one_does(parts, case):
-    told = parts(case)
+def test_several_processes_learn_what_one_does(case, processes):
+    told = processes(learn, case)
     by_one = learned_by_one(case, told)
     first, second = told
     assert not th.equal(first["rollout"].actions, second["rollout"].actions)
@@ -43,3 +173,203 @@ def test_several_processes_learn_what_one_does(parts, case):
     for name, value in by_one["logged"].items():
         for part in told:
             assert part["logged"][name] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), name
+
+
+# --- rollouts ---------------------------------------------------------------------------------------------------------
+
+
+@in_each
+def test_statistics_episodes_and_steps_are_those_of_all(ranks):
+    """Statistics, episodes and steps are those of all; weights stay the same over rollouts and calls."""
+    trained = make_normalized(learning_rate="lin_1e-3").learn(256)
+    assert trained.num_timesteps == 256
+    trained.learn(128, reset_num_timesteps=False)
+    assert trained.num_timesteps == 384
+    statistics = trained.get_vec_normalize_env()
+    told = {
+        "count": statistics.obs_rms.count,
+        "mean": statistics.obs_rms.mean.tolist(),
+        "returns": float(statistics.ret_rms.var),
+        "episodes": [(episode["r"], episode["l"]) for episode in trained.ep_info_buffer],
+        "weights": [weight.sum().item() for weight in trained.policy.parameters()],
+        "explained": trained.logger.name_to_value["train/explained_variance"],
+    }
+    first, second = ranks.gather_values(told)
+    assert first == second
+    # Each step of each environment, and its two resets.
+    assert abs(first["count"] - (384 + 4)) < 1e-2
+    assert trained.verbose == 0
+    noise = ranks.gather_values(trained.rollout_buffer.actions.tolist())
+    assert noise[0] != noise[1]
+
+
+@in_each
+def test_a_callback_of_one_stops_all(ranks):
+    """A callback on one of them ends all."""
+    steps = []
+
+    def stop(locals_, _):
+        steps.append(locals_["n_steps"])
+        return not (ranks.rank == 1 and len(steps) == 5)
+
+    trained = make_normalized()
+    trained.learn(640, callback=ConvertCallback(stop))
+    assert trained._n_updates == 0
+    assert ranks.gather_values(len(steps)) == [16, 5]
+    # All have counted the same, and can go on.
+    assert ranks.gather_values(trained.num_timesteps) == [64, 64]
+    assert trained.learn(64)._n_updates == 1
+
+
+@in_each
+def test_frozen_statistics_do_not_change(ranks):
+    """Statistics that no longer learn."""
+
+    def freeze(locals_, _):
+        locals_["env"].training = locals_["self"].num_timesteps < 40
+        return True
+
+    trained = make_normalized(normalize_advantage="rollout").learn(192, callback=ConvertCallback(freeze))
+    statistics = trained.get_vec_normalize_env().obs_rms
+    told = ranks.gather_values((statistics.count, statistics.mean.tolist(), trained._n_updates))
+    assert told[0] == told[1] and told[0][0] < 60 and told[0][2] == 3
+
+
+@in_each
+def test_recomputed_advantages_are_normalized_over_all(ranks):
+    """Advantages that are estimated anew are those of each process's values, normalized by the moments of all."""
+
+    class Noting(PPO_Plus):
+        def compute_loss(self, batch, coefficients):
+            self.seen.append((batch, self.policy.predict_values(batch.observations).flatten().detach()))
+            return super().compute_loss(batch, coefficients)
+
+    settings = dict(cls=Noting, n_epochs=2, batch_size=32, learning_rate=1e-2, recompute_advantages=True, compile=False)
+    for kind in (True, "rollout"):
+        trained = make_normalized(normalize_advantage=kind, **settings)
+        trained.seen = []
+        trained.learn(64)
+        (first, _), (second, values) = trained.seen
+        # The values behind the second epoch's estimates are those that the weights give then.
+        raw = second.returns - values
+        assert (first.returns.sort().values - second.returns.sort().values).abs().max() > 1e-2
+        used = second.advantages if kind == "rollout" else second.normalized
+        if kind is True:
+            th.testing.assert_close(raw, second.advantages, rtol=1e-4, atol=1e-4)
+        told = ranks.gather_values((raw.tolist(), used.tolist(), [w.tolist() for w in trained.policy.parameters()]))
+        assert told[0][2] == told[1][2]
+        whole = th.tensor(told[0][0] + told[1][0])
+        th.testing.assert_close(used, (raw - whole.mean()) / whole.std(), rtol=1e-3, atol=1e-3)
+
+
+class Copying(RolloutBuffer):
+    """A buffer of one's own, each of whose minibatches is a rollout by itself."""
+
+    def minibatches(self, batch_size, data):
+        for rows, indices in super().minibatches(batch_size, data):
+            yield rows._replace(normalized=None), indices
+
+
+@in_each
+def test_a_custom_buffer_is_normalized_over_all(ranks):
+    trained = [make_normalized(rollout_buffer_class=kind).learn(64) for kind in (Copying, RolloutBuffer)]
+    copied, plain = ([weight.sum().item() for weight in each.policy.parameters()] for each in trained)
+    assert copied == plain
+    first, second = ranks.gather_values(copied)
+    assert first == second
+
+
+# --- evaluation and checkpoints ---------------------------------------------------------------------------------------
+
+
+EXPERIMENT = load_experiment("CartPole-v1", overrides={"normalize": True}).replace(seed=5)
+
+
+@in_each
+def test_evaluation_plays_the_episodes_that_one_would(ranks, tmp_path):
+    """The episodes are those that one process would play, shared out; the first one records them."""
+    eval_env = make_eval_envs(EXPERIMENT, Options(n_eval_envs=2), ranks)
+    callback = EvalAfterUpdates(eval_env, n_eval_episodes=5, log_path=tmp_path, best_model_save_path=tmp_path)
+
+    def count_otherwise(locals_, _):
+        if ranks.rank == 1:
+            callback.evaluated_updates = 99
+        return True
+
+    arguments = dict(n_steps=32, batch_size=32, n_epochs=1, seed=0, compile=False)
+    trained = PPO_Plus("MlpPolicy", make_envs(EXPERIMENT, 2, first=2 * ranks.rank), **arguments)
+    trained.learn(128, callback=[callback, ConvertCallback(count_otherwise)])
+    assert ranks.gather_values((eval_env.num_envs, callback.evaluations_timesteps)) == [(1, [128]), (1, [])]
+    # Statistics are those of all, in each.
+    means = ranks.gather_values(eval_env.obs_rms.mean.tolist())
+    assert means[0] == means[1] == trained.get_vec_normalize_env().obs_rms.mean.tolist()
+    if ranks.leads:
+        whole = make_eval_envs(EXPERIMENT, Options(n_eval_envs=2), Ranks())
+        sync_envs_normalization(trained.env, whole)
+        expected = evaluate_policy(trained, whole, 5, return_episode_rewards=True)
+        with np.load(tmp_path / "evaluations.npz") as saved:
+            found = [saved[name][0].tolist() for name in ("results", "ep_lengths")]
+        assert sorted(zip(*found, strict=True)) == sorted(zip(*expected, strict=True))
+        assert len(set(found[0])) > 2 and callback.last_mean_reward == np.mean(expected[0])
+        assert (tmp_path / "best_model.zip").exists()
+
+
+@in_each
+def test_an_error_in_the_evaluation_of_one_ends_all(ranks):
+    """An error in the evaluation of one of them ends all."""
+    fault = "raise" if ranks.rank == 1 else None
+    trained = PPO_Plus("MlpPolicy", DummyVecEnv([Failing]), n_steps=16, batch_size=16, n_epochs=1)
+    eval_env = DummyVecEnv([lambda: Failing(fault)])
+    eval_env.seed(0)
+    callback = EvalAfterUpdates(eval_env, warn=False)
+    error, message = (ValueError, "boom") if fault else (RanksError, "another process that trains with it has ended")
+    with pytest.raises(error, match=message):
+        trained.learn(64, callback=callback)
+
+
+@in_each
+def test_a_resumed_run_is_the_same_to_the_bit(ranks, tmp_path):
+    """Also what environments are normalized by goes on to the bit."""
+    arguments = dict(n_steps=32, batch_size=32, n_epochs=1, seed=0, compile=False)
+    whole, again = [make_envs(EXPERIMENT, 2, first=2 * ranks.rank) for _ in range(2)]
+    trained = PPO_Plus("MlpPolicy", whole, **arguments).learn(
+        512, callback=Checkpoints(tmp_path, save_freq=128, keep=9)
+    )
+    for path in checkpoint.files(tmp_path) if ranks.leads else []:
+        if checkpoint.steps_of(path) > 256:
+            path.unlink()
+    ranks.gather_values(None)
+    other = PPO_Plus.resume(tmp_path, again)
+    assert other.num_timesteps == 256
+    other.learn(512, callback=Checkpoints(tmp_path))
+    for ours, theirs in zip(other.policy.parameters(), trained.policy.parameters(), strict=True):
+        assert th.equal(ours, theirs)
+    assert again.obs_rms.var.tolist() == whole.obs_rms.var.tolist()
+
+
+@in_each
+def test_training_continues_without_a_checkpoint(ranks, tmp_path):
+    """The first one writes the states of all; training continues if it cannot."""
+
+    def obstruct(*_):
+        if ranks.leads:
+            (tmp_path / "checkpoint_000000000064.zip").mkdir(exist_ok=True)
+        return True
+
+    callbacks = [ConvertCallback(obstruct), Checkpoints(tmp_path, save_freq=64, keep=9)]
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        make_normalized().learn(192, callback=callbacks)
+    assert sum("no checkpoint after 64 timesteps" in str(each.message) for each in warned) == ranks.leads
+    found = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
+    assert found == [f"checkpoint_{steps:012d}.zip" for steps in (0, 128)]
+
+
+@in_each
+def test_another_runs_checkpoints_are_set_aside(ranks, tmp_path):
+    """What another run has left is moved, of all of them, before anybody writes."""
+    for n_rollouts in (3, 1):
+        make_normalized().learn(n_rollouts * 64, callback=Checkpoints(tmp_path, save_freq=64, keep=9))
+    found = {place: sorted(path.name for path in (tmp_path / place).glob("*.zip")) for place in (".", "earlier_1")}
+    names = [f"checkpoint_{steps:012d}.zip" for steps in (0, 64, 128)]
+    assert found == {".": names[:1], "earlier_1": names}

@@ -1,7 +1,9 @@
 """Small models that several test files share, and their weights."""
 
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, vec
+from envs import ACTIONS, OBSERVATIONS, RandomEnv, vec
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
 
@@ -14,6 +16,12 @@ def make_model(cls=PPO_Plus, env=None, policy="MlpPolicy", **kwargs):
     """
     kwargs = {"n_steps": 8, "batch_size": 8, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs
     return cls(policy, vec(ACTIONS["discrete"]) if env is None else env, **kwargs)
+
+
+def make_normalized(cls=PPO_Plus, **kwargs):
+    """A model in two environments that are normalized, with two minibatches and one epoch."""
+    env = VecNormalize(vec(spaces.Discrete(3), n_envs=2, env_class=RandomEnv))
+    return cls("MlpPolicy", env, **{"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": 1} | kwargs)
 
 
 def weights(model):
