@@ -691,10 +691,10 @@ TOP = (
     ),
     Fault(
         "large-is-infinite",
-        "require.py",
+        "policy/observations.py",
         "        or float(np.abs(values).max(initial=0.0)) <= LARGEST\n",
         "",
-        "tests/test_require.py",
+        "tests/policy/test_observations.py",
     ),
     Fault(
         "schedule-below-zero",

@@ -655,7 +655,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.update_locals(locals())
         callback.on_rollout_end()
         if collected is not None:
-            follow_changes(rollout_buffer, collected, partial(collector.end.estimate, self.policy))
+            follow_changes(rollout_buffer, collected, collector.estimate)
         return keep_training
 
     def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
@@ -727,7 +727,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _estimate(self, buffer: RolloutBuffer) -> None:
         """Fill advantages and returns of a copy of the rollout, given its values."""
         assert self.collector is not None
-        self.collector.end.estimate(self.policy, buffer)
+        self.collector.estimate(buffer)
         self._normalize(buffer)
 
     def _normalize(self, buffer: RolloutBuffer) -> None:

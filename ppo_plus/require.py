@@ -83,50 +83,6 @@ def nearest(name: Any, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(str(name), known, 1)), None)
 
 
-def is_finite(values: np.ndarray) -> bool:
-    """Whether an array contains only numbers that are finite in single precision."""
-    # The sum of squares is small only if all numbers are, and several times cheaper than checking each.
-    # Python's floats, because LARGEST is infinity in half precision.
-    return (
-        values.dtype.kind != "f"
-        or float(np.vdot(values, values)) <= LARGEST
-        or float(np.abs(values).max(initial=0.0)) <= LARGEST
-    )
-
-
-def why_not_finite(values: Any) -> str:
-    """The reason why :func:`is_finite` is false, for messages."""
-    return "too large for single precision" if np.isfinite(values).all() else "not finite"
-
-
-class NotFiniteError(FloatingPointError):
-    """The environment with index ``env`` returned a number that is not finite."""
-
-    def __init__(self, message: str, env: int):
-        super().__init__(message)
-        self.env = env
-
-
-def require_finite(what: str, values: Any, step: int, env: int | None = None) -> None:
-    """Raise :class:`NotFiniteError` if environments returned a number that is not finite in single precision: an array
-    ``(n_envs, ...)`` or a dict of them, or the values of one ``env``, after so many steps of each."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            require_finite(f"{what}[{key!r}]", value, step, env)
-        return
-    values = np.asarray(values)
-    if is_finite(values):
-        return
-    if env is None:
-        env = next(i for i, row in enumerate(values) if not is_finite(row))
-        values = values[env]
-    raise NotFiniteError(
-        f"the {what} that the environment returned is {why_not_finite(values)}: {values!r} in environment {env} at "
-        f"step {step}. Nothing was learned from it: fix the environment, or wrap it to clip its numbers",
-        env,
-    )
-
-
 def _not_text(value: Any) -> str:
     """Remedy for a number in quotation marks, a common mistake in settings files."""
     return ", not text: leave the quotation marks out" if isinstance(value, str) else ""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from ppo_plus.require import require_finite, require_int, require_number, require_one_of, require_spaces, same_space
+from ppo_plus.require import require_int, require_number, require_one_of, require_spaces, same_space
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(1), np.uint8(3)])
@@ -81,47 +81,6 @@ def test_one_of_the_choices_passes(value):
 def test_a_value_equal_to_a_choice_of_another_type_is_an_error(value):
     with pytest.raises(ValueError, match=r"normalize_advantage=.* must be one of True, False, 'minibatch'"):
         require_one_of("normalize_advantage", value, (True, False, "minibatch"))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.zeros((2, 3)),
-        np.zeros(2, dtype=np.float32),
-        np.full(2, 1e30, dtype=np.float32),  # their squares are not
-        np.array([[1], [2**62]]),
-        np.array([True, False]),
-        np.zeros((2, 0)),
-        {"a": np.zeros((2, 3)), "b": np.array([1, 2], dtype=np.uint8)},
-    ],
-    ids=str,
-)
-def test_finite_numbers_pass(values):
-    require_finite("observation", values, 5)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_other_numbers_are_named_with_their_environment_and_step(bad, dtype):
-    for shape in ((3,), (3, 2), (3, 2, 4)):
-        values = np.ones(shape, dtype=dtype)
-        values[(1, *[-1] * (values.ndim - 1))] = bad
-        with pytest.raises(
-            FloatingPointError,
-            match=r"(?s)reward .* is not finite: .* in environment 1 at step 42",
-        ):
-            require_finite("reward", values, 42)
-
-
-def test_the_key_of_a_dict_is_named():
-    values = {"a": np.zeros((2, 1)), "b": np.array([[0.0], [math.nan]])}
-    with pytest.raises(FloatingPointError, match=r"observation\['b'\] .* is not finite: .* in environment 1"):
-        require_finite("observation", values, 1)
-
-
-def test_the_first_of_several_environments_is_named():
-    with pytest.raises(FloatingPointError, match="in environment 2 at step"):
-        require_finite("reward", np.array([0.0, 1.0, math.nan, math.inf]), 1)
 
 
 MAX = float(np.finfo(np.float32).max)

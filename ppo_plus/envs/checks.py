@@ -28,8 +28,14 @@ from stable_baselines3.common.vec_env.util import dict_to_obs
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import MOMENTS
 from ppo_plus.policy.distributions import make_distribution
-from ppo_plus.policy.observations import canonical_space
-from ppo_plus.require import LARGEST, NotFiniteError, is_finite, require_finite, why_not_finite
+from ppo_plus.policy.observations import (
+    NotFiniteError,
+    canonical_space,
+    is_finite,
+    require_finite,
+    why_not_finite,
+)
+from ppo_plus.require import LARGEST
 
 #: What to do about the old gym's interface where its code cannot be changed.
 CONVERT = "or convert an environment of the old gym by shimmy.GymV21CompatibilityV0(env=env)"
@@ -301,7 +307,7 @@ class CheckedEnvs:
     def require_finite(self, obs: Any, rewards: np.ndarray | None = None) -> None:
         """Check the latest observations and rewards, before and after normalization.
 
-        :raises FloatingPointError: not finite; see :func:`~ppo_plus.require.require_finite`
+        :raises FloatingPointError: not finite; see :func:`~ppo_plus.policy.observations.require_finite`
         """
         step = self._step()
         if self._normalize is not None:

@@ -1,7 +1,8 @@
 """Observations, from what an environment returns to the input of actor and critic.
 
 The numbers are those of SB3's preprocessing, which does not support ``Discrete`` with a start and ``MultiDiscrete`` of
-any shape. The conversion for a space is chosen once, when the policy is built.
+any shape. The conversion for a space is chosen once, when the policy is built. Numbers that are not finite in single
+precision raise an error.
 """
 
 import traceback
@@ -17,7 +18,7 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from torch.nn import functional as F
 
 from ppo_plus.policy.distributions import to_device
-from ppo_plus.require import is_finite, nearest
+from ppo_plus.require import LARGEST, nearest
 
 Preprocess = Callable[[Any], Any]
 
@@ -226,3 +227,47 @@ def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any
     # Numpy converts small arrays several times faster.
     dtype = np.float32 if observations.dtype.kind == "f" else observations.dtype
     return to_device(th.from_numpy(np.asarray(observations, dtype, order="C")), device)
+
+
+def is_finite(values: np.ndarray) -> bool:
+    """Whether an array contains only numbers that are finite in single precision."""
+    # The sum of squares is small only if all numbers are, and several times cheaper than checking each.
+    # Python's floats, because LARGEST is infinity in half precision.
+    return (
+        values.dtype.kind != "f"
+        or float(np.vdot(values, values)) <= LARGEST
+        or float(np.abs(values).max(initial=0.0)) <= LARGEST
+    )
+
+
+def why_not_finite(values: Any) -> str:
+    """The reason why :func:`is_finite` is false, for messages."""
+    return "too large for single precision" if np.isfinite(values).all() else "not finite"
+
+
+class NotFiniteError(FloatingPointError):
+    """The environment with index ``env`` returned a number that is not finite."""
+
+    def __init__(self, message: str, env: int):
+        super().__init__(message)
+        self.env = env
+
+
+def require_finite(what: str, values: Any, step: int, env: int | None = None) -> None:
+    """Raise :class:`NotFiniteError` if environments returned a number that is not finite in single precision: an array
+    ``(n_envs, ...)`` or a dict of them, or the values of one ``env``, after so many steps of each."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            require_finite(f"{what}[{key!r}]", value, step, env)
+        return
+    values = np.asarray(values)
+    if is_finite(values):
+        return
+    if env is None:
+        env = next(i for i, row in enumerate(values) if not is_finite(row))
+        values = values[env]
+    raise NotFiniteError(
+        f"the {what} that the environment returned is {why_not_finite(values)}: {values!r} in environment {env} at "
+        f"step {step}. Nothing was learned from it: fix the environment, or wrap it to clip its numbers",
+        env,
+    )

@@ -27,8 +27,7 @@ from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDepende
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution, to_device
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.networks import NetworkLike, split_network
-from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor, visible_spaces
-from ppo_plus.require import is_finite
+from ppo_plus.policy.observations import canonical_space, is_finite, make_preprocess, to_tensor, visible_spaces
 from ppo_plus.trees import tree_leaves
 
 #: Memory of a policy: any nesting of tensors whose first dimension is the environment; empty without memory.

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,8 @@ from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, 
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.distributions import to_device
 from ppo_plus.policy.masking import MaskSource
-from ppo_plus.policy.observations import to_network
+from ppo_plus.policy.observations import is_finite, require_finite, to_network
 from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
-from ppo_plus.require import is_finite, require_finite
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
 from ppo_plus.trees import tree_map
 
@@ -66,29 +66,30 @@ class RolloutPlan:
     steps_per_sequence: int = 0  # steps of the sequences that are stored; 0 without memory
     window: int = 100  # how many of the last episodes are reported, at most
 
-    def carry(self, position: Position, n_steps: int) -> Carry:
-        """The carry of the next step, with held noise drawn again if it is due. Where a training sequence begins, the
-        buffer stores the memory."""
-        carry = position.carry = self._renewed(position, n_steps)
-        if self.steps_per_sequence and n_steps % self.steps_per_sequence == 0:
-            self.buffer.begin_sequences(carry.memory)
-        return carry
+    def begins_sequences(self, n_steps: int) -> bool:
+        """Whether training sequences begin with the next step, ``n_steps`` into the rollout."""
+        return self.steps_per_sequence > 0 and n_steps % self.steps_per_sequence == 0
 
-    def _renewed(self, position: Position, n_steps: int) -> Carry:
-        carry, starts, freq = position.carry, position.starts, self.sde_sample_freq
-        if carry is None:
-            return self.policy.init_carry(len(starts))  # type: ignore[no-any-return]
-        if not isinstance(freq, str):
-            is_due = n_steps == 0 or (freq > 0 and n_steps % freq == 0)
-            return self.policy.renew_noise(carry, np.arange(len(starts))) if is_due else carry  # type: ignore[no-any-return]
-        if isinstance(starts, th.Tensor) and starts.device.type != "cpu":
-            if not carry.noise:
-                return carry
-            # To ask an accelerator which have begun an episode takes longer than to draw the noise of all.
-            fresh = self.policy.renew_noise(carry, np.arange(len(starts))).noise
-            return carry._replace(noise=where(starts, fresh, carry.noise))
-        starting = np.flatnonzero(starts)
-        return self.policy.renew_noise(carry, starting) if len(starting) else carry  # type: ignore[no-any-return]
+
+def next_carry(policy: Any, carry: Carry | None, starts: Any, sde_sample_freq: int | str, n_steps: int) -> Carry:
+    """The carry of the next step, with held noise drawn again if it is due.
+
+    :param carry: that of the last step; ``None``: memory is cleared and noise drawn
+    :param starts: which environments begin an episode, booleans ``(N,)``
+    :param sde_sample_freq: see :class:`ppo_plus.PPO_Plus`
+    :param n_steps: steps taken in this rollout
+    """
+    if carry is None:
+        return policy.init_carry(len(starts))  # type: ignore[no-any-return]
+    if not isinstance(sde_sample_freq, str):
+        is_due = n_steps == 0 or (sde_sample_freq > 0 and n_steps % sde_sample_freq == 0)
+        return policy.renew_noise(carry, np.arange(len(starts))) if is_due else carry  # type: ignore[no-any-return]
+    if isinstance(starts, th.Tensor) and starts.device.type != "cpu":
+        # To ask an accelerator which have begun an episode takes longer than to draw the noise of all.
+        renewed = policy.renew_noise(carry, np.arange(len(starts)))
+        return carry._replace(noise=where(starts, renewed.noise, carry.noise))
+    starting = np.flatnonzero(starts)
+    return policy.renew_noise(carry, starting) if len(starting) else carry  # type: ignore[no-any-return]
 
 
 class EnvStep(NamedTuple):
@@ -116,35 +117,43 @@ class Report(NamedTuple):
     log: dict[str, float] = {}
 
 
-class RolloutEnd(NamedTuple):
-    """What advantages are estimated from besides the transitions: where the rollout ended, and its time limits."""
+def estimate(
+    policy: Any,
+    buffer: RolloutBuffer,
+    obs: Any,
+    memory: Memory,
+    starts: th.Tensor,
+    limited: Places,
+    final_obs: Any,
+    unknown: Places | None = None,
+    failed: tuple[list[int], list[int]] | None = None,
+) -> None:
+    """Bootstrap from the policy's present values of final and last observations, and estimate the advantages of a
+    rollout.
 
-    obs: Any  # the observations after the last step, tensors
-    memory: Memory  # what is remembered before them
-    starts: th.Tensor  # which of them begin an episode
-    limited: Places  # the transitions that a time limit, and nothing else, ended
-    final_obs: Any  # their final observations, tensors
-    #: Those of which the final observation is not known: the value of the observation before it takes its place.
-    unknown: Places | None = None
-    failed: Places | None = None  # the transitions in which an environment failed and was replaced
-
-    def estimate(self, policy: Any, buffer: RolloutBuffer) -> None:
-        """Bootstrap from the policy's present values of final and last observations, and estimate advantages in the
-        rollout's buffer, or in a twin of it."""
-        rows, columns = self.limited
-        with th.no_grad():
-            values = policy.predict_values(self.obs, Carry(self.memory), self.starts)
-            final_values = []
-            if len(rows):
-                final_values.append(values_after(policy, buffer, rows, columns, self.final_obs))
-            if self.unknown is not None and len(self.unknown[0]):
-                final_values.append(buffer.stored("values")[self.unknown])
-                rows, columns = map(th.cat, zip(self.limited, self.unknown, strict=True))
-        if final_values:
-            buffer.bootstrap_timeouts(rows, columns, th.cat(final_values))
-        if self.failed is not None:
-            buffer.cut(*self.failed)
-        buffer.compute_returns_and_advantage(last_values=values, dones=self.starts)
+    :param buffer: the rollout's, or a twin of it
+    :param obs: the observations after the last step, tensors
+    :param memory: what is remembered before them
+    :param starts: which of them begin an episode
+    :param limited: the transitions that a time limit, and nothing else, ended
+    :param final_obs: their final observations, tensors
+    :param unknown: those of which the final observation is not known: the value of the one before takes its place
+    :param failed: the transitions in which an environment failed and was replaced
+    """
+    rows, columns = limited
+    final_values = []
+    with th.no_grad():
+        values = policy.predict_values(obs, Carry(memory), starts)
+        if len(rows):
+            final_values.append(values_after(policy, buffer, rows, columns, final_obs))
+    if unknown is not None and len(unknown[0]):
+        final_values.append(buffer.stored("values")[unknown])
+        rows, columns = map(th.cat, zip(limited, unknown, strict=True))
+    if final_values:
+        buffer.bootstrap_timeouts(rows, columns, th.cat(final_values))
+    if failed is not None:
+        buffer.cut(*failed)
+    buffer.compute_returns_and_advantage(last_values=values, dones=starts)
 
 
 def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: th.Tensor, final_obs: Any) -> th.Tensor:
@@ -255,7 +264,9 @@ class Collector:
     def _act(self, obs: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[Any, Step]:
         """The observations as the policy sees them, and what it chooses."""
         plan, policy = self._plan, self._plan.policy
-        carry = plan.carry(self.position, self.n_steps)
+        carry = next_carry(policy, self.position.carry, starts, plan.sde_sample_freq, self.n_steps)
+        if plan.begins_sequences(self.n_steps):
+            plan.buffer.begin_sequences(carry.memory)
         obs_tensor = to_network(obs, policy.observation_space, plan.device)
         starts_tensor = self._tensor(np.asarray(starts, dtype=bool)) if policy.remembers else None
         try:
@@ -299,7 +310,7 @@ class Collector:
         step, row = self.pending, self.n_steps
         assert step is not None
         starts, infos = step.new_starts, step.infos
-        limited = self._limited_in(step)
+        limited = self._limited_in(starts, infos)
         with self._checked if limited else nullcontext():
             for i, final_obs in limited:
                 require_finite("final observation", final_obs, self._step, env=i)
@@ -321,14 +332,14 @@ class Collector:
         self.n_steps += 1
         self.pending = None
 
-    def _limited_in(self, step: EnvStep) -> list[tuple[int, Any]]:
+    def _limited_in(self, starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
         """Index and final observation of the environments whose episode a time limit, and nothing else, has ended.
 
         Warns once of infos with only one of the two entries that say so.
         """
         limited: list[tuple[int, Any]] = []
-        for i in np.flatnonzero(step.new_starts).tolist() if np.count_nonzero(step.new_starts) else ():
-            final_obs, is_limited = step.infos[i].get("terminal_observation"), step.infos[i].get(TIMEOUT)
+        for i in np.flatnonzero(starts).tolist() if np.count_nonzero(starts) else ():
+            final_obs, is_limited = infos[i].get("terminal_observation"), infos[i].get(TIMEOUT)
             if is_limited and final_obs is not None:
                 # Copied: the environment may reuse the array before the rollout ends.
                 limited.append((i, copy.deepcopy(final_obs)))
@@ -355,19 +366,23 @@ class Collector:
         if self._resets:
             buffer.exclude(*map(list, zip(*self._resets, strict=True)))  # type: ignore[arg-type]
         rows, columns, final_obs = zip(*self._limited, strict=True) if self._limited else ((), (), ())
-        n_envs = len(position.starts)
-        #: What advantages are estimated from, now and before each epoch that recomputes them.
-        self.end = RolloutEnd(
+        to_tensors = partial(to_network, space=policy.observation_space, device=self._plan.device)
+        #: What :meth:`estimate` needs besides the buffer.
+        self._end = {
             # A copy: code that uses the environments before advantages are recomputed may write into these.
-            to_network(_copied(position.obs), policy.observation_space, self._plan.device),
-            policy.init_memory(n_envs) if position.carry is None else position.carry.memory,
-            self._tensor(position.starts.copy()),
-            (th.tensor(rows, dtype=th.long), th.tensor(columns, dtype=th.long)),
-            to_network(_stacked(final_obs), policy.observation_space, self._plan.device) if final_obs else None,
-            failed=tuple(map(list, zip(*self._failed, strict=True))) if self._failed else None,  # type: ignore[arg-type]
-        )
-        self.end.estimate(policy, buffer)
+            "obs": to_tensors(_copied(position.obs)),
+            "memory": policy.init_memory(len(position.starts)) if position.carry is None else position.carry.memory,
+            "starts": self._tensor(position.starts.copy()),
+            "limited": (th.tensor(rows, dtype=th.long), th.tensor(columns, dtype=th.long)),
+            "final_obs": to_tensors(_stacked(final_obs)) if final_obs else None,
+            "failed": tuple(map(list, zip(*self._failed, strict=True))) if self._failed else None,
+        }
+        self.estimate(buffer)
         return Report()
+
+    def estimate(self, buffer: RolloutBuffer) -> None:
+        """Estimate advantages in the rollout's buffer, or in a twin of it, by the policy's present values."""
+        estimate(self._plan.policy, buffer, **self._end)
 
     def _tensor(self, array: np.ndarray | None) -> Any:
         return None if array is None else to_device(th.as_tensor(array), self._plan.device)

@@ -20,9 +20,10 @@ from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, warn_of_order
+from ppo_plus.policy.observations import require_finite
 from ppo_plus.policy.policies import Step, not_finite
-from ppo_plus.require import require_finite
-from ppo_plus.rollout.collector import Places, Position, Report, RolloutEnd, RolloutPlan, restart, where
+from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, estimate, next_carry, restart, where
 from ppo_plus.rollout.lazy import Lazy
 from ppo_plus.trees import tree_leaves, tree_map
 
@@ -150,7 +151,9 @@ class TensorCollector:
         starts, remembers = position.starts, plan.policy.remembers
         # A copy, since the simulator may write into its own in the step.
         obs = tree_map(lambda tensor: tensor.clone(memory_format=th.contiguous_format), position.obs)
-        carry = plan.carry(position, self.n_steps)
+        carry = next_carry(plan.policy, position.carry, starts, plan.sde_sample_freq, self.n_steps)
+        if plan.begins_sequences(self.n_steps):
+            plan.buffer.begin_sequences(carry.memory)
         try:
             packed, position.carry = plan.act(obs, carry, starts if remembers else None, masks)
         except Exception:
@@ -248,15 +251,19 @@ class TensorCollector:
             self._warn_of_unknown()
         limited = _places(known, int(n_known))
         memory = plan.policy.init_memory(len(dones[0])) if position.carry is None else position.carry.memory
-        #: What advantages are estimated from, now and before each epoch that recomputes them.
-        self.end = RolloutEnd(
-            # Copies: the simulator may write into its own before advantages are recomputed.
-            *tree_map(th.clone, (position.obs, memory, position.starts)),
-            limited,
-            tree_map(lambda stored: stored[limited], buffer.stored("final_observations")) if n_known else None,
-            _places(unknown, int(n_unknown)),
-        )
-        self.end.estimate(plan.policy, buffer)
+        # Copies: the simulator may write into its own before advantages are recomputed.
+        obs, memory, starts = tree_map(th.clone, (position.obs, memory, position.starts))
+        stored = buffer.stored("final_observations")
+        #: What :meth:`estimate` needs besides the buffer.
+        self._end = {
+            "obs": obs,
+            "memory": memory,
+            "starts": starts,
+            "limited": limited,
+            "final_obs": tree_map(lambda rows: rows[limited], stored) if n_known else None,
+            "unknown": _places(unknown, int(n_unknown)),
+        }
+        self.estimate(buffer)
         seconds = self._simulator.seconds()
         infos = [
             {"episode": {"r": round(r, 6), "l": int(length), "t": seconds}}
@@ -264,6 +271,10 @@ class TensorCollector:
             if there
         ]
         return Report(infos, self._log.named(log))
+
+    def estimate(self, buffer: RolloutBuffer) -> None:
+        """Estimate advantages in the rollout's buffer, or in a twin of it, by the policy's present values."""
+        estimate(self._plan.policy, buffer, **self._end)
 
     def _table(self, name: str) -> th.Tensor:
         """An entry of all steps, shape ``(T, N)``."""

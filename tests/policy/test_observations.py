@@ -1,5 +1,6 @@
 """Observations: SB3's numbers wherever SB3 has any, and definitions where it has none."""
 
+import math
 import pickle
 
 import gymnasium as gym
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.preprocessing import get_flattened_obs_dim, preprocess_obs
 
 from ppo_plus import PPO_Plus
-from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor
+from ppo_plus.policy.observations import canonical_space, make_preprocess, require_finite, to_tensor
 
 CPU = th.device("cpu")
 IMAGE = spaces.Box(0, 255, (3, 36, 40), np.uint8)
@@ -299,3 +300,44 @@ def test_a_choice_outside_of_its_space_raises_an_error(compile):
         model.learn(8)
     with pytest.raises(ValueError, match="outside of its space"):
         model.predict(-1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.zeros((2, 3)),
+        np.zeros(2, dtype=np.float32),
+        np.full(2, 1e30, dtype=np.float32),  # their squares are not
+        np.array([[1], [2**62]]),
+        np.array([True, False]),
+        np.zeros((2, 0)),
+        {"a": np.zeros((2, 3)), "b": np.array([1, 2], dtype=np.uint8)},
+    ],
+    ids=str,
+)
+def test_finite_numbers_pass(values):
+    require_finite("observation", values, 5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_other_numbers_are_named_with_their_environment_and_step(bad, dtype):
+    for shape in ((3,), (3, 2), (3, 2, 4)):
+        values = np.ones(shape, dtype=dtype)
+        values[(1, *[-1] * (values.ndim - 1))] = bad
+        with pytest.raises(
+            FloatingPointError,
+            match=r"(?s)reward .* is not finite: .* in environment 1 at step 42",
+        ):
+            require_finite("reward", values, 42)
+
+
+def test_the_key_of_a_dict_is_named():
+    values = {"a": np.zeros((2, 1)), "b": np.array([[0.0], [math.nan]])}
+    with pytest.raises(FloatingPointError, match=r"observation\['b'\] .* is not finite: .* in environment 1"):
+        require_finite("observation", values, 1)
+
+
+def test_the_first_of_several_environments_is_named():
+    with pytest.raises(FloatingPointError, match="in environment 2 at step"):
+        require_finite("reward", np.array([0.0, 1.0, math.nan, math.inf]), 1)

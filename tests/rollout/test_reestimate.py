@@ -171,7 +171,7 @@ class Writing(Facts):
             for step in self.steps:
                 step["rewards"] = step["rewards"] + 1
         if self.again:
-            self.model.collector.end.estimate(self.model.policy, buffer)
+            self.model.collector.estimate(buffer)
 
 
 @pytest.mark.parametrize("again", [False, True])
