@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import wraps
+from operator import attrgetter, is_
 from typing import Any, ParamSpec
 
 import gymnasium as gym
@@ -114,7 +115,7 @@ class Settings:
     def of(cls, model: Any, before: "Settings | None" = None) -> "Settings":
         """The arguments as a model's attributes have them now: ``before`` if none has been assigned since."""
         arguments = {name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES}
-        if before is not None and all(value is getattr(before, name) for name, value in arguments.items()):
+        if before is not None and all(map(is_, arguments.values(), attrgetter(*NAMES)(before))):
             return before
         return cls(**arguments)
 

@@ -66,10 +66,6 @@ class RolloutPlan:
     steps_per_sequence: int = 0  # steps of the sequences that are stored; 0 without memory
     window: int = 100  # how many of the last episodes are reported, at most
 
-    def begins_sequences(self, n_steps: int) -> bool:
-        """Whether training sequences begin with the next step, ``n_steps`` into the rollout."""
-        return self.steps_per_sequence > 0 and n_steps % self.steps_per_sequence == 0
-
 
 def next_carry(policy: Any, carry: Carry | None, starts: Any, sde_sample_freq: int | str, n_steps: int) -> Carry:
     """The carry of the next step, with held noise drawn again if it is due.
@@ -265,7 +261,7 @@ class Collector:
         """The observations as the policy sees them, and what it chooses."""
         plan, policy = self._plan, self._plan.policy
         carry = next_carry(policy, self.position.carry, starts, plan.sde_sample_freq, self.n_steps)
-        if plan.begins_sequences(self.n_steps):
+        if plan.steps_per_sequence and self.n_steps % plan.steps_per_sequence == 0:
             plan.buffer.begin_sequences(carry.memory)
         obs_tensor = to_network(obs, policy.observation_space, plan.device)
         starts_tensor = self._tensor(np.asarray(starts, dtype=bool)) if policy.remembers else None

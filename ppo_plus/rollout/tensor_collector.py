@@ -152,7 +152,7 @@ class TensorCollector:
         # A copy, since the simulator may write into its own in the step.
         obs = tree_map(lambda tensor: tensor.clone(memory_format=th.contiguous_format), position.obs)
         carry = next_carry(plan.policy, position.carry, starts, plan.sde_sample_freq, self.n_steps)
-        if plan.begins_sequences(self.n_steps):
+        if plan.steps_per_sequence and self.n_steps % plan.steps_per_sequence == 0:
             plan.buffer.begin_sequences(carry.memory)
         try:
             packed, position.carry = plan.act(obs, carry, starts if remembers else None, masks)
