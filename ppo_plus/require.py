@@ -4,6 +4,7 @@ Every message names the argument, its value and the remedy.
 """
 
 import difflib
+import errno
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -81,6 +82,11 @@ def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
 def nearest(name: Any, known: Iterable[str]) -> str | None:
     """The known name that is most similar to ``name``, to ask "did you mean …?"; ``None``: none is similar."""
     return next(iter(difflib.get_close_matches(str(name), known, 1)), None)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error says that the disk is full, or the user's share of it."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _not_text(value: Any) -> str:

@@ -137,10 +137,10 @@ def exit_codes(codes: Mapping[type[Exception], int], interrupted: str = "") -> I
             print(interrupted, file=sys.stderr, flush=True)
         sys.exit(INTERRUPTED)
     except Exception as error:
-        from ppo_plus.envs.supervised.workers import DISK_FULL
+        from ppo_plus.require import is_disk_full
 
         code = next((code for kind, code in codes.items() if isinstance(error, kind)), None)
-        if getattr(error, "errno", None) in DISK_FULL:
+        if is_disk_full(error):
             code = errno.ENOSPC
         if code is None:
             raise

@@ -1,7 +1,6 @@
 """Workers: environments in separate processes, which can be killed and may die, and whose errors are answers."""
 
 import copy
-import errno
 import multiprocessing
 import os
 import pickle
@@ -25,9 +24,8 @@ from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
 from ppo_plus.envs.checks import TIMEOUT, InvalidOutput, check_info, check_obs, check_reward, explanation
 from ppo_plus.policy.masking import METHOD
+from ppo_plus.require import is_disk_full
 
-#: Error numbers of a full disk, which a ``Monitor`` may write to.
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
 
@@ -74,7 +72,8 @@ class GuardedEnv:
             return Fault(str(error), not_finite=error.not_finite)
         except Exception as error:
             is_duty = command in self.DUTIES or (command == "env_method" and arguments[0] == METHOD)
-            if not is_duty or isinstance(error, MemoryError) or getattr(error, "errno", None) in DISK_FULL:
+            # A `Monitor` may fill the disk.
+            if not is_duty or isinstance(error, MemoryError) or is_disk_full(error):
                 return CallerError(_sendable(error))
             # Before the environment is made, there is none to name.
             explained = None if command == "make" else explanation(error, self.env)

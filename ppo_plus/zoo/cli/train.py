@@ -216,7 +216,7 @@ def _train(run: "Run", args: argparse.Namespace) -> None:
     """Train, and print what can be done next. If training does not reach its end, the exit code says why: 128 plus the
     signal's number, or the operating system's number of a full disk (28) or of too little memory (12)."""
     from ppo_plus.distributed.ranks import RanksError
-    from ppo_plus.envs.supervised.workers import DISK_FULL
+    from ppo_plus.require import is_disk_full
     from ppo_plus.saving.format.names import Refused
     from ppo_plus.zoo.train import train
 
@@ -229,7 +229,7 @@ def _train(run: "Run", args: argparse.Namespace) -> None:
         except MemoryError as error:
             code, reason = errno.ENOMEM, f"there is too little memory ({error})"
         except OSError as error:
-            if error.errno not in DISK_FULL:
+            if not is_disk_full(error):
                 raise
             code, reason = errno.ENOSPC, str(error)
         finally:

@@ -25,7 +25,7 @@ from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ppo_plus.envs.supervised.workers import DISK_FULL
+from ppo_plus.require import is_disk_full
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
@@ -300,7 +300,7 @@ class Worker:
         except (*STORAGE_ERRORS, StorageError):
             raise  # the job cannot be put back now, but without heartbeats it is soon free again
         except Exception as error:
-            if getattr(error, "errno", None) not in DISK_FULL:
+            if not is_disk_full(error):
                 self.study.set(ERROR, traceback.format_exc())
             jobs.interrupt(claimed)
             raise
