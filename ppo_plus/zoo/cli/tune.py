@@ -179,9 +179,9 @@ def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[
 
 def _prepare_export(args: argparse.Namespace, study: "Study", folder: Path) -> Callable[[], None]:
     from ppo_plus.zoo.tune.report import export_trial
-    from ppo_plus.zoo.tune.study import Worker
+    from ppo_plus.zoo.tune.study import read_task
 
-    task = Worker(study, allowed_packages(args)).task
+    task = read_task(study, allowed_packages(args))
     return partial(_print_entry, task, export_trial(study, task, args.trial, folder))
 
 
@@ -194,12 +194,12 @@ def _print_entry(task: "TuningTask", entry: Path) -> None:
 
 
 def _prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.zoo.tune.study import Worker
+    from ppo_plus.zoo.tune.study import TuningWorker, read_task
 
     for package in args.gym_packages:
         import_module(package)
-    worker = Worker(_study(args, args.storage, args.study_name), allowed_packages(args), supervision)
-    return worker.work
+    study = _study(args, args.storage, args.study_name)
+    return TuningWorker(study, read_task(study, allowed_packages(args)), supervision).work
 
 
 def _study(args: argparse.Namespace, url: str, name: str) -> "Study":

@@ -87,7 +87,7 @@ class TuningVerdict:
 
 def decide(study: Study) -> TuningVerdict:
     """The verdict of a study, as far as it has got."""
-    stages = study.stages()
+    stages = study.begun_stages()
     runs = stages["confirmation"].trials() if "confirmation" in stages else []
     trials = {trial.user_attrs[JOB]: trial for trial in study.screening.trials()}
     # Baselines without runs as well: what was not compared with them is not confirmed.
@@ -243,7 +243,7 @@ def versions() -> str:
 
 def _stages(study: Study, task: TuningTask) -> Iterator[str]:
     rows = []
-    for name, jobs in study.stages().items():
+    for name, jobs in study.begun_stages().items():
         states = [trial.state for trial in jobs.trials()]
         counts = map(states.count, (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
         steps = task.plan.n_timesteps * (task.plan.n_seeds if name == "screening" else 1)

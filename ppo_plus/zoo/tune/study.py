@@ -92,7 +92,7 @@ class Study:
         """The runs of ``"race"`` or ``"confirmation"``; a larger budget, with other best trials, has separate ones."""
         return Jobs(self.storage, f"{self.name}, {stage} after {budget}", self.heartbeats)
 
-    def stages(self) -> dict[str, Jobs]:
+    def begun_stages(self) -> dict[str, Jobs]:
         """The stages that have begun, by name."""
         known, budget = optuna.get_all_study_names(self.storage), self.budget
         later = {stage: self.runs(stage, budget) for stage in ("race", "confirmation")}
@@ -123,6 +123,22 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
         study.set(ID, uuid4().hex)
     # Last, because workers wait for it.
     study.set(TASK, data)
+
+
+def read_task(study: Study, packages: Collection[str] | None = ALLOWED_PACKAGES) -> TuningTask:
+    """The task of a study, which may import from some packages; ``None``: from any.
+
+    :raises ValueError: there is no such study, or it is damaged or imports from other packages
+    """
+    data = study.attributes().get(TASK)
+    if data is None:
+        raise ValueError(f"there is no study {study.name!r}: start it with the command tune")
+    try:
+        task = TuningTask.from_json(data, packages)
+        task.search_space()
+        return task
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(reason(error))}") from None
 
 
 def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
@@ -175,6 +191,11 @@ def stages(study: Study, task: TuningTask) -> Iterator[Jobs]:
     yield prepare_confirmation(study, plan, budget)
 
 
+def is_over(study: Study, task: TuningTask) -> bool:
+    """Whether a study is finished."""
+    return "confirmation" in study.begun_stages() and all(jobs.all_done() for jobs in stages(study, task))
+
+
 def fitted(study: Study, task: TuningTask, budget: int) -> tuple[Plan, int]:
     """The plan and the number of trials; with a time, all workers derive both from the times of the baselines."""
     plan, baselines = task.plan, [trial for trial in study.screened(budget) if is_baseline(trial)]
@@ -192,7 +213,7 @@ def seconds_of(trials: Sequence[FrozenTrial], n_seeds: int = 1) -> float:
 
 def best_trial(study: Study, plan: Plan) -> FrozenTrial | None:
     """The best trial that is not a baseline: the best one of the race, or of the search if there was no race."""
-    stages, screening = study.stages(), study.screened(study.budget)
+    stages, screening = study.begun_stages(), study.screened(study.budget)
     raced = finalists(screening, stages["race"].trials(), plan) if "race" in stages else []
     return next(iter([*raced, *ranked_candidates(screening)]), None)
 
@@ -243,35 +264,20 @@ class StudyStopped(Exception):
 EXIT_CODES: dict[type[Exception], int] = {StudyStopped: 1, StorageError: 2}
 
 
-class Worker:
-    """One process's part in a study, which may import from some packages; ``None``: from any. ``supervision`` has
-    ``restarts`` of each run and ``timeout`` for environments that may fail.
+@dataclass(frozen=True)
+class TuningWorker:
+    """One process's part in a study. ``supervision`` has ``restarts`` of each run and ``timeout`` for environments that
+    may fail."""
 
-    :raises ValueError: there is no such study, or it is damaged or imports from other packages
-    """
-
-    def __init__(
-        self, study: Study, packages: Collection[str] | None = ALLOWED_PACKAGES, supervision: Mapping[str, Any] = {}
-    ):
-        self.study, self.supervision = study, supervision
-        data = study.attributes().get(TASK)
-        if data is None:
-            raise ValueError(f"there is no study {study.name!r}: start it with the command tune")
-        try:
-            self.task = TuningTask.from_json(data, packages)
-            self.task.search_space()
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(reason(error))}") from None
+    study: Study
+    task: TuningTask
+    supervision: Mapping[str, Any] = field(default_factory=dict)
 
     def work(self) -> None:
         """Do jobs until the study is finished. An error that its hyperparameters did not cause stops the study."""
         with named_errors():
             for jobs in stages(self.study, self.task):
                 self._do_all(jobs)
-
-    def is_over(self) -> bool:
-        """Whether the study is finished."""
-        return "confirmation" in self.study.stages() and all(jobs.all_done() for jobs in stages(self.study, self.task))
 
     def _do_all(self, jobs: Jobs) -> None:
         while not jobs.all_done():
@@ -357,7 +363,7 @@ def run_worker() -> None:
         for package in order["gym_packages"]:
             import_module(package)
         study = Study(order["study"], open_storage(order["url"]), Heartbeats(order["grace_period"]))
-        Worker(study, order["packages"], order["supervision"]).work()
+        TuningWorker(study, read_task(study, order["packages"]), order["supervision"]).work()
 
 
 def _end_with_tuner() -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,17 @@ from ppo_plus.zoo.interrupts import check, deferred, uninterrupted
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, STORAGE_ERRORS, is_done, named_errors, outcome
 from ppo_plus.zoo.tune.report import TuningVerdict, check_folder, write_report
 from ppo_plus.zoo.tune.space import read_space
-from ppo_plus.zoo.tune.study import ERROR, Study, StudyStopped, Worker, create, fitted, seconds_of, stages
+from ppo_plus.zoo.tune.study import (
+    ERROR,
+    Study,
+    StudyStopped,
+    TuningWorker,
+    create,
+    fitted,
+    is_over,
+    prepare_screening,
+    seconds_of,
+)
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 
 Process = subprocess.Popen[str]
@@ -37,7 +46,7 @@ class Workers:
 
     n: int  # how many
     url: str  # URL of the study's storage
-    supervision: dict[str, Any] = field(default_factory=dict)  # see `zoo.tune.study.Worker`
+    supervision: dict[str, Any] = field(default_factory=dict)  # see `zoo.tune.study.TuningWorker`
 
 
 def tune(
@@ -85,10 +94,9 @@ def begin(study: Study, task: TuningTask, max_total_trials: int, folder: Path) -
 def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None) -> TuningVerdict:
     """Finish a study and write its report."""
     with deferred([signal.SIGINT]), named_errors():
-        worker = Worker(study, task.packages)
         if workers is None:
-            worker.work()
-        elif not worker.is_over():
+            TuningWorker(study, task).work()
+        elif not is_over(study, task):
             supervise(study, task, workers)
         return write_report(study, task, folder)
 
@@ -96,29 +104,31 @@ def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None
 def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
     """Start worker processes, print a line for each finished run, and wait until all processes have ended."""
     processes: list[Process] = []
-    reported: set[Any] = set()
-    estimates: list[str] = []  # one for each stage
-    next(stages(study, task))  # adds the jobs of the search, which several workers would add twice
-    list(_news(study, reported))
+    dead: set[Process] = set()
+    n_estimates = 0
+    prepare_screening(study, task, study.budget)  # which several workers would do twice
+    reported = done_runs(study)
     try:
         for _ in range(workers.n):
             _start(study, task, workers, processes)
         while True:
-            is_over = all(process.poll() is not None for process in processes)
+            all_ended = all(process.poll() is not None for process in processes)
             for process in processes:
-                if process.returncode and process.pid not in reported:
-                    reported.add(process.pid)
+                if process.returncode and process not in dead:
+                    dead.add(process)
                     code = process.returncode
                     what = f"was killed by signal {-code}: its trial, if it had one, is run again"
                     print(f"worker process {process.pid} {what if code < 0 else f'ended with exit code {code}'}")
             # Without the storage there is nothing to print; the workers decide whether they wait for it.
             with suppress(*STORAGE_ERRORS):
-                for line in _news(study, reported):
+                for run, line in done_runs(study).items():
+                    if run not in reported:
+                        reported[run] = line
+                        print(line, flush=True)
+                if len(study.begun_stages()) > n_estimates and (line := estimate(study, task, workers.n)):
+                    n_estimates += 1
                     print(line, flush=True)
-                if len(study.stages()) > len(estimates) and (line := estimate(study, task, workers.n)):
-                    estimates.append(line)
-                    print(line, flush=True)
-            if is_over:
+            if all_ended:
                 break
             time.sleep(1)
             check()
@@ -161,15 +171,15 @@ def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Pro
             process.stdin.flush()
 
 
-def _news(study: Study, reported: set[Any]) -> Iterator[str]:
-    """A line for each run that is done and has not been reported."""
-    for stage, jobs in study.stages().items():
-        for trial in jobs.trials():
-            if is_done(trial) and (stage, trial.number) not in reported:
-                reported.add((stage, trial.number))
-                found = trial.user_attrs
-                name = f"{found[CANDIDATE]}, seed {found[SEED]}" if CANDIDATE in found else found[JOB]
-                yield f"{stage}, trial {name}: {outcome(trial)}"
+def done_runs(study: Study) -> dict[tuple[str, int], str]:
+    """The runs that are done, by stage and number, and a line about each."""
+    lines = {}
+    for stage, jobs in study.begun_stages().items():
+        for trial in filter(is_done, jobs.trials()):
+            job = trial.user_attrs
+            name = f"{job[CANDIDATE]}, seed {job[SEED]}" if CANDIDATE in job else job[JOB]
+            lines[stage, trial.number] = f"{stage}, trial {name}: {outcome(trial)}"
+    return lines
 
 
 def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
@@ -178,7 +188,7 @@ def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
     if not replace(study.screening, end=n_baselines).all_done():
         return ""
     plan, n_trials = fitted(study, task, study.budget)
-    later = [trial for stage, jobs in study.stages().items() if stage != "screening" for trial in jobs.trials()]
+    later = [trial for stage, jobs in study.begun_stages().items() if stage != "screening" for trial in jobs.trials()]
     search, later = ([trial for trial in trials if is_done(trial)] for trials in (study.screening.trials(), later))
     n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * n_seeds - len(later)
     if n_left <= 0:

@@ -8,7 +8,7 @@ import pytest
 from ppo_plus.zoo.tune import study as study_module
 from ppo_plus.zoo.tune.jobs import is_done, open_storage
 from ppo_plus.zoo.tune.report import write_report
-from ppo_plus.zoo.tune.study import Study, Worker, create
+from ppo_plus.zoo.tune.study import Study, TuningWorker, create, is_over, read_task
 
 #: The folder that ``ppo-plus tune`` left: a search of four trials on CartPole, a race, and a confirmation.
 SAVED = Path(__file__).parents[2] / "data" / "study"
@@ -27,11 +27,11 @@ def study(folder):
 
 def scores(study):
     """The scores of each stage, in the order in which its jobs were made."""
-    return {name: [trial.values[0] for trial in jobs.trials()] for name, jobs in study.stages().items()}
+    return {name: [trial.values[0] for trial in jobs.trials()] for name, jobs in study.begun_stages().items()}
 
 
 def test_it_is_reported(study, folder):
-    verdict = write_report(study, Worker(study).task, folder)
+    verdict = write_report(study, read_task(study), folder)
     assert "the settings file's entry has no score on unseen seeds" in str(verdict)
     report = (folder / "report.md").read_text()
     assert "| default | 198.0 [143.9, 260.8] |" in report and "| trial 2 | 38.8 [23.0, 80.0] |" in report
@@ -39,8 +39,8 @@ def test_it_is_reported(study, folder):
 
 def test_the_search_is_resumed(study):
     before = scores(study)
-    create(study, Worker(study).task, 5)
-    screening = next(study_module.stages(study, Worker(study).task))
+    create(study, read_task(study), 5)
+    screening = next(study_module.stages(study, read_task(study)))
     assert [is_done(trial) for trial in screening.trials()] == [True] * 4 + [False]
     assert [trial.values[0] for trial in screening.trials() if is_done(trial)] == before["screening"]
 
@@ -50,11 +50,11 @@ def test_the_settings_file_joins_the_confirmation(study, folder, monkeypatch):
     monkeypatch.setattr(study_module, "PATIENCE", 0)
     monkeypatch.setattr(study_module, "score", lambda *_: 300.0)
     before = scores(study)
-    assert not Worker(study).is_over()
-    Worker(study).work()
-    assert Worker(study).is_over()
+    assert not is_over(study, read_task(study))
+    TuningWorker(study, read_task(study)).work()
+    assert is_over(study, read_task(study))
     assert scores(study) == {**before, "confirmation": [*before["confirmation"], *[300.0] * 10]}
-    verdict = write_report(study, Worker(study).task, folder)
+    verdict = write_report(study, read_task(study), folder)
     assert str(verdict).startswith("No winner: none of the finalists")
     assert verdict.gains[0]["settings file"].high < 0
     # The order in which runs were added does not count.

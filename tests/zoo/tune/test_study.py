@@ -25,13 +25,15 @@ from ppo_plus.zoo.tune.study import (
     TASK,
     Study,
     StudyStopped,
-    Worker,
+    TuningWorker,
     best_trial,
     create,
     fitted,
+    is_over,
     prepare_confirmation,
     prepare_race,
     prepare_screening,
+    read_task,
     stages,
 )
 from ppo_plus.zoo.tune.task import Plan, TuningTask
@@ -79,7 +81,7 @@ def test_from_stage_to_stage(study):
     assert confirmation.trials()[2].user_attrs[SETTINGS] == {"trial": 4}
     # Asked again, they are the same.
     assert len(prepare_confirmation(study, PLAN, 6).study().trials) == 40
-    assert list(study.stages()) == ["screening", "race", "confirmation"]
+    assert list(study.begun_stages()) == ["screening", "race", "confirmation"]
 
 
 def test_a_trial_that_fails_in_the_race_is_out(study):
@@ -144,7 +146,7 @@ def test_runs_that_are_added_later_are_the_same_for_all(study):
 def test_without_a_score_there_is_nothing_to_confirm(study):
     do_all(prepare_screening(study, SMALL_TASK, 6), [None] * 6)
     assert runs(prepare_race(study, PLAN, 6)) == runs(prepare_confirmation(study, PLAN, 6)) == []
-    assert Worker(study).is_over()
+    assert is_over(study, read_task(study))
 
 
 def test_a_larger_budget_leaves_the_stages_of_the_smaller_one(study):
@@ -276,22 +278,23 @@ def edited(edit, database, change):
 @pytest.mark.parametrize(("change", "message"), TASKS.values(), ids=TASKS)
 def test_tasks(edit, database, change, message):
     with pytest.raises(StorageError, match=message) as error:
-        Worker(edited(edit, database, change))
+        read_task(edited(edit, database, change))
     assert "\n" not in str(error.value) and len(str(error.value)) < 1_000
 
 
 @pytest.mark.parametrize(("name", "value"), [("env_id", "evil_module:Env-v0"), ("callback", ["os.system"])])
 def test_a_run_replaces_nothing_that_was_checked(edit, database, name, value):
     """Gymnasium imports what stands before the colon."""
-    task = Worker(edited(edit, database, nested(f"run/{name}", value))).task
+    task = read_task(edited(edit, database, nested(f"run/{name}", value)))
     assert (task.experiment.env_id, task.experiment.callback) == ("CartPole-v1", ())
     assert "evil_module" not in sys.modules
 
 
 def test_settings_of_a_run(edit):
     """They were checked when its trial was recorded, and may have been edited since."""
-    worker = Worker(edit(OF_STUDY, "1", BUDGET))
-    runs = worker.study.runs("confirmation", 1)
+    study = edit(OF_STUDY, "1", BUDGET)
+    worker = TuningWorker(study, read_task(study))
+    runs = study.runs("confirmation", 1)
     optuna.create_study(study_name=runs.name, storage=runs.storage, direction="maximize")
     runs.fill([{JOB: 5, "candidate": 0, "seed": 7, SETTINGS: {"n_timesteps": 1, "env_wrapper": "os.system"}}])
     with pytest.raises(ValueError, match="'os.system' is in none of the packages"):
@@ -300,26 +303,27 @@ def test_settings_of_a_run(edit):
 
 def test_a_task_that_is_a_number(edit):
     with pytest.raises(StorageError, match="the study 'study' cannot be worked on"):
-        Worker(edit(OF_STUDY, "7", TASK))
+        read_task(edit(OF_STUDY, "7", TASK))
 
 
 def test_an_error_that_is_blank_stops_a_study(edit):
+    study = edit(OF_STUDY, '" \\n "', ERROR)
     with pytest.raises(StudyStopped):
-        Worker(edit(OF_STUDY, '" \\n "', ERROR)).work()
+        TuningWorker(study, read_task(study)).work()
 
 
 @pytest.mark.slow
 def test_what_a_worker_finds_instead_of_a_study(tuned):
     study, _, _, task = tuned
     with pytest.raises(ValueError, match="there is no study 'none': start it"):
-        Worker(Study("none", study.storage))
+        read_task(Study("none", study.storage))
     other = Study("other version", study.storage)
     optuna.create_study(study_name=other.name, storage=other.storage, direction="maximize")
     with pytest.raises(ValueError, match="there is no study 'other version': start it"):
-        Worker(other)
+        read_task(other)
     other.set(TASK, {key: value for key, value in task.to_json().items() if key != "run"})
     with pytest.raises(ValueError, match="the study 'other version' cannot be worked on: 'run'"):
-        Worker(other, None)
+        read_task(other, None)
 
 
 @pytest.mark.slow
@@ -333,7 +337,7 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
             tune(experiment, SPACE, study, plan, 2, tmp_path)
         assert "ZeroDivisionError" in study.attributes()[ERROR]
         with pytest.raises(Exception, match="ZeroDivisionError"):
-            Worker(study).work()
+            TuningWorker(study, read_task(study)).work()
     tune(experiment, SPACE, study, plan, 2, tmp_path)
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
 

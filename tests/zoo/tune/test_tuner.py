@@ -28,7 +28,7 @@ from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.tune import tuner
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, STORAGE_ERRORS, WORKER, open_storage
 from ppo_plus.zoo.tune.report import Finalist, compare, export
-from ppo_plus.zoo.tune.study import SCORES, SETTINGS, Study, Worker, create
+from ppo_plus.zoo.tune.study import SCORES, SETTINGS, Study, create, is_over, read_task
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 from ppo_plus.zoo.tune.tuner import Workers, begin, supervise, tune
 from ppo_plus.zoo.tune.tuner import finish as finish_study
@@ -150,7 +150,8 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     step, value = next(iter(dead.intermediate_values.items()))
     assert again.intermediate_values[step] == value
 
-    assert Worker(Study("kill", open_storage(url))).is_over()
+    opened = Study("kill", open_storage(url))
+    assert is_over(opened, read_task(opened))
     assert len(study.get_trials()) == len(trials)
 
 
@@ -297,7 +298,7 @@ TUNED = (
 @pytest.mark.slow
 def test_stages_of_a_study(tuned):
     study, _, folder, _ = tuned
-    stages = {name: jobs.trials() for name, jobs in study.stages().items()}
+    stages = {name: jobs.trials() for name, jobs in study.begun_stages().items()}
     assert [len(trials) for trials in stages.values()] == [3, 1, 30]
     seeds = {name: {trial.user_attrs["seed"] for trial in trials} for name, trials in list(stages.items())[1:]}
     assert seeds == {"race": {1003}, "confirmation": set(range(1_000_003, 1_010_003, 1000))}
@@ -316,7 +317,7 @@ def test_again_does_nothing_but_write_the_report(tuned):
     begin(study, task, 3, folder)
     again = finish_study(study, task, folder, None)
     assert again.gains == verdict.gains and (folder / "report.md").is_file()
-    assert [len(jobs.study().trials) for _, jobs in study.stages().items()] == [3, 1, 30]
+    assert [len(jobs.study().trials) for _, jobs in study.begun_stages().items()] == [3, 1, 30]
 
 
 @pytest.mark.slow
