@@ -1,6 +1,5 @@
 """An experiment: everything that defines one training run, resolved and checked; its environments and its models."""
 
-import pickle
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
@@ -23,7 +22,6 @@ from ppo_plus.envs.make_vec import require_vec_env
 from ppo_plus.process import torch_threads
 from ppo_plus.require import nearest
 from ppo_plus.saving import statistics
-from ppo_plus.saving.files import replacing
 from ppo_plus.zoo.hyperparams import (
     builtin_file,
     errors_of,
@@ -258,7 +256,8 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
     if value is None or isinstance(value, bool):
         return {} if value else None
     arguments = read_arguments(name, value)
-    defaults = {each.name: each.default for each in signature(VecNormalize).parameters.values() if each.name != "venv"}
+    parameters = signature(VecNormalize).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items() if name != "venv"}
     _check_names(arguments, defaults, " in normalize")
     for key, item in arguments.items():
         kind = {bool: bool, float: (int, float)}.get(type(defaults[key]), (list, tuple, type(None)))
@@ -305,26 +304,35 @@ def make_envs(
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
     :raises ValueError: no such kind of vector environment
     """
+    require_vec_env(experiment.vec_env)
     if n_envs is None:
         n_envs = 1 if evaluation else experiment.n_envs
-    experiment = experiment.replace(n_envs=n_envs)
-    require_vec_env(experiment.vec_env)
     if seed is None:
         seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
-    kwargs = experiment.env_kwargs
-    if evaluation and experiment.eval_env_kwargs is not None:
-        kwargs = experiment.eval_env_kwargs
-    kwargs = {**deepcopy(kwargs), **env_kwargs}
-    env: Any = _make_single(
-        experiment,
-        seed + first,
-        kwargs,
-        restarts,
-        timeout,
+    own = experiment.eval_env_kwargs if evaluation else None
+    env_kwargs = {**deepcopy(experiment.env_kwargs if own is None else own), **env_kwargs}
+    make: Any = partial(gym.make, find_env(experiment.env_id))
+    kind: dict[str, Any] = {"vec_env_cls": LeanVecEnv}
+    if experiment.vec_env == "subproc" or restarts > 0 or timeout is not None:
+        # A mistake raises its own error here; in a worker process it would only end the process.
+        make(**env_kwargs).close()
+        supervision = {"restarts": restarts, "timeout": timeout, "report": _print}
+        kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}
+    env = make_vec_env(
+        make,
+        n_envs,
+        seed=seed + first,
         start_index=first,
         monitor_dir=None if monitor_dir is None else str(monitor_dir),
         monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
+        wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
+        env_kwargs=env_kwargs,
+        **kind,
     )
+    return _wrap_vec_env(env, experiment, evaluation)
+
+
+def _wrap_vec_env(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecEnv:
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         arguments = dict(experiment.normalize)
@@ -338,29 +346,6 @@ def make_envs(
         env = VecFrameStack(env, experiment.frame_stack)
     # The algorithm does the same with its training environments.
     return PPO_Plus._wrap_env(env)
-
-
-def _make_single(
-    experiment: Experiment, seed: int, kwargs: dict[str, Any], restarts: int, timeout: float | None, **monitors: Any
-) -> VecEnv:
-    """Environments that are stepped one by one, or each in its process."""
-    make = partial(gym.make, find_env(experiment.env_id))
-    processes = experiment.vec_env == "subproc" or restarts > 0 or timeout is not None
-    if processes:
-        # A mistake raises its own error here; in a worker process it would only end the process.
-        make(**kwargs).close()
-    cls: Any = SupervisedVecEnv if processes else LeanVecEnv
-    supervision = {"restarts": restarts, "timeout": timeout, "report": _print}
-    return make_vec_env(
-        make,
-        experiment.n_envs,
-        seed=seed,
-        wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
-        env_kwargs=kwargs,
-        vec_env_cls=cls,
-        vec_env_kwargs=supervision if processes else {},
-        **monitors,
-    )
 
 
 def _print(line: str) -> None:
@@ -380,11 +365,11 @@ def _wrap(env: Any, parts: tuple[Part, ...]) -> Any:
 
 def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plus:
     """A new model, with further ``arguments`` and the errors of ``PPO_Plus``."""
-    given = {"policy_kwargs": experiment.policy_kwargs, **experiment.hyperparams}
-    given = {**deepcopy(given), "seed": experiment.seed, "device": experiment.device, **arguments}
+    settings = deepcopy({"policy_kwargs": experiment.policy_kwargs, **experiment.hyperparams})
+    arguments = {**settings, "seed": experiment.seed, "device": experiment.device, **arguments}
     # Orthogonal initialization rounds differently on several threads; the weights should depend on the seed only.
     with torch_threads(1):
-        return PPO_Plus(experiment.policy, env, **given)
+        return PPO_Plus(experiment.policy, env, **arguments)
 
 
 def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:
@@ -411,25 +396,11 @@ def load_model(
 
 
 def save_model(model: PPO_Plus, path: Path) -> None:
-    """Save a model and, next to its ``.zip`` file, its normalization statistics."""
+    """Save a model and, next to its ``.zip`` file, its normalization statistics, which must be finite."""
     model.save(path)
-    save_statistics(model, path)
-
-
-def save_statistics(model: PPO_Plus, path: Path) -> None:
-    """Save the normalization statistics of a model, if it has any, next to its file."""
-    normalize = model.get_vec_normalize_env()
-    if normalize is not None:
-        write_statistics(normalize, statistics_path(path))
-
-
-def write_statistics(normalize: VecNormalize, path: Path) -> None:
-    """Write normalization statistics, which must be finite, atomically; a ``.pkl`` in SB3's format, for rl_zoo3."""
-    statistics.require_finite(normalize, path)
-    if path.suffix != ".pkl":
-        return statistics.write_statistics(normalize, path)
-    with replacing(path) as file:
-        pickle.dump(normalize, file)
+    if (normalize := model.get_vec_normalize_env()) is not None:
+        statistics.require_finite(normalize, statistics_path(path))
+        statistics.write_statistics(normalize, statistics_path(path))
 
 
 def load_statistics(path: Path, env: VecEnv, source: Path | None = None) -> None:
@@ -438,11 +409,9 @@ def load_statistics(path: Path, env: VecEnv, source: Path | None = None) -> None
     :param source: the statistics' file; ``None``: the one next to the model
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
     """
-    normalize = unwrap_vec_normalize(env)
-    if normalize is None:
-        return
-    source = source or statistics_path(path)
-    statistics.put_statistics(normalize, statistics.read_statistics(source), source)
+    if (normalize := unwrap_vec_normalize(env)) is not None:
+        source = source or statistics_path(path)
+        statistics.put_statistics(normalize, statistics.read_statistics(source), source)
 
 
 def statistics_path(path: Path) -> Path:

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
+from itertools import chain
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+import ppo_plus
 from ppo_plus.zoo.installation import is_atari
 
 #: Modules whose classes Python text may name: the real module, and the required base class.
@@ -26,11 +28,8 @@ MODULES = {
 }
 #: Classes that rl_zoo3's files name without a module, and their modules.
 NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
-#: Classes of ppo_plus that settings may call, with constants as arguments, and their modules.
-STRATEGIES = {
-    **dict.fromkeys(("WhiteNoise", "StateDependentNoise", "ColoredNoise"), "ppo_plus.formulas.exploration"),
-    **dict.fromkeys(("EarlyStop", "AdaptivePenalty", "AdaptiveLearningRate"), "ppo_plus.formulas.kl_control"),
-}
+#: Classes of ppo_plus that settings may call, with constants as arguments.
+STRATEGIES = "WhiteNoise StateDependentNoise ColoredNoise EarlyStop AdaptivePenalty AdaptiveLearningRate".split()
 ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=...)"
 
 
@@ -64,7 +63,7 @@ def _value(node: ast.AST) -> Any:
         ):
             arguments = {str(pair.arg): _value(pair.value) for pair in pairs}
             try:
-                return arguments if name == "dict" else getattr(import_module(STRATEGIES[name]), name)(**arguments)
+                return arguments if name == "dict" else getattr(ppo_plus, name)(**arguments)
             except TypeError as error:
                 raise ValueError(f"{name}: {error}") from None
         case ast.Name(id=name) if name in NAMES:
@@ -72,9 +71,9 @@ def _value(node: ast.AST) -> Any:
         case ast.Attribute(value=owner, attr=name) if ast.unparse(owner) in MODULES:
             path, parent = MODULES[ast.unparse(owner)]
             module = import_module(path)
-            found = vars(module).get(name)
-            if isinstance(found, type) and issubclass(found, getattr(module, parent)):
-                return found
+            cls = vars(module).get(name)
+            if isinstance(cls, type) and issubclass(cls, getattr(module, parent)):
+                return cls
             raise ValueError(f"{ast.unparse(node)} is not a torch {parent.lower()} class")
     raise ValueError(f"{_quoted(ast.unparse(node))} is not allowed: write only {ALLOWED}")
 
@@ -109,9 +108,9 @@ def format_literal(value: Any) -> str:
                     return f"{owner}.{name}"
             if module == NAMES.get(name):
                 return name
-        case _ if type(value).__module__ == STRATEGIES.get(type(value).__name__):
+        case _ if (name := type(value).__name__) in STRATEGIES and type(value) is getattr(ppo_plus, name):
             arguments = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-            return f"{type(value).__name__}({_format_arguments(arguments)})"
+            return f"{name}({_format_arguments(arguments)})"
     raise ValueError(f"{value!r} cannot be written: use only {ALLOWED}")
 
 
@@ -201,7 +200,7 @@ def _written_out(node: yaml.Node, sizes: dict[int, int]) -> int:
     """How many values a node stands for, if its aliases are written out."""
     if id(node) not in sizes:
         sizes[id(node)] = MAX_NODES + 1  # for an alias within itself
-        parts = [part for each in getattr(node, "value", ()) for part in (each if isinstance(each, tuple) else (each,))]
+        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
         sizes[id(node)] = 1 + sum(_written_out(part, sizes) for part in parts if isinstance(part, yaml.Node))
     return sizes[id(node)]
 
@@ -247,7 +246,7 @@ def read_literal(name: str, value: Any) -> Any:
 
 
 def read_arguments(name: str, value: Any) -> dict[str, Any]:
-    """A mapping, given as such, as Python text, or as ``None``; ``nn.X`` in its values becomes the class."""
+    """A mapping, or Python text of one; ``None`` is an empty one. ``nn.X`` in its values becomes the class."""
     value = read_literal(name, value)
     mapping = require_mapping(name, {} if value is None else value)
     return {

@@ -84,15 +84,15 @@ def import_class(name: str, parent: type, packages: Collection[str] | None = ALL
             "use --trust-config, or packages=None in Python, if you trust the file"
         )
     try:
-        found = getattr(import_module(module_name), class_name)
+        cls = getattr(import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{name!r} cannot be imported ({error}): is its package installed?") from None
-    if not isinstance(found, type) or not issubclass(found, parent):
+    if not isinstance(cls, type) or not issubclass(cls, parent):
         raise ValueError(f"{name!r} is not a subclass of {parent.__module__}.{parent.__qualname__}")
     # A module of an allowed package may itself have imported the class from elsewhere.
-    if packages is not None and not _is_within(found.__module__, packages):
-        raise ValueError(f"{name!r} comes from {found.__module__}, which settings may not import from")
-    return found
+    if packages is not None and not _is_within(cls.__module__, packages):
+        raise ValueError(f"{name!r} comes from {cls.__module__}, which settings may not import from")
+    return cls
 
 
 def _is_within(module_name: str, packages: Collection[str]) -> bool:
@@ -148,8 +148,8 @@ def pip_install(*packages: str, extra: str | None = None) -> str:
 
 def _program(script: str, module: str) -> list[str]:
     """A script if the shell finds this environment's, or else this environment's Python with the module."""
-    folder, found = Path(sys.executable).parent, shutil.which(script)
-    if found is not None and Path(found).parent.resolve() == folder.resolve():
+    folder, path = Path(sys.executable).parent, shutil.which(script)
+    if path is not None and Path(path).parent.resolve() == folder.resolve():
         return [script]
     inside = folder.is_relative_to(Path.cwd())
     return [os.path.relpath(sys.executable) if inside else sys.executable, "-m", module]

@@ -1,5 +1,6 @@
 """A training run: build it, or resume it; train, evaluate, and leave a folder with everything it produced."""
 
+import pickle
 import shutil
 import sys
 import time
@@ -18,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from ppo_plus import PPO_Plus
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.files import write_text
+from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.experiment import (
@@ -29,7 +30,6 @@ from ppo_plus.zoo.experiment import (
     make_model,
     save_model,
     saved_experiment,
-    write_statistics,
 )
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, command, this_command
 from ppo_plus.zoo.results import plot_learning_curve
@@ -173,7 +173,8 @@ def _train_and_record(run: Run) -> bool:
             display.on_training_end()
         save_model(run.model, run.folder.last_model)
         if (normalize := run.model.get_vec_normalize_env()) is not None:
-            write_statistics(normalize, run.folder.settings / "vecnormalize.pkl")
+            with replacing(run.folder.settings / "vecnormalize.pkl") as file:
+                pickle.dump(normalize, file)  # in SB3's format, for rl_zoo3
     curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
     if finished:
         # Last: a run that is killed before can still be resumed.
