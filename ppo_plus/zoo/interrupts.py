@@ -144,5 +144,5 @@ def exit_codes(codes: Mapping[type[Exception], int], interrupted: str = "") -> I
             code = errno.ENOSPC
         if code is None:
             raise
-        print(f"ppo-plus: error: {str(error).strip()}", file=sys.stderr)
+        print(f"ppo-plus: error: {str(error).strip() or type(error).__name__}", file=sys.stderr)
         sys.exit(code)

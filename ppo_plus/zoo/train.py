@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
@@ -87,7 +86,7 @@ def check(experiment: Experiment, options: Options) -> None:
     """Build everything that :func:`set_up` builds, with the same errors, and discard it."""
     with TemporaryDirectory() as folder:
         run = set_up(experiment, replace(options, log_folder=folder, tensorboard_log=None))
-        _close(run.model, run.eval_env)
+        _close(run)
 
 
 def _make_train_envs(
@@ -152,18 +151,16 @@ def train(run: Run) -> bool:
         try:
             return _learn(run, _evaluations(run))
         finally:
-            _close(run.model, run.eval_env)
+            _close(run)
     with run.folder.locked():
         return _train_and_record(run)
 
 
 def _train_and_record(run: Run) -> bool:
     """Train in the process that writes the results."""
-    progress = [ProgressDisplay()] if run.options.progress else []
     evaluations, start = _evaluations(run), time.monotonic()
-    saved: list[BaseCallback] = []
-    if run.options.save_freq > 0:
-        saved = [SavedModels(run.options.save_freq, run.folder.path)]
+    progress = [ProgressDisplay()] if run.options.progress else []
+    saved = [SavedModels(run.options.save_freq, run.folder.path)] if run.options.save_freq > 0 else []
     if progress:
         print(_first_line(run), file=sys.stderr, flush=True)
     try:
@@ -179,7 +176,7 @@ def _train_and_record(run: Run) -> bool:
     if finished:
         # Last: a run that is killed before can still be resumed.
         shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
-    _close(run.model, run.eval_env)
+    _close(run)
     print(_summary(run, evaluations, time.monotonic() - start))
     print(f"model: {run.folder.last_model}")
     print(f"learning curve: {curve}")
@@ -217,21 +214,22 @@ def _evaluations(run: Run) -> list[EvalAfterUpdates]:
     """The callback that evaluates; none without evaluation environments."""
     if run.eval_env is None:
         return []
-    evaluations = EvalAfterUpdates(
-        run.eval_env,
-        run.options.eval_freq,
-        n_eval_episodes=run.options.eval_episodes,
-        deterministic=run.experiment.deterministic_eval,
-        log_path=str(run.folder.path),
-        best_model_save_path=str(run.folder.path),
-        verbose=int(run.options.progress),
-    )
-    return [evaluations]
+    return [
+        EvalAfterUpdates(
+            run.eval_env,
+            run.options.eval_freq,
+            n_eval_episodes=run.options.eval_episodes,
+            deterministic=run.experiment.deterministic_eval,
+            log_path=str(run.folder.path),
+            best_model_save_path=str(run.folder.path),
+            verbose=int(run.options.progress),
+        )
+    ]
 
 
-def _close(model: PPO_Plus, eval_env: VecEnv | None) -> None:
+def _close(run: Run) -> None:
     """Close the environments, whose processes the same Ctrl-C may have ended already."""
-    for env in (model.get_env(), eval_env):
+    for env in (run.model.get_env(), run.eval_env):
         with suppress(EOFError, BrokenPipeError, ConnectionResetError):
             if env is not None:
                 env.close()

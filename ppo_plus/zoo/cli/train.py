@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from ppo_plus.zoo.cli.arguments import (
     whole_number,
 )
 from ppo_plus.zoo.installation import command, has_screen, import_packages, pip_install
-from ppo_plus.zoo.interrupts import INTERRUPTED, came, deferred
+from ppo_plus.zoo.interrupts import came, deferred, exit_codes
 from ppo_plus.zoo.runs import Options, RunFolder, open_run
 
 if TYPE_CHECKING:
@@ -175,8 +176,8 @@ def _check(command: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
     """Build a new run, or print its settings (``--dry-run``)."""
     experiment = make_experiment(args)
-    given = {field.name: getattr(args, field.name) for field in fields(Options)}
-    options = Options(**{name: value for name, value in given.items() if value is not None})
+    values = {field.name: getattr(args, field.name) for field in fields(Options)}
+    options = Options(**{name: value for name, value in values.items() if value is not None})
     run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
         options = replace(options, tensorboard_log=f"runs/{run_name}")
@@ -216,30 +217,18 @@ def _train(run: "Run", args: argparse.Namespace) -> None:
     """Train, and print what can be done next. If training does not reach its end, the exit code says why: 128 plus the
     signal's number, or the operating system's number of a full disk (28) or of too little memory (12)."""
     from ppo_plus.distributed.ranks import RanksError
-    from ppo_plus.require import is_disk_full
     from ppo_plus.saving.format.names import Refused
     from ppo_plus.zoo.train import train
 
-    finished, code, reason = False, INTERRUPTED, ""
-    with deferred(ends_process=True):
+    finished = False
+    with exit_codes({RanksError: 1, Refused: 1, MemoryError: errno.ENOMEM}):
         try:
             finished = train(run)
-        except (RanksError, Refused) as error:
-            code, reason = 1, str(error)
-        except MemoryError as error:
-            code, reason = errno.ENOMEM, f"there is too little memory ({error})"
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            code, reason = errno.ENOSPC, str(error)
         finally:
-            if reason:
-                print(f"ppo-plus train: error: {reason}", file=sys.stderr)
             if run.model.ranks.leads:
                 _print_next_command(run, args, finished)
         if not finished:
-            number = came()
-            sys.exit(code if number is None else 128 + number)
+            sys.exit(128 + (came() or signal.SIGINT))
 
 
 def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) -> None:

@@ -1,5 +1,6 @@
 """``ppo-plus train``, as a user runs it."""
 
+import errno
 import fcntl
 import os
 import pty
@@ -18,7 +19,7 @@ import yaml
 from command_line import TRAIN, environment, run, subcommands
 from parametrization import sample
 
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, Refused
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.interrupts import SIGNALS
 
@@ -291,6 +292,26 @@ def test_an_error_in_training_shows_its_traceback(folder, monkeypatch):
     with pytest.raises(ValueError, match="a bug"):
         main(TRAIN)
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (MemoryError("Unable to allocate 8 TiB"), errno.ENOMEM, "Unable to allocate 8 TiB"),
+        (MemoryError(), errno.ENOMEM, "MemoryError"),
+        (OSError(errno.ENOSPC, "No space left on device"), errno.ENOSPC, "[Errno 28] No space left on device"),
+        (Refused("the checkpoint is damaged"), 1, "the checkpoint is damaged"),
+    ],
+)
+def test_the_exit_code_says_why_training_ended(folder, monkeypatch, capsys, error, code, line):
+    def fail(_run):
+        raise error
+
+    monkeypatch.setattr("ppo_plus.zoo.train.train", fail)
+    with pytest.raises(SystemExit) as stop:
+        main(TRAIN)
+    assert stop.value.code == code
+    assert capsys.readouterr().err.splitlines()[-1] == f"ppo-plus: error: {line}"
 
 
 def test_rl_zoo3s_flags_are_there():
