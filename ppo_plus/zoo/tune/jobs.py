@@ -40,13 +40,10 @@ from ppo_plus.zoo.interrupts import check, uninterrupted
 
 #: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
-
 #: A part of SQLite's message of a full disk.
 FULL = "disk is full"
-
 #: How often a new database is opened before an error of another process's tables is one of the database.
 N_OPENED = 10
-
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
 
@@ -179,16 +176,12 @@ def _robust(method: Callable[..., Any], patience: float) -> Callable[..., Any]:
 
 #: User attributes that identify a job: a screening trial by its number, a run of its settings also by the seed.
 JOB, CANDIDATE, SEED = "job", "candidate", "seed"
-
 #: User attributes of a trial: what it replaces, who does it and how it ended.
 REPLACES, DEATHS, WORKER, REASON, INTERRUPTED = "replaces", "deaths", "worker", "reason", "interrupted"
-
 #: User attribute of a running trial: anything that changes while its worker lives.
 HEARTBEAT = "heartbeat"
-
 #: Optuna's system attribute with the parameters that are not to be sampled.
 FIXED = "fixed_params"
-
 #: After so many dead workers a trial has failed: it may be what kills them.
 MAX_DEATHS = 3
 

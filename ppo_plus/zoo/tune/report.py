@@ -18,12 +18,21 @@ from ppo_plus.zoo.hyperparams import format_literal
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
-from ppo_plus.zoo.tune.study import BASELINE, ID, SCORES, SETTINGS, Study, best_trial, fitted, is_baseline, ranking
+from ppo_plus.zoo.tune.study import (
+    BASELINE,
+    ID,
+    SCORES,
+    SETTINGS,
+    Study,
+    best_trial,
+    is_baseline,
+    plan_in_time,
+    ranking,
+)
 from ppo_plus.zoo.tune.task import TuningTask, counted
 
 #: How often a study may export settings that are no better than a baseline.
 ERROR_RATE = 0.05
-
 #: Baselines in a sentence, see :meth:`ppo_plus.zoo.tune.task.TuningTask.baselines`.
 PHRASES = {"default": "the default", "settings file": "the settings file's entry"}
 
@@ -126,13 +135,10 @@ def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
 
 #: Trials that the report shows.
 N_SHOWN = 10
-
 #: The file with the id of the study whose report a folder has.
 OWNER = "study.id"
-
 #: Part of the name of a settings file that is not confirmed.
 NOT_CONFIRMED = "_not_confirmed"
-
 #: Packages that results depend on.
 PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
 
@@ -174,7 +180,7 @@ def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: 
         entry_path(task, folder, part).unlink(missing_ok=True)
     if verdict.winner is not None:
         return export(verdict.finalists[verdict.winner].trial, verdict, task, study.name, entry_path(task, folder))
-    trial = best_trial(study, fitted(study, task, study.budget)[0])
+    trial = best_trial(study, plan_in_time(study, task, study.budget)[0])
     path = entry_path(task, folder, NOT_CONFIRMED)
     return None if trial is None else export(trial, verdict, task, study.name, path)
 

@@ -16,10 +16,8 @@ from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
 from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping, require_mapping
 
 POLICY, SCHEDULE = "policy_kwargs", "_schedule"
-
 #: Scales of ranges, and what they need.
 BOUNDS = {"linear": "low < high", "log": "0 < low < high", "near_one": "low < high < 1"}
-
 #: Settings that are whole numbers, at least 1.
 COUNTS = ("n_envs", "n_steps", "batch_size", "n_epochs")
 

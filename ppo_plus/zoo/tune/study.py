@@ -46,10 +46,8 @@ from ppo_plus.zoo.tune.task import Diverged, Plan, TuningTask, counted, score
 
 #: User attributes of a study.
 TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
-
 #: User attributes of a trial.
 BASELINE, SETTINGS, SCORES = "baseline", "settings", "scores"
-
 #: Seconds that a process waits for another one to add the jobs of a stage.
 PATIENCE = 10
 
@@ -185,7 +183,7 @@ def stages(study: Study, task: TuningTask) -> Iterator[Jobs]:
     search = prepare_screening(study, task, budget)
     if task.plan.seconds is not None:
         yield replace(search, end=min(budget, len(task.baselines())))
-    plan, n_trials = fitted(study, task, budget)
+    plan, n_trials = plan_in_time(study, task, budget)
     yield replace(search, end=n_trials)
     yield prepare_race(study, plan, budget)
     yield prepare_confirmation(study, plan, budget)
@@ -196,7 +194,7 @@ def is_over(study: Study, task: TuningTask) -> bool:
     return "confirmation" in study.begun_stages() and all(jobs.all_done() for jobs in stages(study, task))
 
 
-def fitted(study: Study, task: TuningTask, budget: int) -> tuple[Plan, int]:
+def plan_in_time(study: Study, task: TuningTask, budget: int) -> tuple[Plan, int]:
     """The plan and the number of trials; with a time, all workers derive both from the times of the baselines."""
     plan, baselines = task.plan, [trial for trial in study.screened(budget) if is_baseline(trial)]
     seconds = seconds_of(baselines, plan.n_seeds)

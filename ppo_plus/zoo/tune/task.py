@@ -15,17 +15,15 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus import EnvFault
+from ppo_plus.require import require_int, require_number, require_one_of
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, make_callbacks, make_envs, make_model, parse_settings
-from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.tune.space import Choices, Space, parse_space, setting
 
 #: Between the seeds of two runs: the k-th environment has the run's seed plus k, and runs must not share episodes.
 SEED_STRIDE = 1_000
-
 #: From the study's seed to the first one of the confirmation.
 CONFIRMATION_SEED = 1_000_000
-
 #: Samplers, made from a seed. Optuna's CMA-ES is not among them: it unpickles its state from the database, so anyone
 #: who can write to the database could run code in every worker.
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
@@ -33,7 +31,6 @@ SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "random": lambda seed: RandomSampler(seed=seed),
     "gp": lambda seed: GPSampler(seed=seed),
 }
-
 #: Pruners; their steps are environment steps.
 PRUNERS: dict[str, Callable[["Plan"], BasePruner]] = {
     # The first third predicts little, and so do fewer than five other trials.
@@ -41,7 +38,6 @@ PRUNERS: dict[str, Callable[["Plan"], BasePruner]] = {
     "hyperband": lambda plan: HyperbandPruner(plan.eval_freq, plan.n_timesteps * plan.n_seeds, reduction_factor=3),
     "none": lambda _: NopPruner(),
 }
-
 #: The least that each whole number of a plan may be.
 LOWEST = dict.fromkeys(("race_seeds", "confirm_seeds", "seed"), 0) | dict.fromkeys(
     ("n_timesteps", "n_evals", "n_eval_episodes", "n_eval_envs", "last_evals", "n_seeds", "n_finalists"), 1
@@ -71,23 +67,16 @@ class Plan:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
+        require_one_of("sampler", self.sampler, SAMPLERS)
+        require_one_of("pruner", self.pruner, PRUNERS)
         for name, lowest in LOWEST.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ValueError(f"{name}={shortened(repr(value))} must be a whole number")
-            if value < lowest:
-                raise ValueError(f"{name}={value} must be at least {lowest}")
+            require_int(name, getattr(self, name), lowest)
+        require_number("race_share", self.race_share, 0, 1)
+        require_number("seconds", self.seconds, 0, above=True, or_none=True)
         if 0 < self.confirm_seeds < 10:
             raise ValueError(
                 f"confirm_seeds={self.confirm_seeds} is too few to be conclusive: use at least 10, or 0 for none"
             )
-        if self.seconds is not None and self.seconds <= 0:
-            raise ValueError(f"seconds={self.seconds} must be above 0")
-        if not 0 <= self.race_share <= 1:
-            raise ValueError(f"race_share={self.race_share} must be between 0 and 1")
         if self.n_seeds + self.race_seeds > CONFIRMATION_SEED // SEED_STRIDE:
             raise ValueError(f"n_seeds={self.n_seeds} and race_seeds={self.race_seeds} must be at most 1000 together")
         if self.confirmation_seeds.stop > 2**32:
@@ -185,7 +174,6 @@ def counted(number: int, noun: str) -> str:
 
 #: Fields of an experiment that are not settings, and the same in all runs of a study.
 RUN = ("device", "vec_env", "eval_env_kwargs")
-
 #: Settings that others have an effect with only.
 CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
 
@@ -232,12 +220,12 @@ class TuningTask:
         task = self.fitted()
         for baseline in task.baselines().values():
             _build(baseline)
-        given = task.experiment.replace(vec_env="dummy")
-        with closing(make_envs(given)) as envs:
+        base = task.experiment.replace(vec_env="dummy")
+        with closing(make_envs(base)) as envs:
             for name, value, settings in task.search_space().examples():
                 try:
                     candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
-                    if candidate.replace(policy_kwargs=given.policy_kwargs, hyperparams=given.hyperparams) == given:
+                    if candidate.replace(policy_kwargs=base.policy_kwargs, hyperparams=base.hyperparams) == base:
                         make_model(candidate, envs)
                     else:
                         _build(candidate)

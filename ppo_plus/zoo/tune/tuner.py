@@ -23,15 +23,14 @@ from ppo_plus.zoo.tune.study import (
     StudyStopped,
     TuningWorker,
     create,
-    fitted,
     is_over,
+    plan_in_time,
     prepare_screening,
     seconds_of,
 )
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 
 Process = subprocess.Popen[str]
-
 #: Seconds that an interrupted worker has to put its job back.
 END_PATIENCE = 60
 
@@ -187,7 +186,7 @@ def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
     n_baselines, n_seeds = min(len(task.baselines()), study.budget), task.plan.n_seeds
     if not replace(study.screening, end=n_baselines).all_done():
         return ""
-    plan, n_trials = fitted(study, task, study.budget)
+    plan, n_trials = plan_in_time(study, task, study.budget)
     later = [trial for stage, jobs in study.begun_stages().items() if stage != "screening" for trial in jobs.trials()]
     search, later = ([trial for trial in trials if is_done(trial)] for trials in (study.screening.trials(), later))
     n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * n_seeds - len(later)

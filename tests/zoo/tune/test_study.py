@@ -28,8 +28,8 @@ from ppo_plus.zoo.tune.study import (
     TuningWorker,
     best_trial,
     create,
-    fitted,
     is_over,
+    plan_in_time,
     prepare_confirmation,
     prepare_race,
     prepare_screening,
@@ -173,7 +173,7 @@ def test_a_time_limits_the_stages_once_the_baselines_have_run(tmp_path, monkeypa
     do_all(first, [1.0, 2.0])
     monkeypatch.setattr("ppo_plus.zoo.tune.study.seconds_of", lambda trials, n_seeds=1: float(len(trials) == 2))
     monkeypatch.setattr("ppo_plus.zoo.tune.tuner.seconds_of", lambda trials, n_seeds=1: 1.0)
-    plan, n_trials = fitted(study, task, 40)
+    plan, n_trials = plan_in_time(study, task, 40)
     assert (n_trials, plan.n_finalists) == (20, 1)
     runs = "at most 20 runs of the search, 9 of the race and 30 of the confirmation"
     assert re.match(rf"{runs}, with .*: about 0.5 more minutes at most with 2 at a time", estimate(study, task, 2))
@@ -255,7 +255,7 @@ TASKS = {
     "plan is text": (nested("plan", "x"), "cannot be worked on: "),
     "environment is a number": (nested("env_id", 7), "cannot be worked on: "),
     "unknown key of the plan": (nested("plan/x", 1), "cannot be worked on: .*unexpected keyword argument 'x'"),
-    "number as text": (nested("plan/n_evals", "ten"), "n_evals='ten' must be a whole number"),
+    "number as text": (nested("plan/n_evals", "ten"), "n_evals='ten' must be an integer"),
     "share is text": (nested("plan/race_share", "x"), "cannot be worked on: "),
     "unknown sampler": (nested("plan/sampler", "os.system"), "sampler='os.system' must be one of"),
     "unknown pruner": (nested("plan/pruner", "x"), "pruner='x' must be one of"),
