@@ -72,6 +72,9 @@ class Experiment:
     device: str = "auto"
     vec_env: str = "dummy"  # `"dummy"` steps the environments one after another, `"subproc"` in separate processes
 
+    def __post_init__(self) -> None:
+        require_vec_env(self.vec_env)
+
     def replace(self, **changes: Any) -> "Experiment":
         """A copy with other values of some fields, which are not checked."""
         return replace(self, **changes)
@@ -302,9 +305,7 @@ def make_envs(
     :param restarts: how many failed environments to replace by new ones; more than 0: in processes
     :param timeout: seconds that an environment may take for a step or a reset, in processes; ``None``: no limit
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
-    :raises ValueError: no such kind of vector environment
     """
-    require_vec_env(experiment.vec_env)
     if n_envs is None:
         n_envs = 1 if evaluation else experiment.n_envs
     if seed is None:

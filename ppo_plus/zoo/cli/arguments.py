@@ -5,13 +5,14 @@ Torch and SB3 take seconds to load. Commands import them where they use them, so
 
 import argparse
 import re
+from functools import partial
 from typing import Any, NoReturn
 
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.runs import ALGO
 
 #: Help of ``--trust-model``.
-TRUST_MODEL = "read SB3 models with pickles, which can run code, and let the run's settings import from any package"
+TRUST_MODEL = "read SB3's pickles, which can run code, and allow the run's settings to import from any package"
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,40 +24,46 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_option(group: Any, spec: str, help: str, **kwargs: Any) -> None:
-    """Add an option, given as ``"-n --n-timesteps N"``; if its default is a number or a text, the help ends with it."""
+    """Add an option such as ``"-n --n-timesteps N"``; if its default is a number or a text, the help ends with it."""
     *names, last = spec.split()
     if last.startswith("-"):
         names.append(last)
     else:
         kwargs["metavar"] = last
-    shown = type(kwargs.get("default")) in (str, int, float)
-    group.add_argument(*names, help=f"{help} (default: %(default)s)" if shown else help, **kwargs)
+    if type(kwargs.get("default")) in (str, int, float):
+        help += " (default: %(default)s)"
+    group.add_argument(*names, help=help, **kwargs)
 
 
 def add_algo_argument(command: argparse.ArgumentParser, help: str, also: tuple[str, ...] = ("ppo",)) -> None:
-    """Add ``--algo``, which rl_zoo3's command lines have, with some values besides ``ppo_plus``."""
+    """Add rl_zoo3's ``--algo``, with some values besides ``ppo_plus``."""
     command.add_argument("--algo", choices=[ALGO, *also], default=ALGO, help=help)
 
 
 def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_required: bool = True) -> None:
     """Add the arguments of subcommands that create environments. ``log_folder`` is rl_zoo3's name of ``-f``."""
-    add_option(command, "--env ID", "id of a Gymnasium environment, such as CartPole-v1", required=env_required)
-    add_option(command, f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
-    help = "packages, or modules in the current folder, to import first because they register environments"
+    add = partial(add_option, command)
+    add("--env ID", "id of a Gymnasium environment, such as CartPole-v1", required=env_required)
+    add(f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
+    add_gym_packages(command)
+    add("--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", type=key_value)
+    add("--device", "cpu, cuda or auto", default="auto")
+
+
+def add_gym_packages(command: argparse.ArgumentParser) -> None:
+    """Add ``--gym-packages``."""
+    help = "import these packages, or modules in the current folder, first: they register environments"
     add_option(command, "--gym-packages PKG", help, nargs="+", default=[])
-    help = "arguments of the environment as KEY:VALUE, such as g:9.81"
-    add_option(command, "--env-kwargs K:V", help, nargs="+", type=key_value)
-    add_option(command, "--device", "where torch computes: cpu, cuda or auto", default="auto")
 
 
 def add_fault_arguments(group: Any, of: str = "") -> None:
     """Add the arguments for environments that fail; ``of`` says what the number of restarts counts for."""
     help = (
-        f"replace failed environments up to N times{of}: those that raise, return NaN or another shape, die, or exceed "
-        "--env-timeout; each has its own process (default: stop with an error that names environment, seed and step)"
+        f"restart environments that raise, return invalid data, die or time out, up to N times{of}, and run them in "
+        "processes (default: stop with an error that names environment, seed and step)"
     )
     add_option(group, "--restart-envs N", help, type=whole_number)
-    help = "time limit of a step or reset of an environment, which has its own process (default: no limit)"
+    help = "limit the time of an environment's step or reset, and run environments in processes (default: no limit)"
     add_option(group, "--env-timeout SECONDS", help, type=seconds)
 
 

@@ -1,8 +1,5 @@
-"""``ppo-plus enjoy``, ``record``, ``export`` and ``plot``: what can be done with trained runs.
-
-A model can be watched, recorded and exported. Learning curves of several environments and log folders are drawn with
-intervals over runs.
-"""
+"""``ppo-plus enjoy``, ``record``, ``export`` and ``plot``: watch, record and export trained models, and draw learning
+curves of several environments and log folders."""
 
 import argparse
 import sys
@@ -16,57 +13,64 @@ from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
     add_algo_argument,
     add_env_arguments,
+    add_gym_packages,
     add_option,
+    allowed_packages,
     seed,
     whole_number,
 )
-from ppo_plus.zoo.installation import (
-    ALLOWED_PACKAGES,
-    draw_without_screen,
-    import_packages,
-    pip_install,
-    require_drawing,
-)
+from ppo_plus.zoo.installation import draw_without_screen, import_packages, pip_install, require_drawing
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run, runs_of
+
+ALGO_HELP = "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm"
+PLOT = """
+Draw the mean learning curve of several runs. With five runs or more, the picture also shows the mean's 95 percent
+confidence interval; with fewer, it shows each run. Curves end where the shortest run ends.
+"""
 
 
 def add_parser(commands: Any) -> None:
     """Add the four subcommands."""
-    command = commands.add_parser("enjoy", help="watch a trained model", description="Watch a trained model play.")
-    command.set_defaults(prepare=prepare_enjoy)
-    _add_arguments(command)
+    command = _add_player(commands, "enjoy", "watch a trained model play", prepare_enjoy)
     command.add_argument("--no-render", action="store_true", help="show no window, only print the returns")
 
-    help = "record a trained model as a GIF or video"
-    command = commands.add_parser("record", help=help, description="Record a GIF or video of a trained model.")
-    command.set_defaults(prepare=prepare_record)
-    _add_arguments(command)
+    command = _add_player(commands, "record", "record a GIF or video of a trained model", prepare_record)
     help = "a .gif, or an .mp4 with pip install 'imageio[ffmpeg]' (default: a .gif next to the model)"
     add_option(command, "-o --output FILE", help)
 
-    help = "export a trained policy to ONNX and torch.export"
-    command = commands.add_parser(
-        "export", help=help, description="Export a trained policy, checked against the model."
-    )
+    help = "export a trained policy to ONNX and torch.export, checked against the model"
+    command = commands.add_parser("export", help=help, description=help)
     command.set_defaults(prepare=prepare_export)
     command.add_argument("run", metavar="RUN", help="folder of the run, such as logs/ppo_plus/CartPole-v1_1")
+    help = "an .onnx; a .pt2 and a .json with the same name are written, too (default: next to the model)"
+    add_option(command, "-o --output FILE", help, type=Path)
+    help = "take the noise as an input, instead of the most likely actions"
+    add_option(command, "--stochastic", help, action="store_true")
+    add_gym_packages(command)
+    _add_model_arguments(command)
+
+    help = "draw learning curves: means over runs, with confidence intervals"
+    command = commands.add_parser("plot", help=help, description=PLOT)
+    command.set_defaults(prepare=prepare_plot)
+    add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
     add = partial(add_option, command)
-    add("-o --output FILE", "an .onnx; a .pt2 and a .json come beside it (default: next to the model)", type=Path)
-    add("--stochastic", "with the noise as an input, instead of the most likely actions", action="store_true")
-    add("--gym-packages PKG", "packages to import first because they register environments", nargs="+", default=[])
-    add("--trust-model --trust-config", TRUST_MODEL, action="store_true")
-    _add_which(command)
+    add("-e --env ID", "environments, one panel each", nargs="+", required=True)
+    add("-f --exp-folders DIR", "log folders, one curve each (default: logs)", nargs="+", default=["logs"])
+    add("-l --labels LABEL", "names of the curves (default: the folders)", nargs="+")
+    help = "draw the mean returns of evaluations (eval), or the smoothed returns of training episodes (train)"
+    add("-y", help, choices=["eval", "train"], default="eval")
+    add("-o --output FILE", "picture to write, a .png, .svg or .pdf", default="curves.png")
 
-    _add_plot(commands)
 
-
-def _add_arguments(command: argparse.ArgumentParser) -> None:
+def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]) -> argparse.ArgumentParser:
+    """Add a subcommand that plays with a model."""
+    command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
+    command.set_defaults(prepare=prepare)
     add = partial(add_option, command)
     add_env_arguments(command, "--folder")
-    add_algo_argument(command, "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm", RL_ZOO3_ALGOS)
-    add("--exp-id N", "number of the run; 0: the last one, -1: -f is the run's folder", type=int, default=0)
-    add("--trust-model --trust-config", TRUST_MODEL, action="store_true")
-    _add_which(command)
+    add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
+    add("--exp-id N", "number of the run; 0: the last one; -1: -f is the folder of the run", type=int, default=0)
+    _add_model_arguments(command)
     add("--onnx FILE", "play this exported policy instead of the model", type=Path)
     add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
     add("--n-envs N", "number of environments", type=whole_number, default=1)
@@ -75,15 +79,16 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     add("--deterministic", help, action="store_true", default=None)
     help = "sample actions (default for Atari and MiniGrid)"
     add("--stochastic", help, dest="deterministic", action="store_false", default=None)
+    return command
 
 
-def _add_which(command: argparse.ArgumentParser) -> None:
-    which = command.add_mutually_exclusive_group()
-    add_option(which, "--load-best", "play the best model in evaluation, not the last model", action="store_true")
-    help = "play the model that train --save-freq saved after N timesteps"
-    add_option(which, "--load-checkpoint N", help, type=whole_number)
-    help = "play the last model that train --save-freq saved"
-    add_option(which, "--load-last-checkpoint", help, action="store_true")
+def _add_model_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a model of the run, and trust it."""
+    add_option(command, "--trust-model --trust-config", TRUST_MODEL, dest="trust_config", action="store_true")
+    add = partial(add_option, command.add_mutually_exclusive_group())
+    add("--load-best", "use the best model in evaluation, not the last model", action="store_true")
+    add("--load-checkpoint N", "use the model that train --save-freq saved after N timesteps", type=whole_number)
+    add("--load-last-checkpoint", "use the last model that train --save-freq saved", action="store_true")
 
 
 def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
@@ -120,8 +125,7 @@ def prepare_export(args: argparse.Namespace) -> Callable[[], None]:
     model = _model(args, folder)
     from ppo_plus.zoo.enjoy import make_player
 
-    packages = None if args.trust_model else (*ALLOWED_PACKAGES, *args.gym_packages)
-    player = make_player(folder, model, device="cpu", packages=packages, trust_pickle=args.trust_model)
+    player = make_player(folder, model, device="cpu", packages=allowed_packages(args), trust_pickle=args.trust_config)
     try:
         player.model.export(args.output or model.with_suffix(".onnx"), deterministic=not args.stochastic)
     finally:
@@ -156,31 +160,10 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
         device=args.device,
         deterministic=args.deterministic,
         env_kwargs={**render, **dict(args.env_kwargs or [])},
-        packages=None if args.trust_model else (*ALLOWED_PACKAGES, *args.gym_packages),
-        trust_pickle=args.trust_model,
+        packages=allowed_packages(args),
+        trust_pickle=args.trust_config,
         onnx=args.onnx,
     )
-
-
-PLOT = """
-Draw the mean learning curve of several runs. With five runs or more, the picture also shows the mean's 95 percent
-confidence interval; with fewer, it shows each run. Curves end where the shortest run ends.
-"""
-
-
-def _add_plot(commands: Any) -> None:
-    """Add the subcommand ``plot``."""
-    help = "draw learning curves: means over runs, with confidence intervals"
-    command = commands.add_parser("plot", help=help, description=PLOT)
-    command.set_defaults(prepare=prepare_plot)
-    add_algo_argument(command, "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm", RL_ZOO3_ALGOS)
-    add = partial(add_option, command)
-    add("-e --env", "environments, one panel each", nargs="+", required=True, metavar="ID")
-    add("-f --exp-folders", "log folders, one curve each (default: logs)", nargs="+", default=["logs"], metavar="DIR")
-    add("-l --labels", "names of the curves (default: the folders)", nargs="+", metavar="LABEL")
-    help = "draw the mean returns of evaluations (eval), or the smoothed returns of training episodes (train)"
-    add("-y", help, choices=["eval", "train"], default="eval")
-    add("-o --output", "picture to write, a .png, .svg or .pdf", default="curves.png", metavar="FILE")
 
 
 def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import randbelow
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -49,38 +50,31 @@ training early and saves what was learned.
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    command = commands.add_parser(
-        "train", help="train, evaluate and save a model, and plot its learning curve", description=DESCRIPTION
-    )
+    help = "train, evaluate and save a model, and plot its learning curve"
+    command = commands.add_parser("train", help=help, description=DESCRIPTION)
     command.set_defaults(prepare=partial(prepare, command))
     add_env_arguments(command, "--log-folder", env_required=False)
     command.add_argument("--resume", metavar="RUN", help="resume the interrupted run in this folder")
-    add_algo_argument(command, "accepted for rl_zoo3's command lines; both train PPO_Plus")
+    add_algo_argument(command, "for rl_zoo3's command lines; both train PPO_Plus")
     add_experiment_arguments(command)
     add = partial(add_option, command.add_argument_group("evaluation, checkpoints and output"))
     add("--eval-freq N", "evaluate every N timesteps; 0 or negative: never", type=int, default=Options.eval_freq)
     add("--eval-episodes N", "episodes in each evaluation", type=whole_number, default=Options.eval_episodes)
     add("--n-eval-envs N", "number of evaluation environments", type=whole_number, default=Options.n_eval_envs)
-    help = (
-        "save a checkpoint and a permanent model every N timesteps; 0 or negative: a checkpoint every ten minutes, and "
-        "no models"
-    )
+    help = "save a checkpoint and a permanent model every N timesteps; 0 or negative: a checkpoint every ten minutes"
     add("--save-freq N", help, type=int, default=Options.save_freq)
     add("--keep-checkpoints N", "checkpoints to keep for --resume", type=whole_number, default=Options.keep_checkpoints)
-    add("-i --trained-agent FILE", "continue training this model, a .zip file")
+    add("-i --trained-agent FILE", "continue to train this model, a .zip file")
     add("-tb --tensorboard-log DIR", "log to this folder for TensorBoard (pip install tensorboard)")
     add_fault_arguments(add.args[0])
-    help = (
-        "train in N processes on this machine, which share the environments and each minibatch; the same as torchrun "
-        "--nproc-per-node N -m ppo_plus train"
-    )
+    help = "share environments and minibatches among N processes, as torchrun --nproc-per-node N -m ppo_plus train"
     add("--processes N", help, type=whole_number)
     add("--trust-model", f"with -i: {TRUST_MODEL}", action="store_true")
-    help = "log to Weights & Biases (pip install wandb tensorboard), which reads WANDB_PROJECT and similar variables"
+    help = "log to Weights & Biases (pip install wandb tensorboard), which reads variables such as WANDB_PROJECT"
     add("--track", help, action="store_true")
-    help = "show progress, as a bar in a terminal and as lines elsewhere"
+    help = "show progress: a bar in a terminal, lines elsewhere"
     add("-P --progress", help, action=argparse.BooleanOptionalAction, default=True)
-    add("--verbose", "1: show SB3's tables of metrics, 2: also debug messages", type=int, choices=[0, 1, 2], default=0)
+    add("--verbose", "1: print SB3's tables of metrics, 2: also debug messages", type=int, choices=[0, 1, 2], default=0)
     add("--dry-run", "check the experiment and print it, without training", action="store_true")
 
 
@@ -89,14 +83,14 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     add = partial(add_option, command.add_argument_group("settings of the training"))
     add("-conf --conf-file FILE", "YAML file of settings in rl_zoo3's format (default: the package's own)")
     add("--variant NAME", "use the entry ID/NAME of the settings, such as CartPole-v1/gSDE")
-    help = "let the settings import wrappers, callbacks and policies from any package"
+    help = "allow the settings to import wrappers, callbacks and policies from any package"
     add("--trust-config", help, action="store_true")
     add("-n --n-timesteps N", "number of timesteps (default: from the settings)", type=whole_number)
     add("--n-envs N", "number of environments (default: from the settings)", type=whole_number)
     help = 'settings to override, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"'
     add("-params --hyperparams K:V", help, nargs="+", type=key_value, default=[])
     add("--seed N", "random seed; negative: draw one and record it", type=seed, default=seed_default)
-    help = "dummy steps the environments one after another, subproc each in its own process"
+    help = "dummy: step the environments one after another; subproc: in separate processes"
     add("--vec-env {dummy,subproc}", help, default="dummy")
     help = "arguments of the evaluation environments (default: those of --env-kwargs or the settings)"
     add("--eval-env-kwargs K:V", help, nargs="+", type=key_value)
@@ -113,8 +107,6 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     find_env(args.env)
     source = Path(args.conf_file) if args.conf_file else builtin_file()
     entry, _ = read_entry(args.env, source, args.variant)
-    import numpy as np
-
     from ppo_plus.zoo.experiment import load_experiment
 
     flags = {"n_timesteps": args.n_timesteps, "n_envs": args.n_envs, "n_threads": args.num_threads}
@@ -127,7 +119,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         overrides,
         variant=args.variant,
         packages=allowed_packages(args),
-        seed=args.seed if args.seed >= 0 else int(np.random.default_rng().integers(2**32)),
+        seed=args.seed if args.seed >= 0 else randbelow(2**32),
         device=args.device,
         vec_env=args.vec_env,
         eval_env_kwargs=None if args.eval_env_kwargs is None else dict(args.eval_env_kwargs),
@@ -150,14 +142,10 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
         require_any_gpu(device)
         return partial(launch, args.processes, sys.argv[1:])
     if launched():
-        import numpy as np
-
         from ppo_plus.distributed.torchrun import join
 
         # All processes use the seed of the first.
-        if args.seed < 0:
-            args.seed = int(np.random.default_rng().integers(2**32))
-        args.seed = join(device).lead(args.seed)
+        args.seed = join(device).lead(randbelow(2**32) if args.seed < 0 else args.seed)
     return _prepare_new(args) if folder is None else _prepare_resumed(folder, args)
 
 

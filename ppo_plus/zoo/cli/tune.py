@@ -4,7 +4,6 @@ import argparse
 import os
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,14 @@ from ppo_plus.zoo.cli.arguments import (
     add_algo_argument,
     add_env_arguments,
     add_fault_arguments,
+    add_gym_packages,
     add_option,
     allowed_packages,
     duration,
     whole_number,
 )
 from ppo_plus.zoo.cli.train import add_experiment_arguments, make_experiment
-from ppo_plus.zoo.installation import command, pip_install, this_command
+from ppo_plus.zoo.installation import command, import_packages, pip_install, this_command
 from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.runs import file_name
 
@@ -38,7 +38,7 @@ file's entry on unseen seeds, else marked as not confirmed. Run the same command
 #: Fields of a plan that are whole numbers: option, default, and help.
 COUNTS = {
     "n_seeds": ("--n-seeds N", 1, "training seeds of each trial"),
-    "n_evals": ("--n-evaluations N", 10, "evaluations of each run, at most: the steps between two are whole rollouts"),
+    "n_evals": ("--n-evaluations N", 10, "most evaluations of each run; the steps between two are whole rollouts"),
     "n_eval_episodes": ("--eval-episodes N", 10, "episodes of each evaluation"),
     "n_eval_envs": ("--n-eval-envs N", 1, "number of evaluation environments"),
     "last_evals": ("--last-evals N", 3, "the score of a run is the mean of its last N evaluations"),
@@ -53,41 +53,41 @@ def add_parser(commands: Any) -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=DESCRIPTION)
     add_env_arguments(command, "--log-folder", env_required=False)
-    add_algo_argument(command, "accepted for rl_zoo3's command lines; PPO_Plus is tuned either way")
+    add_algo_argument(command, "for rl_zoo3's command lines; both tune PPO_Plus")
     add_experiment_arguments(command, seed_default=0)
     command.set_defaults(prepare=partial(_guarded, _prepare))
-    group = command.add_argument_group("search, score and confirmation")
+    add = partial(add_option, command.add_argument_group("search, score and confirmation"))
     help = "number of trials in the search, of all workers together; pruned and failed trials count"
-    add_option(group, "--max-total-trials N", help, type=whole_number, default=40)
-    add_option(group, "--sampler", "tpe, random or gp", default="tpe")
-    add_option(group, "--pruner", "median, hyperband or none", default="median")
-    add_option(group, "--search-space FILE", "YAML search space (default: the package's own)")
-    add_option(group, "--race-share X", "share of the finished trials that run on more seeds", type=float, default=0.2)
+    add("--max-total-trials N", help, type=whole_number, default=40)
+    add("--sampler", "tpe, random or gp", default="tpe")
+    add("--pruner", "median, hyperband or none", default="median")
+    add("--search-space FILE", "YAML search space (default: the package's own)")
+    add("--race-share X", "share of the finished trials that run on more seeds", type=float, default=0.2)
     help = (
-        "plan search, race and confirmation within a time such as 10m or 2h, once the baselines have run; the numbers "
-        "of trials, finalists and seeds are then upper limits"
+        "plan the study within a time such as 10m or 2h, once the baselines have run; the numbers of trials, finalists "
+        "and seeds are then upper limits"
     )
-    add_option(group, "--budget TIME", help, type=duration)
+    add("--budget TIME", help, type=duration)
     for field, (option, default, help) in COUNTS.items():
         kind = int if field in ("race_seeds", "confirm_seeds") else whole_number
-        add_option(group, option, help, dest=field, type=kind, default=default)
+        add(option, help, dest=field, type=kind, default=default)
     group = command.add_argument_group("study and workers")
     _add_study_arguments(group, f"${STORAGE_VARIABLE}, else study.db in the folder of the study, below -f")
-    add_option(group, "--study-name NAME", "name of the study (default: the environment's id, with the variant)")
+    add = partial(add_option, group)
+    add("--study-name NAME", "name of the study (default: the environment's id, with the variant)")
     help = "number of worker processes on this machine; others join with `ppo-plus tune worker`"
-    add_option(group, "--workers N", help, type=whole_number, default=1)
-    help = "only export the settings of trial N of the study"
-    add_option(group, "--trial N", help, type=int)
+    add("--workers N", help, type=whole_number, default=1)
+    add("--trial N", "only export the settings of trial N of the study", type=int)
     below = command.add_subparsers(metavar="worker", help="work on a study that was started elsewhere")
     description = "Work on a study that `ppo-plus tune` has started with the same storage, on any machine."
     worker = below.add_parser("worker", description=description)
-    add_option(worker, "--gym-packages PKG", "packages to import first", nargs="+", default=[])
+    worker.set_defaults(prepare=partial(_guarded, _prepare_worker))
+    add_gym_packages(worker)
     help = (
-        "let the study import wrappers, callbacks and policies from any package: anyone who can write to the storage "
-        "can then run code here"
+        "allow the study to import wrappers, callbacks and policies from any package: anyone who can write to the "
+        "storage can then run code here"
     )
     worker.add_argument("--trust-config", action="store_true", help=help)
-    worker.set_defaults(prepare=partial(_guarded, _prepare_worker))
     _add_study_arguments(worker, f"${STORAGE_VARIABLE}", required=True)
     add_option(worker, "--study-name NAME", "name of the study", required=True)
 
@@ -101,10 +101,7 @@ def _add_study_arguments(group: Any, storage: str, required: bool = False) -> No
     # Not with `add_option`, which shows the default: it may have a password.
     url = os.environ.get(STORAGE_VARIABLE)
     group.add_argument("--storage", metavar="URL", default=url, required=required and not url, help=help)
-    help = (
-        "a worker counts as dead after S seconds without a sign of life, and another one repeats its trial; use the "
-        "same number for all workers of a study"
-    )
+    help = "repeat the trial of a worker that sends no heartbeat for S seconds; the same for all workers of a study"
     add_option(group, "--grace-period S", help, type=whole_number, default=60)
     add_fault_arguments(group, of=" in each run")
 
@@ -135,7 +132,6 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 
 
 def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.envs.make_vec import require_vec_env
     from ppo_plus.zoo.tune.jobs import shown
     from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path
     from ppo_plus.zoo.tune.space import read_space
@@ -154,11 +150,10 @@ def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[
     if args.trial is not None:
         return _prepare_export(args, _study(args, url, name), folder)
     experiment = make_experiment(args)
-    given = {name: getattr(args, name) for name in (*COUNTS, "race_share", "sampler", "pruner")}
+    options = {name: getattr(args, name) for name in (*COUNTS, "race_share", "sampler", "pruner")}
     seconds = args.budget and args.budget * args.workers
-    plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, seconds=seconds, **given)
+    plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, seconds=seconds, **options)
     space = read_space(args.search_space)
-    require_vec_env(experiment.vec_env)
     task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()
     study = _study(args, url, name)
     begin(study, task, args.max_total_trials, folder)
@@ -196,8 +191,7 @@ def _print_entry(task: "TuningTask", entry: Path) -> None:
 def _prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
     from ppo_plus.zoo.tune.study import TuningWorker, read_task
 
-    for package in args.gym_packages:
-        import_module(package)
+    import_packages(args.gym_packages)
     study = _study(args, args.storage, args.study_name)
     return TuningWorker(study, read_task(study, allowed_packages(args)), supervision).work
 

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from statistics import fmean
 from typing import Any
 from uuid import uuid4
@@ -28,7 +27,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ppo_plus.require import is_disk_full
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.tune.jobs import (
     CANDIDATE,
     JOB,
@@ -358,8 +357,7 @@ def run_worker() -> None:
         order = json.loads(line)
         threading.Thread(target=_end_with_tuner, daemon=True).start()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        for package in order["gym_packages"]:
-            import_module(package)
+        import_packages(order["gym_packages"])
         study = Study(order["study"], open_storage(order["url"]), Heartbeats(order["grace_period"]))
         TuningWorker(study, read_task(study, order["packages"]), order["supervision"]).work()
 
