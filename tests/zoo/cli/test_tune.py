@@ -23,7 +23,10 @@ import pytest
         ("tune --algo sac --env CartPole-v1".split(), "invalid choice: 'sac'"),
         ("tune --algo ppo --env Foo-v0".split(), "Environment `Foo` doesn't exist"),
         ("tune --env CartPole-v1 --sampler auto".split(), "sampler='auto' must be one of 'tpe', 'random', 'gp'"),
-        ("tune --env CartPole-v1 --pruner halving".split(), "pruner='halving' must be one of 'median', 'hyperband', 'none'"),
+        (
+            "tune --env CartPole-v1 --pruner halving".split(),
+            "pruner='halving' must be one of 'median', 'hyperband', 'none'",
+        ),
     ],
 )
 def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, arguments, message):
