@@ -277,7 +277,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
-        # Passed only if given: a policy class written for SB3 may not accept them.
+        # Passed only if set: a policy class written for SB3 may not accept them.
         custom: dict[str, Any] = {"exploration": settings.exploration, "action_mask_key": settings.action_mask_key}
         try:
             self.policy = adapt_policy_class(self.policy_class)(
@@ -291,8 +291,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         except (AssertionError, RuntimeError) as error:
             # SB3's networks check their observations by assertions.
             normalize_images = self.policy_kwargs.get("normalize_images", True)
-            if found := explained(error, self.observation_space, normalize_images):
-                raise found from error
+            if explanation := explained(error, self.observation_space, normalize_images):
+                raise explanation from error
             if isinstance(error, RuntimeError):
                 raise
             raise ValueError(f"policy={self.policy_class.__name__}: {error}") from error
@@ -457,8 +457,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.compilation.plan(self.settings.compile, planned, self.device, foreign)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        found = super()._init_callback(callback, progress_bar)
-        self.call.watch(found)
+        callback = super()._init_callback(callback, progress_bar)
+        self.call.watch(callback)
         check_evaluations(self, self.call.callbacks)
         if self.policy._forward_hooks or self.policy._forward_pre_hooks:
             warnings.warn(
@@ -466,7 +466,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 "parts such as policy.mlp_extractor",
                 stacklevel=4,
             )
-        return found
+        return callback
 
     @property
     def compiled(self) -> CompileStatus:
@@ -598,9 +598,9 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _common_facts(self) -> dict[str, Any]:
         """What must be the same in processes that train together: comparable arguments, and what is frozen."""
         may_differ = {"seed", "tensorboard_log", "n_threads", "compile"}
-        given = vars(self.settings).items()
+        arguments = vars(self.settings).items()
         facts = {
-            name: value for name, value in given if name not in may_differ and isinstance(value, (int, float, str))
+            name: value for name, value in arguments if name not in may_differ and isinstance(value, (int, float, str))
         }
         return facts | {"frozen weights": frozen(self.policy)}
 
@@ -741,7 +741,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         buffer = self.rollout_buffer
         logged = update.metrics(self.policy)
         values, returns = (
-            each.numpy().flatten() for each in read([*map(th.as_tensor, (buffer.values, buffer.returns))])
+            column.numpy().flatten() for column in read([*map(th.as_tensor, (buffer.values, buffer.returns))])
         )
         logged["explained_variance"] = self.shared.explained_variance(values, returns)
         logged |= {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}

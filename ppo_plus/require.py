@@ -63,7 +63,7 @@ def same_space(space: Any, other: Any) -> bool:
         return len(space) == len(other) and all(map(same_space, space, other))
     if isinstance(space, spaces.Box) and isinstance(other, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         bounds = space.low, space.high, other.low, other.high
-        low, high, *others = [np.where(np.abs(each) < LARGEST, each, np.copysign(np.inf, each)) for each in bounds]
+        low, high, *others = [np.where(np.abs(bound) < LARGEST, bound, np.copysign(np.inf, bound)) for bound in bounds]
         return space.dtype == other.dtype and all(map(np.array_equal, (low, high), others))
     return bool(space == other)
 

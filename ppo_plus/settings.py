@@ -1,4 +1,4 @@
-"""The arguments of :class:`~ppo_plus.PPO_Plus` as one frozen, checked value, and checks of what else it is given."""
+"""The arguments of :class:`~ppo_plus.PPO_Plus` as one frozen, checked value, and checks of other input."""
 
 import inspect
 import math
@@ -381,10 +381,10 @@ def check_env(env: Any) -> None:
 def check_device(device: th.device | str) -> None:
     """Warns where, as in SB3, "cuda" without a GPU means the CPU; raises :class:`ValueError` for unknown devices."""
     try:
-        found = get_device(device)
+        chosen = get_device(device)
     except RuntimeError as error:
         raise ValueError(f'device={device!r} is not known to torch: use "cpu", "cuda" or "auto"') from error
-    if device != "auto" and found.type != th.device(device).type:
+    if device != "auto" and chosen.type != th.device(device).type:
         warnings.warn(
             f"device={str(device)!r}: torch finds no GPU here, so training runs on the CPU. Install a torch that "
             'supports the GPU, or use device="auto", which takes one where there is one',

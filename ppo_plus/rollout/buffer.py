@@ -350,19 +350,19 @@ def _views(tensors: Any) -> Any:
     return tensors.numpy() if tensors.device.type == "cpu" else tensors
 
 
-def own_buffer_class(given: Any) -> type[RolloutBuffer]:
+def own_buffer_class(buffer_class: Any) -> type[RolloutBuffer]:
     """The class that stores rollouts; ``None`` and SB3's own classes mean :class:`RolloutBuffer`.
 
     :raises TypeError: it is not derived from :class:`RolloutBuffer`
     """
-    if given in (None, sb3.RolloutBuffer, sb3.DictRolloutBuffer):
+    if buffer_class in (None, sb3.RolloutBuffer, sb3.DictRolloutBuffer):
         return RolloutBuffer
-    if not (isinstance(given, type) and issubclass(given, RolloutBuffer)):
+    if not (isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer)):
         raise TypeError(
-            f"rollout_buffer_class={given!r} must be derived from ppo_plus.RolloutBuffer, in which you override "
+            f"rollout_buffer_class={buffer_class!r} must be derived from ppo_plus.RolloutBuffer, in which you override "
             "compute_returns_and_advantage as in SB3's"
         )
-    return given
+    return buffer_class
 
 
 def _as_stored(rows: Any) -> th.Tensor:

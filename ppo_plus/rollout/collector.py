@@ -179,8 +179,8 @@ def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: t
         obs = tree_map(lambda stored, final: sequences(stored, final[part]), buffer.stored("observations"), final_obs)
         starts = sequences(buffer.stored("episode_starts"), th.zeros(len(part))).bool()
         memory = tree_map(lambda *parts: th.stack(parts)[first // length, column], *buffer.memories)
-        found, _ = policy.evaluate(obs, Carry(memory), starts)
-        return found.view(len(part), -1)[which, last]  # type: ignore[no-any-return]
+        by_step, _ = policy.evaluate(obs, Carry(memory), starts)
+        return by_step.view(len(part), -1)[which, last]  # type: ignore[no-any-return]
 
     parts = th.split(th.arange(len(rows), device=rows.device), max(AT_ONCE // (length + 1), 1))
     return th.cat([values(part) for part in parts])
@@ -400,8 +400,8 @@ def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation,
         step, carry = policy.act(*inputs)
         return step.packed(), carry
 
-    def act(given: list[th.Tensor], *inputs: Any) -> tuple[th.Tensor, Carry]:
-        with swapped(policy, [*policy.parameters(), *policy.buffers()], given):
+    def act(weights: list[th.Tensor], *inputs: Any) -> tuple[th.Tensor, Carry]:
+        with swapped(policy, [*policy.parameters(), *policy.buffers()], weights):
             return plain(*inputs)
 
     compiled = compilation.compiled("acting", act, Reads(tensors, {"policy": policy, "masks": masks}))

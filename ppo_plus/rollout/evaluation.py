@@ -102,13 +102,13 @@ class Masked:
         masks = self.source.read(self.env, observation, self.n_steps)
         self.n_steps += 1
         # A tensor: predict does not warn of its order.
-        given = None if masks is None else th.from_numpy(masks)
-        return self.model.predict(observation, state, episode_start, deterministic, given)
+        action_masks = None if masks is None else th.from_numpy(masks)
+        return self.model.predict(observation, state, episode_start, deterministic, action_masks)
 
 
 def check_evaluations(model: Any, callbacks: Iterable[BaseCallback]) -> None:
     """:raises ValueError: SB3's ``EvalCallback`` would evaluate without the action masks of the environments"""
-    if any(isinstance(each, EvalCallback) and type(each)._on_step is EvalCallback._on_step for each in callbacks):
+    if any(type(callback)._on_step is EvalCallback._on_step for callback in callbacks):
         source = find_masks(model.env, model.policy.distribution.mask_layout, model.settings.action_mask_key)
         if source is not None and source.key is None:
             raise ValueError(
@@ -193,9 +193,9 @@ def _freeze(layer: Any, undo: ExitStack) -> None:
 
 def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:
     """Warn if an environment normalizes observations by other statistics than training does."""
-    found = [layer for layer in layers(env) if isinstance(layer, NORMALIZED_OBS)]
+    played = [layer for layer in layers(env) if isinstance(layer, NORMALIZED_OBS)]
     trained = [layer for layer in layers(training) if isinstance(layer, NORMALIZED_OBS)]
-    if found and not any(np.array_equal(found[0].obs_rms.mean, each.obs_rms.mean) for each in trained):
+    if played and not any(np.array_equal(played[0].obs_rms.mean, layer.obs_rms.mean) for layer in trained):
         warnings.warn(
             f"env={env!r} normalizes observations by statistics that differ from those of training "
             "(NormalizeObservation), so the policy sees other numbers than it has learned from: use VecNormalize, "

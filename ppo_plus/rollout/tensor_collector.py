@@ -351,15 +351,15 @@ class _Log:
 
     def means(self, device: th.device) -> th.Tensor:
         """The means of the tensors, for :meth:`named`."""
-        each = [th.stack(rows).mean(dim=0).to(device) for rows in self._rows.values()]
-        return th.cat(each) if each else th.empty(0, device=device)
+        means = [th.stack(rows).mean(dim=0).to(device) for rows in self._rows.values()]
+        return th.cat(means) if means else th.empty(0, device=device)
 
     def named(self, means: np.ndarray) -> dict[str, float]:
         """All means by the name under which they are logged."""
         names = [name for names in self._rows for name in names]
-        found = {name: sum(values) / len(values) for name, values in self._numbers.items()}
-        found |= dict(zip(names, means.tolist(), strict=True))
-        return {name if "/" in name else f"env/{name}": value for name, value in found.items()}
+        logged = {name: sum(values) / len(values) for name, values in self._numbers.items()}
+        logged |= dict(zip(names, means.tolist(), strict=True))
+        return {name if "/" in name else f"env/{name}": value for name, value in logged.items()}
 
 
 def _read(tensors: list[th.Tensor]) -> list[np.ndarray]:
@@ -374,8 +374,8 @@ def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, win
     """The last episodes of tables ``(T, N)``, newest first, ``(3, K)``: whether there is one, its return and length."""
     where = th.arange(dones.numel(), device=dones.device).masked_fill(~dones.flatten(), -1)
     last = where.topk(min(window, len(where))).values
-    entries = [each.flatten()[last.clamp(min=0)] for each in (returns, lengths)]
-    return th.stack([each.to(returns.dtype) for each in (last >= 0, *entries)])
+    entries = [table.flatten()[last.clamp(min=0)] for table in (returns, lengths)]
+    return th.stack([entry.to(returns.dtype) for entry in (last >= 0, *entries)])
 
 
 def _places(mask: th.Tensor, n: int) -> Places:
@@ -395,8 +395,8 @@ def _floats(tensors: Any) -> list[th.Tensor]:
 
 def _stored_masks(buffer: Any, source: MaskSource) -> th.Tensor:
     """The masks of a rollout, booleans ``(T, N, M)``."""
-    found = buffer.stored("masks") if source.key is None else buffer.stored("observations")[source.key]
-    return found.flatten(2).bool()  # type: ignore[no-any-return]
+    masks = buffer.stored("masks") if source.key is None else buffer.stored("observations")[source.key]
+    return masks.flatten(2).bool()  # type: ignore[no-any-return]
 
 
 def _nothing_allowed(masks: th.Tensor, choices: Sequence[int]) -> th.Tensor:
