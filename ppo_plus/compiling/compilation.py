@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch as th
@@ -147,13 +146,16 @@ class Compilation:
         autocast = [th.is_autocast_enabled(kind) and th.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
         precision = th.get_default_dtype(), th.get_float32_matmul_precision()
         settings = th.get_num_threads(), precision, autocast, self.strict
-        constants = _constants(replace(reads, objects={"settings": settings, **reads.objects}))
+        try:
+            constants: Any = constants_of(replace(reads, objects={"settings": settings, **reads.objects}))
+        except NotComparable as error:
+            constants = str(error)
         known = self.functions.get(name)
         if known is not None and known.constants == constants:
             if self.strict and known.failure:
                 known.fail(known.failure)
             return known
-        compiled = Compiled(function, name, self.strict, partial(_constants, reads), constants)
+        compiled = Compiled(function, name, reads, self.strict, constants)
         self.functions[name] = compiled
         if isinstance(constants, str):
             compiled.fail(constants)
@@ -164,11 +166,3 @@ class Compilation:
                 changed = first_difference(known.constants, constants) or "what it reads"
                 compiled.fail(known.failure or keeps_changing(changed))
         return compiled
-
-
-def _constants(reads: Reads) -> dict[str, Any] | str:
-    """:func:`~ppo_plus.compiling.constants.constants_of`; a message if something cannot be compared."""
-    try:
-        return constants_of(reads)
-    except NotComparable as error:
-        return str(error)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch as th
 
-from ppo_plus.compiling.constants import first_difference
+from ppo_plus.compiling.constants import Reads, constants_of, first_difference
 from ppo_plus.compiling.torch_private import ONE_AT_A_TIME, compile_graph, find_compiler, own_workspaces, trace
 from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, tree_structure
 
@@ -52,15 +52,15 @@ class Compiled:
     uncompiled. An argument that it returns unchanged is the caller's own tensor.
 
     :param name: its name in messages
+    :param reads: what it reads besides its arguments; a call must not change it
     :param strict: raise :class:`CompileError` if it cannot be compiled, instead of warning and running uncompiled
-    :param reads: returns what it reads besides its arguments, in a form that can be compared; a call must not change it
-    :param constants: the result of ``reads`` when the form was made
+    :param constants: what it was compiled for, in a form that can be compared
     """
 
     function: Callable[..., Any]
     name: str
+    reads: Reads = Reads()
     strict: bool = False
-    reads: Callable[[], Any] = dict
     constants: Any = None
     n_traces: int = field(default=0, init=False)
     #: Why it is not compiled; ``None``: it is, or will be at its first call.
@@ -208,13 +208,12 @@ class Compiled:
             places = [place[id(leaf)] for leaf in results]
             return computed
 
-        before = self.reads()
+        before = constants_of(self.reads)
         graph = trace(flat, tensors)
-        after = self.reads()
+        after = constants_of(self.reads)
         if before != after:
             self.n_traces = MAX_TRACES  # it would again
-            what = after if isinstance(after, str) else first_difference(before, after)
-            raise CompileError(f"it keeps something from call to call ({what})")
+            raise CompileError(f"it keeps something from call to call ({first_difference(before, after)})")
         _check_tensors(graph, tensors)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")

@@ -42,7 +42,10 @@ def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
 
 
 def join(device: str) -> "Ranks":
-    """Join the process group if torchrun started this process, until it ends: gloo for CPUs, NCCL for GPUs."""
+    """Join the process group if torchrun started this process, until it ends: gloo for CPUs, NCCL for GPUs.
+
+    :raises ValueError: there are fewer GPUs than processes, or the device is one GPU, or torchrun restarts processes
+    """
     import torch as th
     from torch import distributed as dist
 
@@ -55,24 +58,17 @@ def join(device: str) -> "Ranks":
     on_gpu = device.startswith("cuda") or (device == "auto" and th.cuda.is_available())
     if on_gpu:
         require_any_gpu(device)
-        _select_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+        n_gpus, local_rank = th.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
+        if local_rank >= n_gpus:
+            raise ValueError(
+                f"this machine has {n_gpus} GPUs, one for each process: use --processes {n_gpus}, or --device cpu"
+            )
+        th.cuda.set_device(local_rank)
     # gloo in addition to NCCL, for what is on the CPU, such as an optimizer's step count.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=GROUP_TIMEOUT)
     # If the group is not left, gloo's threads end the process with an error.
     atexit.register(Ranks.present().leave)
     return Ranks.present()
-
-
-def _select_gpu(local_rank: int) -> None:
-    """:raises ValueError: there are fewer GPUs than processes"""
-    import torch as th
-
-    n_gpus = th.cuda.device_count()
-    if local_rank >= n_gpus:
-        raise ValueError(
-            f"this machine has {n_gpus} GPUs, one for each process: use --processes {n_gpus}, or --device cpu"
-        )
-    th.cuda.set_device(local_rank)
 
 
 def require_no_restarts() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch as th
 
 from ppo_plus.compiling.compiled import Compiled, CompileError, _close
+from ppo_plus.compiling.constants import Reads
 
 #: Compiling takes seconds: everything that can be said of one compiled function is said of this one.
 
@@ -141,7 +142,7 @@ def test_what_keeps_something_from_call_to_call_runs_as_it_is():
         calls.append(1)
         return len(calls) * x
 
-    compiled = Compiled(counted, "counting", reads=lambda: {"calls": tuple(calls)})
+    compiled = Compiled(counted, "counting", reads=Reads(objects={"calls": calls}))
     with pytest.warns(RuntimeWarning, match=r"counting runs uncompiled.*it keeps something from call to call \(calls"):
         first = compiled.bind()(th.ones(1))
     assert compiled.bind()(th.ones(1)) == first + 1
