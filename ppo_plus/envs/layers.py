@@ -1,4 +1,7 @@
-"""The layers of an environment: wrappers and vector environments, as far as they are in this process."""
+"""The layers of an environment: wrappers and vector environments, as far as they are in this process.
+
+Other attributes named ``env``, ``envs`` or ``venv`` belong to the environments that have them.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,17 +23,23 @@ def layers(env: Any) -> Iterator[Any]:
         if id(layer) not in seen:
             seen.add(id(layer))
             yield layer
-            waiting += [holder[key] for holder, key in reversed(places(layer))]
+            waiting += reversed(wrapped_by(layer))
 
 
-def places(layer: Any) -> list[tuple[Any, Any]]:
-    """Where a layer has what it wraps: dicts or lists, with the key. Attributes of other classes are their own matter,
-    whatever their names."""
+def wrapped_by(layer: Any) -> list[Any]:
+    """What a layer wraps."""
+    # Not by `vars`: once an object's dict has been asked for, its attributes take longer to read.
     if isinstance(layer, (DummyVecEnv, SyncVectorEnv)):
-        return [(layer.envs, i) for i in range(len(layer.envs))]
-    if not isinstance(layer, (gym.Wrapper, VectorWrapper, VecEnvWrapper, Adapter)):
-        return []
-    name = "venv" if isinstance(layer, VecEnvWrapper) else "env"
-    attributes = vars(layer)
-    # A class may compute it.
-    return [(attributes if name in attributes else {name: getattr(layer, name)}, name)]
+        return list(layer.envs)
+    if isinstance(layer, VecEnvWrapper):
+        return [layer.venv]
+    return [layer.env] if isinstance(layer, (gym.Wrapper, VectorWrapper, Adapter)) else []
+
+
+def exchange(layer: Any, old: Any, new: Any) -> None:
+    """Let a layer wrap ``new`` instead of ``old``."""
+    if isinstance(layer, (DummyVecEnv, SyncVectorEnv)):
+        layer.envs[[env is old for env in layer.envs].index(True)] = new
+    else:
+        # Past the layer's own `__setattr__`, which may set attributes of what it wraps.
+        object.__setattr__(layer, "venv" if isinstance(layer, VecEnvWrapper) else "env", new)

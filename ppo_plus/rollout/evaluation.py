@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
-from ppo_plus.envs.layers import layers, places
+from ppo_plus.envs.layers import exchange, layers, wrapped_by
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.require import require_int, require_spaces
@@ -169,9 +169,11 @@ def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
     with ExitStack() as undo:
         for layer in layers(played):
             _freeze(layer, undo)
-            for holder, key in places(layer):
-                undo.callback(holder.__setitem__, key, holder[key])
-                holder[key] = _without_recorders(holder[key])
+            for inner in wrapped_by(layer):
+                if isinstance(inner, RECORDERS):
+                    recorded = _without_recorders(inner)
+                    exchange(layer, inner, recorded)
+                    undo.callback(exchange, layer, recorded, inner)
         with frozen(played):
             yield played
 
@@ -184,11 +186,12 @@ def _freeze(layer: Any, undo: ExitStack) -> None:
     """Stop a ``Monitor`` from writing and statistics from changing, until ``undo``."""
     if not isinstance(layer, (Monitor, *RUNNING)):
         return
-    attributes = vars(layer)
-    undo.callback(attributes.update, {name: copy.copy(attributes[name]) for name in RESTORED if name in attributes})
-    name, value = ("results_writer", None) if isinstance(layer, Monitor) else ("update_running_mean", False)
-    undo.callback(setattr, layer, name, getattr(layer, name))
-    setattr(layer, name, value)
+    stopped, value = ("results_writer", None) if isinstance(layer, Monitor) else ("update_running_mean", False)
+    undo.callback(setattr, layer, stopped, getattr(layer, stopped))
+    setattr(layer, stopped, value)
+    for name in RESTORED:
+        if hasattr(layer, name):
+            undo.callback(setattr, layer, name, copy.copy(getattr(layer, name)))
 
 
 def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:

@@ -13,7 +13,7 @@ from tensor_envs import TensorTwin
 
 from ppo_plus import PPO_Plus, Resumable, as_vec_env
 from ppo_plus.envs.checks import LeanVecEnv, Numbers
-from ppo_plus.envs.layers import layers, places
+from ppo_plus.envs.layers import exchange, layers, wrapped_by
 from ppo_plus.envs.resumable.state import get_state
 from ppo_plus.saving.export.deployed import raw_observations
 
@@ -134,8 +134,12 @@ def test_a_layer_can_be_exchanged_where_it_is_held():
             return self.venv.step_wait()
 
     env = Odd(DummyVecEnv([lambda: Monitor(RandomEnv(ACTIONS["discrete"]))]))
+    first, second = (RandomEnv(ACTIONS["discrete"]) for _ in range(2))
     for layer in layers(env):
-        for holder, key in places(layer):
-            if isinstance(holder[key], Monitor):
-                holder[key] = holder[key].env
-    assert kinds(env) == [Odd, DummyVecEnv, RandomEnv]
+        for inner in wrapped_by(layer):
+            if isinstance(inner, Monitor):
+                exchange(layer, inner, Resumable(first))
+    assert kinds(env) == [Odd, DummyVecEnv, Resumable, RandomEnv]
+    exchange(env.unwrapped.envs[0], first, second)
+    exchange(env, env.venv, env.venv)
+    assert list(layers(env))[-1] is second

@@ -176,6 +176,9 @@ class Resumable(gym.Wrapper):
     :param env: the environment, in its wrappers
     """
 
+    #: Whether attributes are set in the environment, and not here.
+    _is_made = False
+
     def __init__(self, env: gym.Env):
         super().__init__(env)
         inside = [layer for layer in layers(env) if not isinstance(layer, Numbers)]
@@ -201,21 +204,22 @@ class Resumable(gym.Wrapper):
         take_any_number(env)
         #: The name of an attribute that was set from outside, or ``None``.
         self._set_from_outside: str | None = None
+        self._is_made = True
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
         return self.env.spec
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_set_from_outside" not in vars(self):
+        if not self._is_made:
             return super().__setattr__(name, value)
         # The generator is a part of the state.
         if name != "np_random":
-            vars(self)["_set_from_outside"] = name
+            super().__setattr__("_set_from_outside", name)
         setattr(self.env, name, value)
 
     def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> bool:
-        vars(self)["_set_from_outside"] = name
+        super().__setattr__("_set_from_outside", name)
         return self.env.set_wrapper_attr(name, value, **kwargs)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
@@ -234,7 +238,7 @@ class Resumable(gym.Wrapper):
             episode.generator = get_generator(self._base)
             episode.before_reset = [get_attributes(layer, names) for layer, names in self._early]
         # An attribute of this object, and not of the environment.
-        vars(self)["_episode"] = episode
+        super().__setattr__("_episode", episode)
         episode.last = result = self.env.reset(**kwargs)
         return result
 
