@@ -543,8 +543,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         single = self.env and self.env.unwrapped
         if isinstance(single, SupervisedVecEnv) and single.restarts:
             self.logger.record("faults/env_restarts", max(single.n_restarts, self.shared.n_restarts))
-        for name, value in self.shared.log().items():
-            self.logger.record(name, value)
+        if self.shared.waited is not None:
+            self.logger.record("time/wait", self.shared.waited)
         super().dump_logs(iteration)
 
     def _choose_threads(self) -> int:

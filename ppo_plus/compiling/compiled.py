@@ -1,4 +1,4 @@
-"""Pure functions of tensors that compile themselves, and run uncompiled where the compiler fails."""
+"""Functions of tensors that compile themselves, and run uncompiled where the compiler fails."""
 
 import sys
 import threading
@@ -43,7 +43,7 @@ def compile_error(reason: str) -> CompileError:
 
 @dataclass(eq=False)
 class Compiled:
-    """A pure function of tensors that compiles itself at the first call of what :meth:`bind` returns.
+    """A function of tensors that compiles itself at the first call of what :meth:`bind` returns.
 
     The function takes any nesting of tuples, lists, dicts and ``None`` around tensors, and returns one, possibly with
     constants among the tensors. It may change its first argument in place and draw from torch's global generator.

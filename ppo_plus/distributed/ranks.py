@@ -123,7 +123,7 @@ class Ranks:
             collective()
         except (RuntimeError, ValueError) as error:
             raise RanksError(
-                f"rank {self.rank} cannot go on, because another process that trains with it has ended or is "
+                f"rank {self.rank} cannot continue, because another process that trains with it has ended or is "
                 f"elsewhere in its program: look for its message ({str(error).splitlines()[0]:.200})"
             ) from error
         finally:

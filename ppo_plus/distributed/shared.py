@@ -44,6 +44,8 @@ class SingleProcess:
     reduction: Any = None
     #: Environments that were replaced in other processes.
     n_restarts = 0
+    #: Seconds that processes have waited for each other, on average; ``None``: there is one.
+    waited: float | None = None
     #: What schedules gave for the last update, which has to be the same in all processes.
     scheduled: Mapping[str, Any] = MappingProxyType({})
 
@@ -85,10 +87,6 @@ class SingleProcess:
         returns ``(B,)``; NaN where returns do not vary."""
         return float(explained_variance(values, returns))
 
-    def log(self) -> dict[str, float]:
-        """What is logged of the exchanges."""
-        return {}
-
 
 class _Message(NamedTuple):
     """The message of a process to the others after a rollout; see :meth:`SharedTraining.synchronize`."""
@@ -114,7 +112,6 @@ class SharedTraining(SingleProcess):
         self._episodes: list[tuple[Any, Any]] = []
         #: The names of the loss's diagnostics, once a minibatch had transitions.
         self._diagnostics: tuple[str, ...] = ()
-        #: Seconds that processes have waited for each other, on average.
         self.waited = 0.0
 
     def begin(self, env: VecEnv, policy: nn.Module) -> None:
@@ -272,9 +269,6 @@ class SharedTraining(SingleProcess):
         own = Moments.of(th.from_numpy(np.stack([returns - values, returns], axis=1)))
         residual, whole = total(self.ranks.gather_values(own)).var.tolist()
         return float("nan") if whole == 0 else 1 - residual / whole
-
-    def log(self) -> dict[str, float]:
-        return {"time/wait": self.waited}
 
 
 def _statistics(env: VecEnv) -> list[RunningMeanStd]:

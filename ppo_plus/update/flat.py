@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from ppo_plus.compiling.torch_private import flatten, has_step_hooks
 from ppo_plus.policy.distributions import to_device
 
-#: Optimizers that treat every weight by itself, so that all of them may stand in one vector.
+#: Optimizers with a fused kernel on CPUs and GPUs; Adagrad's is for CPUs.
+FUSED = (optim.Adam, optim.AdamW, optim.SGD)
+#: Optimizers that treat every weight by itself, so that all weights may stand in one vector.
 ELEMENTWISE = (
-    optim.Adam,
-    optim.AdamW,
-    optim.SGD,
+    *FUSED,
     optim.RMSprop,
     optim.NAdam,
     optim.RAdam,
@@ -29,8 +29,6 @@ ELEMENTWISE = (
     optim.Adadelta,
     RMSpropTFLike,
 )
-#: Those of them with a fused kernel on CPUs and GPUs; Adagrad's is for CPUs.
-FUSED = (optim.Adam, optim.AdamW, optim.SGD)
 
 #: Entries of optimizer states that count steps, one per parameter.
 PER_PARAMETER = ("step", "mu_product")

@@ -1,4 +1,4 @@
-"""The compiled form of a pure function does what the function does, or is not used."""
+"""The compiled form of a function does what the function does, or is not used."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""One minibatch as a pure function, in place, and by parts: the same step."""
+"""One minibatch as a function of tensors, in place, and by parts: the same step."""
 
 import copy
 from functools import partial
@@ -54,29 +54,29 @@ def arguments_of(model):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_pure_function_and_the_step_in_place_agree(case):
+def test_the_function_of_tensors_and_the_step_in_place_agree(case):
     model = trained(case)
     twin = copy.deepcopy(model)
     results = []
-    for each, pure in ((model, True), (twin, False)):
-        control = each.settings.control
-        rule = UpdateRule(each.policy, each.compute_loss, control, 0.5)
-        state, settled = control.init(), arguments_of(each)
-        data = each.rollout_buffer.on_device()
-        with packed(each.policy.optimizer) as lent:
+    for learner, is_function in ((model, True), (twin, False)):
+        control = learner.settings.control
+        rule = UpdateRule(learner.policy, learner.compute_loss, control, 0.5)
+        state, coefficients = control.init(), arguments_of(learner)
+        rollout = learner.rollout_buffer.on_device()
+        with packed(learner.policy.optimizer) as lent:
             for seed in range(3):
                 th.manual_seed(seed)
                 np.random.seed(seed)
-                _, indices = next(each.rollout_buffer.minibatches(16, data))
-                if pure:
+                _, indices = next(learner.rollout_buffer.minibatches(16, rollout))
+                if is_function:
                     # On copies, which it changes; the policy's weights stay unchanged meanwhile.
                     real = TrainState(trainable(lent)[0].data, rule.list_others(), moments(lent))
                     copies, before = tree_map(th.clone, real), real.vector.clone()
-                    state, names, record = rule(copies, settled, data, state, indices)
+                    state, names, record = rule(copies, coefficients, rollout, state, indices)
                     assert th.equal(real.vector, before)
                     tree_map(th.Tensor.copy_, real._replace(others=[]), copies._replace(others=[]))
                 else:
-                    state, names, record = in_place(rule, lent, settled)(data, state, indices)
+                    state, names, record = in_place(rule, lent, coefficients)(rollout, state, indices)
             results.append((trainable(lent)[0].detach().clone(), dict(moments(lent)), names, record, state))
     (vector, kept, names, record, state), (other, others, same_names, numbers, final) = results
     th.testing.assert_close(vector, other, rtol=0, atol=2e-6)
