@@ -775,9 +775,9 @@ TOP = (
     ),
     Fault(
         "buffers-not-counted",
-        "saving/format/names.py",
-        "left -= LEAST + numbers",
-        "left -= LEAST",
+        "compiling/torch_private.py",
+        "self.left -= self.least + _numbers_made(operation, args, kwargs)",
+        "self.left -= self.least",
         "tests/saving/format/test_names.py",
     ),
     Fault(

@@ -166,17 +166,20 @@ def has_step_hooks(optimizer: optim.Optimizer) -> bool:
     return "step" in vars(optimizer) or any(own)
 
 
-class Announced(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """In the block, call a function before torch makes tensors, in this thread, with the number of their elements."""
+class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """In the block, raise :class:`MemoryError` before torch makes more than so many numbers, in this thread. Each tensor
+    counts for at least ``least``, since it takes time, too."""
 
-    def __init__(self, announce: Callable[[int], None]):
+    def __init__(self, n_numbers: int, least: int):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.announce = announce
+        self.left, self.least = n_numbers, least
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not any(result.alias_info for result in operation._schema.returns):  # neither in place nor a view
-            self.announce(_numbers_made(operation, args, kwargs))
+            self.left -= self.least + _numbers_made(operation, args, kwargs)
+            if self.left < 0:
+                raise MemoryError("more numbers than allowed")
         return operation(*args, **kwargs)
 
 

@@ -125,8 +125,9 @@ def form_of(cls: type[Any]) -> dict[str, Any]:
     kinds = ALWAYS | {"policy_kwargs": dict}
     return {
         "class": str,
-        "arguments": Optional(dict.fromkeys(attributes_of(cls)["arguments"], object) | kinds),
-        "state": Optional({name: form for name, (_, form) in STATE.items()}),
+        # Nothing else is valid: no form fits.
+        "arguments": Optional({str: ()} | dict.fromkeys(attributes_of(cls)["arguments"], object) | kinds),
+        "state": Optional({str: ()} | {name: form for name, (_, form) in STATE.items()}),
         "attributes": {str: object},
         "missing": {str: str},
         "parameters": {"policy": {str: th.Tensor}, str: object},

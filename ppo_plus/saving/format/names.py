@@ -22,7 +22,7 @@ from typing import Any
 
 import torch as th
 
-from ppo_plus.compiling.torch_private import Announced
+from ppo_plus.compiling.torch_private import Bounded
 from ppo_plus.public import MODULES as PUBLIC_MODULES
 from ppo_plus.trees import tree_leaves
 
@@ -239,20 +239,14 @@ LEAST = 256
 def building(weights: Any) -> Iterator[None]:
     """Raise :class:`Damaged` before networks are built that are much larger than the weights of a file, and for errors
     that do not name a wrong argument."""
-    n_weights = sum(each.numel() for each in tree_leaves(weights) if isinstance(each, th.Tensor))
-    left = MOST_NUMBERS + MOST_TIMES * n_weights
-
-    def count(numbers: int) -> None:
-        nonlocal left
-        left -= LEAST + numbers
-        if left < 0:
-            raise Damaged("its networks are larger than its weights")
-
+    n_weights = sum(tensor.numel() for tensor in tree_leaves(weights) if isinstance(tensor, th.Tensor))
     try:
-        with Announced(count):
+        with Bounded(MOST_NUMBERS + MOST_TIMES * n_weights, LEAST):
             yield
     except (ValueError, TypeError):
         raise
+    except MemoryError as error:
+        raise Damaged("its networks are larger than its weights") from error
     except Exception as error:
         raise Refused(f"no model can be made of it ({type(error).__name__}: {error})") from error
 

@@ -90,20 +90,44 @@ class _Writer:
         if _is_json(value):
             return value
         if kind is list:
-            return self.items(value, path)
+            return [self.write(item, f"{path}[{i}]") for i, item in enumerate(value)]
         if kind is dict and not any(type(key) is not str or key.startswith("!") for key in value):
-            return {key: self.write(each, f"{path}[{key!r}]") for key, each in value.items()}
-        if kind in _FORMS:
-            return {f"!{_FORMS[kind].tag}": _FORMS[kind].write(self, value, path)}
+            return {key: self.write(entry, f"{path}[{key!r}]") for key, entry in value.items()}
+        if kind in (dict, OrderedDict):
+            return {f"!{kind.__name__}": self._pairs(value, path)}
+        if kind is nn.Parameter:
+            return {"!parameter": [self._write(value.data, path), value.requires_grad]}
         if isinstance(value, (type, FunctionType)):
-            return {"!name": self.named(value, path, find)}
+            return {"!name": self._name(value, path, find)}
+        if kind in _FORMS:
+            return {f"!{_FORMS[kind].tag}": self._content(value, path, _FORMS[kind])}
         state = object_state(value)
         if state is None:
             raise _undescribable(path, value, f"cannot be described: {_REMEDY}")
-        title = self.named(kind, path, _class_of_objects)
-        return {f"!{title}": {key: self.write(each, f"{path}.{key}") for key, each in state.items()}}
+        title = self._name(kind, path, _class_of_objects)
+        return {f"!{title}": {key: self.write(entry, f"{path}.{key}") for key, entry in state.items()}}
 
-    def named(self, value: Any, path: str, look_up: Callable[[str], Any]) -> str:
+    def _pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
+        written = []
+        for i, (key, entry) in enumerate(value.items()):
+            title = repr(key) if isinstance(key, (str, int)) else f"key {i}"
+            written.append([self.write(key, f"{path}, key {title}"), self.write(entry, f"{path}[{title}]")])
+        return written
+
+    def _content(self, value: Any, path: str, form: "_Form") -> Any:
+        try:
+            content = form.reduce(value)
+        except ValueError as error:
+            raise _undescribable(path, value, str(error)) from None
+        if form.kind is not th.Tensor:
+            return self._write(content, path)
+        name, i = path, 1
+        while name in self.arrays:
+            name, i = f"{path}~{i}", i + 1
+        self.arrays[name] = content
+        return name
+
+    def _name(self, value: Any, path: str, look_up: Callable[[str], Any]) -> str:
         """The name of a class or a function."""
         name = name_of(value)
         if name.startswith("ppo_plus.") and not is_registered(value):
@@ -111,47 +135,6 @@ class _Writer:
         if not isinstance(value, type) and not is_registered(value) and "<" in name:
             raise _undescribable(path, value, f"is a lambda or inside a function, so that it has no name: {_REMEDY}")
         self.names.add((name, look_up))
-        return name
-
-    def items(self, value: Any, path: str) -> list[Any]:
-        return [self.write(each, f"{path}[{i}]") for i, each in enumerate(value)]
-
-    def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
-        written = []
-        for i, (key, each) in enumerate(value.items()):
-            title = repr(key) if isinstance(key, (str, int)) else f"key {i}"
-            written.append([self.write(key, f"{path}, key {title}"), self.write(each, f"{path}[{title}]")])
-        return written
-
-    def dtype(self, value: np.dtype[Any], path: str) -> str:
-        if not value.isnative or value.name not in NATIVE:
-            raise _undescribable(path, value, "is not a plain type of numbers: take it out")
-        return value.name
-
-    def scalar(self, value: np.generic, path: str) -> list[Any]:
-        number = value.item()
-        if value.dtype.kind not in "biuf" or type(number) not in (bool, int, float):
-            raise _undescribable(path, value, "is not a plain number: convert it")
-        return [self.dtype(value.dtype, path), self.write(number, path)]
-
-    def array(self, value: np.ndarray, path: str) -> str:
-        if not value.dtype.isnative or value.dtype.name not in NATIVE:
-            raise _undescribable(path, value, "contains no plain numbers: convert it")
-        return self._keep(th.from_numpy(np.array(value, order="C").view(value.dtype.name)), path)
-
-    def tensor(self, value: th.Tensor, path: str) -> str:
-        if value.layout != th.strided or value.dtype not in STORED:
-            raise _undescribable(path, value, "is not a plain tensor: convert it")
-        return self._keep(value.detach().cpu().clone(memory_format=th.contiguous_format), path)
-
-    def parameter(self, value: nn.Parameter, path: str) -> list[Any]:
-        return [{"!tensor": self.tensor(value, path)}, value.requires_grad]
-
-    def _keep(self, data: th.Tensor, path: str) -> str:
-        name, i = path, 1
-        while name in self.arrays:
-            name, i = f"{path}~{i}", i + 1
-        self.arrays[name] = data
         return name
 
 
@@ -166,69 +149,68 @@ class _Reader:
         if written is None or type(written) in (bool, int, float, str):
             return written
         self._depth += 1
-        if self._depth > MAX_DEPTH + 5:  # a pair or a list inside a tag is one level more
+        if self._depth > 2 * MAX_DEPTH + 5:  # what is in a tag is one level more
             raise Damaged("it is nested too deep")
-        value = self.items(written) if type(written) is list else self._object(written)
+        if type(written) is list:
+            value: Any = [self.read(item) for item in written]
+        elif not any(key.startswith("!") for key in written):
+            value = {key: self.read(entry) for key, entry in written.items()}
+        else:
+            ((tag, content),) = written.items()
+            value = self._tagged(tag.removeprefix("!"), content)
         self._depth -= 1
         return value
 
-    def _object(self, written: dict[str, Any]) -> Any:
-        if not any(key.startswith("!") for key in written):
-            return {key: self.read(each) for key, each in written.items()}
-        ((tag, content),) = written.items()
-        tag = tag.removeprefix("!")
-        if ":" not in tag:
-            return _READERS[tag](self, content)
-        return make_object(_class_of_objects(tag), {key: self.read(each) for key, each in content.items()})
-
-    def items(self, content: list[Any]) -> list[Any]:
-        if type(content) is not list:
-            raise Damaged(f"{str(content)[:50]!r} is not a list")
-        return [self.read(each) for each in content]
-
-    def pairs(self, content: list[Any]) -> list[tuple[Any, Any]]:
-        pairs = [(self.read(key), self.read(each)) for key, each in content]
-        if len(dict.fromkeys(_spread([key for key, _ in pairs]))) != len(pairs):
-            raise Damaged("a dict has a key twice")
-        return pairs
-
-    def partial(self, content: list[Any]) -> Any:
-        function, args, keywords = self.items(content)
-        return functools.partial(function, *args, **keywords)
-
-    def scalar(self, content: list[Any]) -> Any:
-        return find_dtype(content[0]).type(self.read(content[1]))
-
-    def array(self, name: str) -> np.ndarray:
-        return self.tensor(name).numpy()
-
-    def tensor(self, name: str) -> th.Tensor:
-        if name not in self.arrays:
-            # Once only: many uses of one array could be more than fits in memory.
-            raise Damaged(f"it uses the array {name[:100]!r}, which is missing or has been used before")
-        return self.arrays.pop(name)
-
-    def parameter(self, content: list[Any]) -> nn.Parameter:
-        data, requires_grad = self.items(content)
-        return nn.Parameter(data, requires_grad=bool(requires_grad))
+    def _tagged(self, tag: str, content: Any) -> Any:
+        if ":" in tag:
+            return make_object(_class_of_objects(tag), {key: self.read(entry) for key, entry in content.items()})
+        _, kind, _, make = _FORM_OF[tag]
+        if kind is th.Tensor:
+            if content not in self.arrays:
+                # Once only: many uses of one array could be more than fits in memory.
+                raise Damaged(f"it uses the array {content[:100]!r}, which is missing or has been used before")
+            return make(self.arrays.pop(content))
+        value = self.read(content)
+        if type(value) is not kind:
+            raise Damaged(f"{str(content)[:50]!r} is not a {kind.__name__}")
+        return make(value)
 
 
 class _Form(NamedTuple):
-    """How values of a type are written under a tag, and read from what is there."""
+    """How values of a type are written: under a tag, as a simpler value of a kind, from which they are made again.
+
+    ``reduce`` raises :class:`ValueError` with the problem if a value has no description.
+    """
 
     tag: str
-    write: Callable[[_Writer, Any, str], Any]
-    read: Callable[[_Reader, Any], Any]
+    kind: type
+    reduce: Callable[[Any], Any]
+    make: Callable[[Any], Any]
 
 
-def _text(tag: str, write: Callable[[Any], str], read: Callable[[str], Any]) -> _Form:
-    return _Form(tag, lambda _, value, path: write(value), lambda _, content: read(content))
+def _scalar(value: np.generic) -> list[Any]:
+    number = value.item()
+    if value.dtype.kind not in "biuf" or type(number) not in (bool, int, float):
+        raise ValueError("is not a plain number: convert it")
+    return [_dtype(value.dtype), number]
 
 
-def _made_of(items: Callable[[_Writer, Any, str], Any], kind: type) -> _Form:
-    read = _Reader.pairs if items is _Writer.pairs else _Reader.items
-    spread = _spread if kind in (set, frozenset) else list
-    return _Form(kind.__name__, items, lambda reader, content: kind(spread(read(reader, content))))
+def _dtype(value: np.dtype[Any]) -> str:
+    if not value.isnative or value.name not in NATIVE:
+        raise ValueError("is not a plain type of numbers: take it out")
+    return value.name
+
+
+def _array(value: np.ndarray) -> th.Tensor:
+    if not value.dtype.isnative or value.dtype.name not in NATIVE:
+        raise ValueError("contains no plain numbers: convert it")
+    return th.from_numpy(np.array(value, order="C").view(value.dtype.name))
+
+
+def _tensor(value: th.Tensor) -> th.Tensor:
+    if value.layout != th.strided or value.dtype not in STORED:
+        raise ValueError("is not a plain tensor: convert it")
+    return value.detach().cpu().clone(memory_format=th.contiguous_format)
 
 
 def _spread(keys: list[Any]) -> list[Any]:
@@ -238,36 +220,60 @@ def _spread(keys: list[Any]) -> list[Any]:
     return keys
 
 
+def _distinct(pairs: list[Any]) -> list[Any]:
+    if len(dict.fromkeys(_spread([key for key, _ in pairs]))) != len(pairs):
+        raise Damaged("a dict has a key twice")
+    return pairs
+
+
+#: NumPy's types that torch stores.
+NATIVE = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
+#: Torch's types that are stored.
+STORED = frozenset(getattr(th, name) for name in {*NATIVE, "bfloat16"})
+_TORCH_TYPES: dict[str, th.dtype] = {str(each): each for each in vars(th).values() if isinstance(each, th.dtype)}
+
+
+def find_dtype(name: str) -> np.dtype:
+    """:raises ValueError: NumPy has no type of this name, or files do not contain it"""
+    if name not in NATIVE:
+        raise ValueError(f"{name[:50]!r} is not a type of numbers")
+    return np.dtype(name)
+
+
 _FORMS: dict[type, _Form] = {
-    int: _text("int", hex, lambda text: int(text, 16)),
-    float: _text("float", repr, {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__),
-    bytes: _text(
-        "bytes", lambda value: base64.b64encode(value).decode(), lambda text: base64.b64decode(text, validate=True)
+    int: _Form("int", str, hex, lambda text: int(text, 16)),
+    float: _Form("float", str, repr, {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__),
+    bytes: _Form(
+        "bytes", str, lambda data: base64.b64encode(data).decode(), lambda text: base64.b64decode(text, validate=True)
     ),
-    th.dtype: _text("torch.dtype", str, lambda text: _TORCH_TYPES[text]),
-    th.device: _text("device", str, th.device),
-    tuple: _made_of(_Writer.items, tuple),
-    set: _made_of(_Writer.items, set),
-    frozenset: _made_of(_Writer.items, frozenset),
-    dict: _made_of(_Writer.pairs, dict),
-    OrderedDict: _made_of(_Writer.pairs, OrderedDict),
+    tuple: _Form("tuple", list, list, tuple),
+    set: _Form("set", list, list, lambda items: set(_spread(items))),
+    frozenset: _Form("frozenset", list, list, lambda items: frozenset(_spread(items))),
     deque: _Form(
         "deque",
-        lambda writer, value, path: {"maxlen": value.maxlen, "items": writer.items(value, path)},
-        lambda reader, content: deque(reader.items(content["items"]), maxlen=content["maxlen"]),
+        dict,
+        lambda items: {"maxlen": items.maxlen, "items": [*items]},
+        lambda content: deque(content["items"], maxlen=content["maxlen"]),
     ),
     functools.partial: _Form(
         "partial",
-        lambda writer, value, path: writer.items([value.func, list(value.args), value.keywords], f"{path}.partial"),
-        _Reader.partial,
+        list,
+        lambda function: [function.func, [*function.args], function.keywords],
+        lambda content: functools.partial(content[0], *content[1], **content[2]),
     ),
-    np.dtype: _Form("dtype", _Writer.dtype, lambda _, content: find_dtype(content)),
-    np.generic: _Form("scalar", _Writer.scalar, _Reader.scalar),
-    np.ndarray: _Form("array", _Writer.array, _Reader.array),
-    th.Tensor: _Form("tensor", _Writer.tensor, _Reader.tensor),
-    nn.Parameter: _Form("parameter", _Writer.parameter, _Reader.parameter),
+    th.dtype: _Form("torch.dtype", str, str, _TORCH_TYPES.__getitem__),
+    th.device: _Form("device", str, str, th.device),
+    np.dtype: _Form("dtype", str, _dtype, find_dtype),
+    np.generic: _Form("scalar", list, _scalar, lambda content: find_dtype(content[0]).type(content[1])),
+    np.ndarray: _Form("array", th.Tensor, _array, th.Tensor.numpy),
+    th.Tensor: _Form("tensor", th.Tensor, _tensor, lambda tensor: tensor),
+    # The writer reduces these, by the paths in messages and names of arrays.
+    dict: _Form("dict", list, list, lambda pairs: dict(_distinct(pairs))),
+    OrderedDict: _Form("OrderedDict", list, list, lambda pairs: OrderedDict(_distinct(pairs))),
+    nn.Parameter: _Form("parameter", list, list, lambda content: nn.Parameter(content[0], bool(content[1]))),
+    type: _Form("name", str, name_of, find),
 }
-_READERS = {form.tag: form.read for form in _FORMS.values()} | {"name": lambda _, content: find(content)}
+_FORM_OF = {form.tag: form for form in _FORMS.values()}
 
 
 def _is_json(value: Any) -> bool:
@@ -293,7 +299,7 @@ def _undescribable(path: str, value: Any, problem: str) -> Undescribable:
 
 
 class Optional(dict[Any, Any]):
-    """The form of a dict that may lack entries of the form, and has no others."""
+    """The form of a dict that may lack entries of the form."""
 
 
 def require_form(value: Any, form: Any) -> None:
@@ -304,51 +310,32 @@ def require_form(value: Any, form: Any) -> None:
         one of which fits
     :raises Damaged: a part of the value is missing or not valid
     """
-    for path in _misfits(value, form, ""):
-        raise Damaged(f"its part {path[:200]!r} is missing or not valid")
+    for path in _misfits(value, form, ()):
+        raise Damaged(f"its part {'.'.join(path)[:200]!r} is missing or not valid")
 
 
-def _misfits(value: Any, form: Any, path: str) -> Iterator[str]:
+def _misfits(value: Any, form: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """The paths of the parts that do not fit."""
     if isinstance(form, tuple):
-        first = [next(_misfits(value, option, path), None) for option in form]
-        if None not in first:
-            yield first[-1] if first else path  # type: ignore[misc]
-    elif isinstance(form, list) and isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from _misfits(item, form[0], f"{path}.{i}")
-    elif isinstance(form, dict) and isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        # A tuple of no forms fits nothing.
-        others = form.get(str, () if isinstance(form, Optional) else object)
-        missing = [] if isinstance(form, Optional) else [name for name in form if name is not str and name not in value]
-        yield from (f"{path}.{name}".removeprefix(".") for name in missing)
-        for name, entry in value.items():
-            yield from _misfits(entry, form.get(name, others), f"{path}.{name}".removeprefix("."))
+        fits = any(not [*_misfits(value, option, path)] for option in form)
+    elif isinstance(form, list):
+        fits = isinstance(value, list)
+        for i, item in enumerate(value if fits else ()):
+            yield from _misfits(item, form[0], (*path, str(i)))
+    elif isinstance(form, dict):
+        fits = isinstance(value, dict) and all(isinstance(name, str) for name in value)
+        if fits and not isinstance(form, Optional):
+            yield from ((*path, name) for name in form if name is not str and name not in value)
+        for name, entry in value.items() if fits else ():
+            yield from _misfits(entry, form.get(name, form.get(str, object)), (*path, name))
+    elif form is int:
+        fits = type(value) is int and value >= 0
+    elif isinstance(form, type):
+        fits = isinstance(value, form)
     else:
-        if form is int:
-            fits = type(value) is int and value >= 0
-        elif isinstance(form, type):
-            fits = isinstance(value, form)
-        else:
-            fits = form(value) if callable(form) else value is form
-        if not fits:
-            yield path
-
-
-# --- types of numbers -------------------------------------------------------------------------------------------------
-
-#: NumPy's types that torch stores.
-NATIVE = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
-#: Torch's types that are stored.
-STORED = frozenset(getattr(th, name) for name in {*NATIVE, "bfloat16"})
-_TORCH_TYPES: dict[str, th.dtype] = {str(each): each for each in vars(th).values() if isinstance(each, th.dtype)}
-
-
-def find_dtype(name: str) -> np.dtype:
-    """:raises ValueError: NumPy has no type of this name, or files do not contain it"""
-    if name not in NATIVE:
-        raise ValueError(f"{name[:50]!r} is not a type of numbers")
-    return np.dtype(name)
+        fits = form(value) if callable(form) else value is form
+    if not fits:
+        yield path
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------

@@ -326,6 +326,7 @@ UNDESCRIBABLE = {
     "text": (Text("a"), "cannot be described"),
     "pickled": (Pickled(), "cannot be described"),
     "generator": (iter([1]), "cannot be described"),
+    "private class": (Undescribable, "is not public"),
 }
 
 
