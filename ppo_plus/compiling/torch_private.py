@@ -167,7 +167,7 @@ def has_step_hooks(optimizer: optim.Optimizer) -> bool:
 
 
 class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """In the block, raise :class:`MemoryError` before torch makes more than so many numbers, in this thread. Each tensor
+    """In the block, raise :class:`MemoryError` before torch makes more than so many numbers in this thread. Each tensor
     counts for at least ``least``, since it takes time, too."""
 
     def __init__(self, n_numbers: int, least: int):

@@ -11,6 +11,7 @@ from ppo_plus.envs.normalization import are_finite
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
+from ppo_plus.saving.format.values import require_form
 from ppo_plus.saving.sb3.pickles import PickledCall, parse, value_of
 from ppo_plus.trees import tree_map
 
@@ -32,9 +33,17 @@ STATISTICS = {
 _PICKLED = "stable_baselines3.common.vec_env.vec_normalize:VecNormalize"
 
 
+def _are_moments(value: Any) -> bool:
+    return isinstance(value, RunningMeanStd) and {"mean", "var", "count"} <= vars(value).keys()
+
+
+#: The form of moments, which may be of each entry of the observations.
+MOMENTS = (None, _are_moments, {str: _are_moments})
+
+
 def write_statistics(normalize: VecNormalize, path: Path) -> None:
     """Write the statistics of environments to a file, completely or not at all."""
-    container.write(path, KIND, {name: getattr(normalize, each, None) for name, each in STATISTICS.items()})
+    container.write(path, KIND, {name: getattr(normalize, attribute, None) for name, attribute in STATISTICS.items()})
 
 
 def read_statistics(path: Path) -> dict[str, Any]:
@@ -43,25 +52,17 @@ def read_statistics(path: Path) -> dict[str, Any]:
 
     :raises Refused: it is damaged or something else, or cannot be read without running it
     """
-    if container.is_container(path):
-        written = container.read(path, KIND)
-        found = {STATISTICS.get(name, ""): each for name, each in written.items()} if isinstance(written, dict) else {}
-    else:
-        data = path.read_bytes()
-        with naming(path, "VecNormalize"):
-            parsed = parse(data)
+    is_ours = container.is_container(path)
+    saved: Any = container.read(path, KIND) if is_ours else path.read_bytes()
+    with naming(path, "VecNormalize"), decoding():
+        if not is_ours:
+            parsed = parse(saved)
             if not isinstance(parsed, PickledCall) or parsed.name != _PICKLED or type(parsed.state) is not dict:
                 raise Damaged("it is the pickle of something else")
-            present = [name for name in STATISTICS.values() if name in parsed.state]
-            found = {name: value_of(parsed.state[name], len(data)) for name in present}
-    observed = found.get("obs_rms")
-    moments = [found.get("ret_rms"), *(observed.values() if isinstance(observed, dict) else [observed])]
-    parts = {"mean", "var", "count"}
-    known = all(each is None or isinstance(each, RunningMeanStd) and parts <= vars(each).keys() for each in moments)
-    if not {"obs_rms", "ret_rms"} <= found.keys() or "" in found or not known:
-        with naming(path, "VecNormalize"):
-            raise Damaged("it has no statistics")
-    return found
+            present = {name: attribute for name, attribute in STATISTICS.items() if attribute in parsed.state}
+            saved = {name: value_of(parsed.state[attribute], len(saved)) for name, attribute in present.items()}
+        require_form(saved, {"observation_moments": MOMENTS, "return_moments": MOMENTS})
+        return {STATISTICS[name]: value for name, value in saved.items()}
 
 
 def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
@@ -85,17 +86,18 @@ def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
     return normalize
 
 
-def put_statistics(normalize: VecNormalize, found: dict[str, Any], path: Path) -> None:
+def put_statistics(normalize: VecNormalize, statistics: dict[str, Any], path: Path) -> None:
     """Replace the statistics of environments by those of :func:`read_statistics`; errors as :func:`load_statistics`."""
-    saved = SimpleNamespace(**found)
+    saved = SimpleNamespace(**statistics)
     with naming(path, "VecNormalize"), decoding():
         if saved.norm_obs:
-            shapes = [
-                tree_map(lambda rms: (rms.mean.shape, rms.var.shape), each.obs_rms) for each in (saved, normalize)
-            ]
-            if shapes[0] != shapes[1]:
-                there, here = saved.observation_space, normalize.observation_space
-                raise Refused(f"the statistics are of observations {there}, not {here}")
+            there, here = (
+                tree_map(lambda rms: (rms.mean.shape, rms.var.shape), one.obs_rms) for one in (saved, normalize)
+            )
+            if there != here:
+                raise Refused(
+                    f"the statistics are of observations {saved.observation_space}, not {normalize.observation_space}"
+                )
     require_finite(saved, path)
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:

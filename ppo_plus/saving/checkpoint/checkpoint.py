@@ -41,12 +41,11 @@ OTHERS = "others"
 ENVS = {"layers": [str], "vec_layers": [{str: object}], "envs": (None, [dict]), "n_envs": int, "reason": (None, str)}
 CALLBACK = {"class": str, "own": object, "changed": {str: object}, "envs": {str: ENVS}}
 FORM: dict[str, Any] = {
-    "call": (None, {"total_timesteps": (int, float), "iteration": int, "callbacks": [CALLBACK]}),
+    "call": (None, {"total_timesteps": (int, float), "iteration": int, "callbacks": [CALLBACK], "logger": LOGGER}),
     "generators": {"python": tuple, "numpy": dict, "torch": th.Tensor, **dict.fromkeys(GPUS, [th.Tensor])},
     "model": dict,
     "policy": {"frozen": [str], "buffers": {str: th.Tensor}},
     "env": ENVS,
-    "logger": (None, LOGGER),
     "log_files": {str: int},
     "num_timesteps": int,
     "rank": int,
@@ -68,12 +67,11 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
     ranks = model.ranks
     checkpoint = {
-        "call": _call_state(model.call),
+        "call": _call_state(model.call, model.logger) if model.call.callbacks else None,
         "generators": generators,
         "model": copy.deepcopy(state),
         "policy": _policy_extras(model.policy),
         "env": env_state.get_state(model.env),
-        "logger": process_state.get_logger(model.logger) if model.call.callbacks else None,
         "log_files": process_state.sizes(folder, logs),
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
@@ -84,17 +82,18 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
             container.write(file, KIND, checkpoint)
         _, *others = ranks.gather_values(file.getvalue())
         if ranks.leads:
-            checkpoint[OTHERS] = [container.read(io.BytesIO(each), KIND) for each in others]
+            checkpoint[OTHERS] = [container.read(io.BytesIO(data), KIND) for data in others]
     return checkpoint
 
 
-def _call_state(call: Any) -> dict[str, Any] | None:
-    """The state of a call of ``learn``; ``None``: there is none now."""
-    if not call.callbacks:
-        return None
-    pairs = zip(call.callbacks, call.configured, strict=True)
-    callbacks = [process_state.get_callback(*pair) for pair in pairs]
-    return {"total_timesteps": call.total_timesteps, "iteration": call.iteration, "callbacks": callbacks}
+def _call_state(call: Any, logger: Any) -> dict[str, Any]:
+    """The state of a call of ``learn``."""
+    return {
+        "total_timesteps": call.total_timesteps,
+        "iteration": call.iteration,
+        "callbacks": [process_state.get_callback(*pair) for pair in zip(call.callbacks, call.configured, strict=True)],
+        "logger": process_state.get_logger(logger),
+    }
 
 
 def _policy_extras(policy: th.nn.Module) -> dict[str, Any]:
@@ -140,7 +139,7 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
     others = [path for path in files(folder) if not num_timesteps or steps_of(path) > num_timesteps]
     if not others:
         return None
-    subfolder = next(each for i in count(1) if not (each := Path(folder) / f"earlier_{i}").exists())
+    subfolder = next(path for i in count(1) if not (path := Path(folder) / f"earlier_{i}").exists())
     subfolder.mkdir()
     for path in others:
         path.rename(subfolder / path.name)
@@ -153,50 +152,47 @@ def read(path: Path) -> list[dict[str, Any]]:
     checkpoint = container.read(path, KIND, {2: _from_version_2})
     with container.naming(path, "checkpoint"):
         require_form(checkpoint, FORM | {OTHERS: [FORM]} if OTHERS in checkpoint else FORM)
-        checkpoints = [checkpoint, *checkpoint.pop(OTHERS, ())]
-        if any(one["call"] is not None and one["logger"] is None for one in checkpoints):
-            raise Damaged("it has a call of learn without its logger")
-        return [one | {"folder": path.parent} for one in checkpoints]
+        return [part | {"folder": path.parent} for part in (checkpoint, *checkpoint.pop(OTHERS, ()))]
 
 
 def _from_version_2(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint of version 2 of the format as one of version 3."""
-    logger = checkpoint.pop("log")
-    if logger is not None:
+    logger, files = checkpoint.pop("log"), checkpoint.pop("logs")
+    if checkpoint["call"] is not None:
         logger |= {"run_folder": logger.pop("folder"), "event_files": logger.pop("sizes")}
+        checkpoint["call"]["logger"] = logger
+    if OTHERS in checkpoint:
+        checkpoint[OTHERS] = [_from_version_2(other) for other in checkpoint[OTHERS]]
     # The first files of version 2 had no generators of other GPUs than those of NVIDIA.
     generators = {"xpu": [], "mps": [], **checkpoint["generators"]}
-    converted = {"logger": logger, "log_files": checkpoint.pop("logs")["kept"], "generators": generators}
-    if OTHERS in checkpoint:
-        converted[OTHERS] = [_from_version_2(other) for other in checkpoint[OTHERS]]
-    return checkpoint | converted
+    return checkpoint | {"log_files": files["kept"], "generators": generators}
 
 
 def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
-    found = [Path(folder)] if Path(folder).is_file() else files(folder)
-    if not found:
+    paths = [Path(folder)] if Path(folder).is_file() else files(folder)
+    if not paths:
         raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
-    for path in found:
+    for path in paths:
         try:
             checkpoints = read(path)
             with container.naming(path, "checkpoint"):
                 return _resumed(cls, checkpoints, env, device, kwargs)
         except Damaged as error:
-            if path == found[-1]:
+            if path == paths[-1]:
                 raise
             warnings.warn(f"{error}; resuming from the one before", stacklevel=3)
 
 
-def _resumed(cls: Any, found: list[dict[str, Any]], env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
+def _resumed(cls: Any, parts: list[dict[str, Any]], env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """The model of a checkpoint, in its environments; raises :class:`Damaged` if it is not valid."""
-    ranks = Ranks.present()
-    if len(found) != ranks.size:
+    ranks, n = Ranks.present(), len(parts)
+    if n != ranks.size:
         raise ValueError(
-            f"the checkpoint is of {len(found)} processes, and there are {ranks.size} now: start {len(found)} "
-            f"(ppo-plus train: --processes {len(found)})"
+            f"the checkpoint is of {n} processes, and there are {ranks.size} now: start {n} (ppo-plus train: "
+            f"--processes {n})"
         )
-    checkpoint = found[ranks.rank]
+    checkpoint = parts[ranks.rank]
     call = checkpoint["call"]
     if call is not None:
         kwargs = {"tensorboard_log": None, **kwargs}  # whose files are continued, or named in a warning, by ``learn``
@@ -209,7 +205,7 @@ def _resumed(cls: Any, found: list[dict[str, Any]], env: Any, device: th.device 
         if model._last_obs is not None:
             with decoding("its observations"):
                 check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)
-            if reason is None and None in [each["episode"] for each in checkpoint["env"]["envs"] or ()]:
+            if reason is None and None in [state["episode"] for state in checkpoint["env"]["envs"] or ()]:
                 raise Damaged("it has observations of environments that had not been reset")
     except (ValueError, NotResumableError):
         raise  # other environments
@@ -225,9 +221,8 @@ def _resumed(cls: Any, found: list[dict[str, Any]], env: Any, device: th.device 
     with decoding("the state of its generators"):
         process_state.set_generators(checkpoint["generators"])
     if call is not None:
-        interrupted = model.call
-        interrupted.total_timesteps, interrupted.iteration = call["total_timesteps"], call["iteration"]
-        interrupted.resumed = checkpoint
+        model.call.total_timesteps, model.call.iteration = call["total_timesteps"], call["iteration"]
+        model.call.resumed = checkpoint
     return model
 
 
@@ -237,7 +232,7 @@ def logs_continued(model: Any, tb_log_name: str) -> Iterator[None]:
     resumed, logger = model.call.resumed, None
     if resumed is not None and not model._custom_logger:
         with container.naming(resumed["folder"], "checkpoint"):
-            logger = process_state.reopen(resumed["logger"], model.tensorboard_log, tb_log_name, model.verbose)
+            logger = process_state.reopen(resumed["call"]["logger"], model.tensorboard_log, tb_log_name, model.verbose)
     if logger is not None:
         model.set_logger(logger)
     yield
@@ -252,7 +247,7 @@ def restore(model: Any) -> None:
         return
     with container.naming(resumed["folder"], "checkpoint"):
         process_state.set_callbacks(model.call.callbacks, resumed["call"]["callbacks"])
-    process_state.set_logger(model.logger, resumed["logger"])
+    process_state.set_logger(model.logger, resumed["call"]["logger"])
     # Last, since what comes before may draw.
     process_state.set_generators(resumed["generators"])
 

@@ -310,8 +310,8 @@ def require_form(value: Any, form: Any) -> None:
         one of which fits
     :raises Damaged: a part of the value is missing or not valid
     """
-    for path in _misfits(value, form, ()):
-        raise Damaged(f"its part {'.'.join(path)[:200]!r} is missing or not valid")
+    for title in map(".".join, _misfits(value, form, ())):
+        raise Damaged(f"{f'its part {title[:200]!r}' if title else 'it'} is missing or not valid")
 
 
 def _misfits(value: Any, form: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

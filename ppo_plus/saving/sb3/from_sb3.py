@@ -97,25 +97,22 @@ def _trainer_and_name(policy_class: Any) -> tuple[str, str]:
     raise ValueError(f"policy={policy_class!r} is a {trainer} custom policy: derive it from ppo_plus.{base}")
 
 
-def _no_ppo(path: Any) -> TypeError:
-    return TypeError(
-        f"{path!r} is not the path of an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO: pass the path of a "
-        "model that one of them has saved"
-    )
-
-
 def _read(
     cls: Any, path: Any, custom_objects: dict[str, Any], changes: dict[str, Any], trust_pickle: bool
 ) -> "SavedBySB3":
     """A saved model, without running the pickles in it unless they are trusted."""
+    no_ppo = TypeError(
+        f"{path!r} is not the path of an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO: pass the path of a "
+        "model that one of them has saved"
+    )
     if not isinstance(path, (str, Path)) and not hasattr(path, "read"):
-        raise _no_ppo(path)
+        raise no_ppo
     if is_container(path):
         with naming(path):
             raise Refused(f"{cls.__name__} saved it: use {cls.__name__}.load")
     saved = read_sb3_zip(path, custom_objects.keys())
     if not {*saved.data, *saved.unread, *custom_objects, *changes} >= OF_PPO:
-        raise _no_ppo(path)
+        raise no_ppo
     needed = {*ALWAYS, *argument_attributes(cls).values()} - changes.keys() - cls.scheduled
     lacking = {name: reason for name, reason in saved.unread.items() if name in needed}
     if trust_pickle and saved.unread:
@@ -157,18 +154,13 @@ def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> Sav
     """A saved model without what only running its pickles could read; raises :class:`Refused` if weights are so."""
     with naming(path_or_file, "saved model"):
         with opened(path_or_file) as file, decoding("the archive"):
-            members = _members(file)
+            size = file.seek(0, io.SEEK_END)
+            with zipfile.ZipFile(file) as archive:
+                _check_members(archive.infolist(), size)
+                present = {*archive.namelist()}
+                members = {name: archive.read(path) for name, path in MEMBERS.items() if path in present}
         data, unread = _attributes(members.pop("data", b""), skipped)
         return SavedBySB3(data, unread, {name: _tensors(name, content) for name, content in members.items()})
-
-
-def _members(file: Any) -> dict[str, bytes]:
-    size = file.seek(0, io.SEEK_END)
-    with zipfile.ZipFile(file) as archive:
-        infos = archive.infolist()
-        _check_members(infos, size)
-        names = {info.filename for info in infos}
-        return {name: archive.read(path) for name, path in MEMBERS.items() if path in names}
 
 
 def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
@@ -183,15 +175,15 @@ def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
 def _attributes(text: bytes, skipped: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Those that can be read, and why the others cannot."""
     with decoding("its attributes"):
-        written = {name: each for name, each in json.loads(text.decode()).items() if name not in skipped}
+        written = {name: value for name, value in json.loads(text.decode()).items() if name not in skipped}
     data, unread = {}, {}
-    for name, each in written.items():
+    for name, value in written.items():
         try:
-            if isinstance(each, dict) and ":serialized:" in each:
+            if isinstance(value, dict) and ":serialized:" in value:
                 with decoding():
-                    pickled = base64.b64decode(each[":serialized:"], validate=True)
-                each = value_of(parse(pickled), len(pickled))
-            data[name] = each
+                    pickled = base64.b64decode(value[":serialized:"], validate=True)
+                value = value_of(parse(pickled), len(pickled))
+            data[name] = value
         except Refused as error:
             unread[name] = str(error)
     return data, unread
@@ -202,15 +194,13 @@ def _tensors(name: str, content: bytes) -> Any:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             _check_members(archive.infolist(), len(content))
-        found = th.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        loaded = th.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Refused:
         raise
     except Exception as error:
         reason = str(error).partition("\n")[0][:200]
         raise Refused(f"{name}.pth cannot be read as tensors alone ({type(error).__name__}: {reason})") from error
-    for each in tree_leaves(found):
-        if isinstance(each, th.Tensor) and (
-            each.layout != th.strided or each.numel() * each.element_size() > each.untyped_storage().nbytes()
-        ):
+    for tensor in (leaf for leaf in tree_leaves(loaded) if isinstance(leaf, th.Tensor)):
+        if tensor.layout != th.strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise Refused("it has a tensor that is larger than its numbers")  # copies of it would be larger too
-    return found
+    return loaded

@@ -75,35 +75,29 @@ def _require_keys(keys: Iterable[Any]) -> None:
 _Unpickler: Any = vars(pickle)["_Unpickler"]
 
 
+def _with_keys(instruction: bytes, keys: slice) -> tuple[int, Callable[[Any], None]]:
+    """An instruction that checks the keys on the stack first."""
+
+    def load(parser: Any) -> None:
+        _require_keys(parser.stack[keys])
+        _Unpickler.dispatch[instruction[0]](parser)
+
+    return instruction[0], load
+
+
 class _Parser(_Unpickler):  # type: ignore[misc]
-    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Any]] = _Unpickler.dispatch | dict(
+        [
+            _with_keys(pickle.SETITEM, slice(-2, -1)),
+            _with_keys(pickle.SETITEMS, slice(None, None, 2)),
+            _with_keys(pickle.ADDITEMS, slice(None)),
+            _with_keys(pickle.FROZENSET, slice(None)),
+        ]
+    )
 
     def find_class(self, module: str, name: str) -> Any:
         """Called for every name in a pickle: nothing is looked up."""
         return _call_named(f"{module}:{name}")
-
-    def load_setitem(self) -> None:
-        _require_keys(self.stack[-2:-1])
-        super().load_setitem()
-
-    def load_setitems(self) -> None:
-        _require_keys(self.stack[::2])
-        super().load_setitems()
-
-    def load_additems(self) -> None:
-        _require_keys(self.stack)
-        super().load_additems()
-
-    def load_frozenset(self) -> None:
-        _require_keys(self.stack)
-        super().load_frozenset()
-
-    dispatch |= {
-        pickle.SETITEM[0]: load_setitem,
-        pickle.SETITEMS[0]: load_setitems,
-        pickle.ADDITEMS[0]: load_additems,
-        pickle.FROZENSET[0]: load_frozenset,
-    }
 
 
 #: Instructions that plain values and objects need. Others refer to what is outside of the pickle, or are out of use.
@@ -154,7 +148,7 @@ class _Maker:
 
     def _make(self, plan: Any) -> Any:
         if isinstance(plan, dict):
-            return {self.make(key): self.make(each) for key, each in plan.items()}
+            return {self.make(key): self.make(entry) for key, entry in plan.items()}
         if isinstance(plan, type) and issubclass(plan, PickledCall):
             return find(public_name(plan.name))
         if isinstance(plan, PickledCall):
@@ -162,12 +156,14 @@ class _Maker:
         return type(plan)(map(self.make, plan))
 
     def _call(self, call: PickledCall) -> Any:
-        # Gymnasium's spaces have the names and fields of the old gym's.
-        name = public_name(re.sub(r"^gym\.spaces\.", "gymnasium.spaces.", call.name))
+        name = call.name
+        for old, new in _RENAMED.items():
+            name = re.sub(f"^{re.escape(old)}", new, name)
+        name = public_name(name)
         if name in SPACES:
             # A generator is not even looked at.
             cls, fields = SPACES[name]
-            return make_object(cls, {each: self.make(call.state[each]) for each in fields if each in call.state})
+            return make_object(cls, {field: self.make(call.state[field]) for field in fields if field in call.state})
         if name in _CALLS:
             return _CALLS[name](self, call)
         try:
@@ -211,7 +207,7 @@ class _Maker:
         pairs = zip(call.args[0].args[-2], state["__closure__"] or (), strict=True)
         cells = {cell: content.args[0] for cell, content in pairs}
         if name not in _CLOSURES:
-            numbers = [each for each in cells.values() if isinstance(each, (int, float))]
+            numbers = [number for number in cells.values() if isinstance(number, (int, float))]
             hint = f": for example ppo_plus.linear({numbers[0]!r})" if "linear" in name and len(numbers) == 1 else ""
             raise Refused(f"it is a function of the user's, {name}{hint}")
         return _CLOSURES[name](**{cell: self.make(content) for cell, content in cells.items()})
@@ -235,17 +231,20 @@ _CLOSURES: dict[str, Callable[..., Any]] = {
     "stable_baselines3.common.utils:get_linear_fn.<locals>.func": _linear_fn,
     "rl_zoo3.utils:linear_schedule.<locals>.func": lambda **cells: Linear(float(*cells.values())),
 }
-#: What is made from calls, by the name of the function; NumPy's modules have had two names.
+#: How names began before, and how they do now: Gymnasium's spaces have the names and fields of the old gym's.
+_RENAMED = {
+    "gym.spaces.": "gymnasium.spaces.",
+    "numpy._core.": "numpy.core.",
+    "cloudpickle.cloudpickle_fast:": "cloudpickle.cloudpickle:",
+}
+#: What is made from calls, by the name of the function.
 _CALLS: dict[str, Callable[[_Maker, PickledCall], Any]] = {
     "collections:OrderedDict": _Maker.ordered_dict,
     "collections:deque": _Maker.deque,
     "numpy:dtype": _Maker.dtype,
-    **{f"cloudpickle.{each}:_make_function": _Maker.closure for each in ("cloudpickle", "cloudpickle_fast")},
+    "cloudpickle.cloudpickle:_make_function": _Maker.closure,
     "torch:device": lambda maker, call: th.device(*maker.make(call.args)),
-    **{f"numpy.{core}.multiarray:_reconstruct": _Maker.reconstructed for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray:scalar": _Maker.scalar for core in ("core", "_core")},
-    **{
-        f"numpy.{core}.numeric:_frombuffer": lambda maker, call: maker.array(*maker.make(call.args))
-        for core in ("core", "_core")
-    },
+    "numpy.core.multiarray:_reconstruct": _Maker.reconstructed,
+    "numpy.core.multiarray:scalar": _Maker.scalar,
+    "numpy.core.numeric:_frombuffer": lambda maker, call: maker.array(*maker.make(call.args)),
 }

@@ -284,7 +284,7 @@ def test_a_checkpoint_does_not_say_what_is_cut(tmp_path):
     written = container.read(newest, "checkpoint")
     written["log_files"] = {}
     written |= {"folder": str(victim.parent), "patterns": [str(victim), "../../*"]}
-    written["logger"] |= {"run_folder": str(tmp_path), "event_files": {victim.name: 0}}
+    written["call"]["logger"] |= {"run_folder": str(tmp_path), "event_files": {victim.name: 0}}
     container.write(newest, "checkpoint", written)
     with pytest.warns(UserWarning, match="TensorBoard's files of the resumed run are not continued"):
         PPO_Plus.resume(folder, envs()).learn(TOTAL, [Checkpoints(folder), Interrupt(-1)])
@@ -502,7 +502,7 @@ def replaced(value, path, new):
     return copied
 
 
-PARTS = "env generators policy call logger log_files num_timesteps rank".split()
+PARTS = "env generators policy call log_files num_timesteps rank".split()
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -556,9 +556,8 @@ def test_files_written_after_an_error_count_for_keep(tmp_path):
 
 def as_version_2(whole):
     """A checkpoint as version 2 of the format had it."""
-    logger = whole["logger"] and {**whole["logger"], "folder": None, "sizes": whole["logger"]["event_files"]}
-    old = {name: value for name, value in whole.items() if name not in ("logger", "log_files")}
-    return old | {"log": logger, "logs": {"kept": whole["log_files"]}}
+    old = {name: value for name, value in whole.items() if name != "log_files"}
+    return old | {"log": None, "logs": {"kept": whole["log_files"]}}
 
 
 def test_generators_of_gpus_may_be_missing_in_version_2_but_not_malformed(tmp_path, monkeypatch):

@@ -229,8 +229,7 @@ def restored(callback, states):
     """Restore states into a callback; what was warned of."""
     call = watching(callback)
     call.resumed = {
-        "call": {"callbacks": states},
-        "logger": {"values": {}, "counts": {}, "excluded": {}},
+        "call": {"callbacks": states, "logger": {"values": {}, "counts": {}, "excluded": {}}},
         "folder": "there",
     }
     call.resumed["generators"] = get_generators()
