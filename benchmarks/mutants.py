@@ -442,10 +442,10 @@ ROLLOUT = (
     ),
     Fault(
         "tensors-returns-across-episodes",
-        "envs/tensors/normalize.py",
+        "envs/normalization.py",
         "self._returns.masked_fill(step.dones, 0.0)",
         "self._returns",
-        "tests/envs/tensors/test_normalize.py",
+        "tests/envs/test_normalization.py",
     ),
     Fault(
         "lazy-twice",

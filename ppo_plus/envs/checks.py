@@ -26,15 +26,8 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
 from ppo_plus.envs.layers import layers
-from ppo_plus.envs.normalization import MOMENTS
 from ppo_plus.policy.distributions import make_distribution
-from ppo_plus.policy.observations import (
-    NotFiniteError,
-    canonical_space,
-    is_finite,
-    require_finite,
-    why_not_finite,
-)
+from ppo_plus.policy.observations import NotFiniteError, canonical_space, is_finite, require_finite, why_not_finite
 from ppo_plus.require import LARGEST
 
 #: What to do about the old gym's interface where its code cannot be changed.
@@ -265,8 +258,8 @@ class CheckedEnvs:
 
     def __init__(self, env: VecEnv, step: Callable[[], int]):
         self._step, self._env, self._normalize = step, env, unwrap_vec_normalize(env)
-        values = vars(self._normalize) if self._normalize else {}
-        self._statistics = {name: copy.deepcopy(values[name]) for name in (*MOMENTS, "returns") if name in values}
+        values, names = vars(self._normalize) if self._normalize else {}, ("obs_rms", "ret_rms", "returns")
+        self._statistics = {name: copy.deepcopy(values[name]) for name in names if name in values}
         owners = (layer for layer in layers(env) if isinstance(layer, (DummyVecEnv, SyncVectorEnv)))
         #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
         self._owner = owner = next(owners, None)

@@ -14,9 +14,8 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
 from ppo_plus.envs.checks import CheckedEnvs
-from ppo_plus.envs.normalization import VecNormalizeTransitions
+from ppo_plus.envs.normalization import Normalizing, VecNormalizeTransitions
 from ppo_plus.envs.tensors.env import as_numpy
-from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, warn_of_order
