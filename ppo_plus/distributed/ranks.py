@@ -99,7 +99,12 @@ class Ranks:
 
     def require_same(self, facts: dict[str, Any]) -> None:
         """:raises RanksError: processes differ in facts that have to be the same; on all of them"""
-        require_equal(self.gather_values(as_text(facts)))
+        by_rank = self.gather_values({name: repr(value) for name, value in facts.items()})
+        for name in by_rank[0]:
+            values = {texts.get(name): rank for rank, texts in reversed(list(enumerate(by_rank)))}
+            if len(values) > 1:
+                said = ", ".join(f"{value} on rank {rank}" for value, rank in reversed(values.items()))
+                raise RanksError(f"{name} differs between ranks: {said}")
 
     @contextmanager
     def until_error(self) -> Iterator[None]:
@@ -138,20 +143,6 @@ def use_own_gpu(device: th.device) -> None:
         th.cuda.set_device(device)
     elif device.type == "cuda" and th.cuda.current_device() == 0 and own < th.cuda.device_count():
         th.cuda.set_device(own)
-
-
-def as_text(facts: dict[str, Any]) -> dict[str, str]:
-    """Facts as text, so that processes can compare them."""
-    return {name: repr(value) for name, value in facts.items()}
-
-
-def require_equal(by_rank: Sequence[dict[str, str]]) -> None:
-    """:raises RanksError: the facts of processes differ"""
-    for name in by_rank[0]:
-        values = {other.get(name): rank for rank, other in reversed(list(enumerate(by_rank)))}
-        if len(values) > 1:
-            said = ", ".join(f"{value} on rank {rank}" for value, rank in reversed(values.items()))
-            raise RanksError(f"{name} differs between ranks: {said}")
 
 
 class Fingerprint(NamedTuple):

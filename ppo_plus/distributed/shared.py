@@ -17,16 +17,7 @@ from stable_baselines3.common.utils import explained_variance
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import nn
 
-from ppo_plus.distributed.ranks import (
-    Fingerprint,
-    Ranks,
-    RanksError,
-    as_text,
-    differ_by_rounding,
-    fingerprints,
-    require_equal,
-    state_of,
-)
+from ppo_plus.distributed.ranks import Fingerprint, Ranks, RanksError, differ_by_rounding, fingerprints, state_of
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments, total
@@ -91,7 +82,6 @@ class SingleProcess:
 class _Message(NamedTuple):
     """The message of a process to the others after a rollout; see :meth:`SharedTraining.synchronize`."""
 
-    facts: dict[str, str]
     keep_training: bool
     episodes: list[tuple[Any, Any]]
     moments: list[Moments]
@@ -148,9 +138,9 @@ class SharedTraining(SingleProcess):
         facts: Callable[[], dict[str, Any]],
         policy: nn.Module,
     ) -> tuple[bool, list[dict[str, Any]], int]:
+        self.ranks.require_same({**facts(), **self.scheduled})
         statistics = _statistics(env)
         message = _Message(
-            as_text({**facts(), **self.scheduled}),
             keep_training,
             self._episodes[-keep:],
             [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)],
@@ -160,7 +150,6 @@ class SharedTraining(SingleProcess):
             fingerprints(policy),
         )
         messages = self.ranks.gather_values(message)
-        require_equal([message.facts for message in messages])
         if differ_by_rounding([message.weights for message in messages]):
             self.ranks.copy_lead(state_of(policy).values())
         self._episodes = []

@@ -216,12 +216,7 @@ class UpdateRule:
         return losses, autograd_grad(losses.total, inputs)
 
     def apply(
-        self,
-        step: OptimizerStep,
-        losses: Losses,
-        gradient: Gradient,
-        state: KLState,
-        coefficients: Coefficients,
+        self, step: OptimizerStep, losses: Losses, gradient: Gradient, state: KLState, coefficients: Coefficients
     ) -> Outcome:
         """A step along a gradient, unless it is not finite or the KL control has stopped the update.
 

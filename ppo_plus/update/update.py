@@ -320,13 +320,10 @@ class CompiledMinibatch:
                 # A step that was skipped has not made the state yet.
                 self._fresh = self._fresh and not bool(outcome[2][FINITE])
                 return outcome
-            self._bind(rollout)
+            (vector,) = trainable(self._lent)
+            vector.grad = None  # the compiled form leaves none
+            # Only now, since a module may have replaced a buffer, or have a new one.
+            train_state = TrainState(vector.data, self._rule.list_others(), moments(self._lent))
+            fixed = train_state, self._coefficients, rollout
+            self._rollout, self._bound = rollout, self._compiled.bind(*fixed, plain=partial(self._eager, rollout))
         return self._bound(state, indices)  # type: ignore[no-any-return]
-
-    def _bind(self, rollout: Batch) -> None:
-        (vector,) = trainable(self._lent)
-        vector.grad = None  # the compiled form leaves none
-        # Only now, since a module may have replaced a buffer, or have a new one.
-        train_state = TrainState(vector.data, self._rule.list_others(), moments(self._lent))
-        fixed = train_state, self._coefficients, rollout
-        self._rollout, self._bound = rollout, self._compiled.bind(*fixed, plain=partial(self._eager, rollout))
