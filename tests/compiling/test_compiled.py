@@ -44,6 +44,14 @@ def test_same_outputs_changes_and_random_numbers(compiled):
     assert state["total"] == own_state["total"] == 3.0
 
 
+@pytest.fixture(params=["traced", pytest.param("compiled", marks=pytest.mark.slow)])
+def form(request):
+    """What is checked of tracing alone is checked with Inductor, too, which takes seconds for each function."""
+    if request.param == "traced":
+        request.getfixturevalue("traced")
+
+
+@pytest.mark.usefixtures("form")
 def test_what_comes_back_as_it_was_given_is_the_same_tensor():
     compiled = Compiled(lambda x, y: {"given": [y, x], 3: (x + y, ()), None: None}, "a nesting", strict=True)
     x, y = th.ones(2), th.zeros(2)
@@ -55,6 +63,7 @@ def test_what_comes_back_as_it_was_given_is_the_same_tensor():
         assert th.equal(result[3][0], th.ones(2)) and result[3][1] == ()
 
 
+@pytest.mark.usefixtures("form")
 def test_constants_among_the_results_stay_what_they_are():
     names = ("a", "b")
     compiled = Compiled(lambda x: (x + 1, {"names": names, "n": 3, "none": None}), "a nesting", strict=True)
@@ -63,7 +72,7 @@ def test_constants_among_the_results_stay_what_they_are():
         assert made == value + 1 and constants == {"names": names, "n": 3, "none": None}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("form")
 def test_a_binding_notices_a_new_form_made_for_another():
     compiled = Compiled(lambda x, y: x.sum() * y, "a product", strict=True)
     short, y = compiled.bind(th.ones(3)), th.ones(2)
@@ -79,6 +88,7 @@ def test_arguments_without_storage_run_uncompiled():
     assert th.equal(compiled.bind(table)(x), x)
 
 
+@pytest.mark.usefixtures("form")
 def test_mutable_arguments_with_odd_layouts_run_uncompiled():
     compiled = Compiled(lambda table: table.add_(1.0), "a table")
     part = th.zeros(10, 100)[:, :3]
@@ -87,11 +97,14 @@ def test_mutable_arguments_with_odd_layouts_run_uncompiled():
     assert compiled._run is None and th.equal(part, th.ones(10, 3))
 
 
-def test_other_shapes_run_the_function_itself(compiled, monkeypatch):
+@pytest.mark.parametrize(
+    "other", [th.zeros(1), th.zeros(3, dtype=th.int64), th.zeros(6)[::2]], ids=["shape", "dtype", "layout"]
+)
+def test_other_inputs_run_the_function_itself(compiled, other, monkeypatch):
     calls = []
     monkeypatch.setattr(compiled, "function", lambda *args: calls.append(args))
     state, _ = arguments()
-    compiled.bind(state)({"x": th.zeros(1)})
+    compiled.bind(state)({"x": other})
     assert len(calls) == 1
     compiled.bind(state)({"x": th.zeros(3)})
     assert len(calls) == 1
@@ -164,6 +177,7 @@ def test_a_form_that_computes_something_else_is_not_used(monkeypatch):
         assert Compiled(lambda x: x * 1, "identity").bind()(th.ones(1)).item() == 1.0
 
 
+@pytest.mark.usefixtures("form")
 def test_arguments_that_were_one_tensor_may_be_two_later():
     call = Compiled(lambda x, y: x + 2 * y, "a sum", strict=True).bind()
     once = th.ones(3)
@@ -171,6 +185,7 @@ def test_arguments_that_were_one_tensor_may_be_two_later():
     assert call(once, th.zeros(3)).tolist() == [1.0] * 3
 
 
+@pytest.mark.usefixtures("form")
 def test_inputs_of_another_dtype_or_layout_run_uncompiled():
     compiled = Compiled(lambda x: x.float() * 2 + 1, "an affine map", strict=True)
     call = compiled.bind()

@@ -1,7 +1,6 @@
 """The collector's own state: where the environments are, and what is carried from step to step."""
 
 import copy
-import itertools
 import pickle
 import warnings
 
@@ -10,6 +9,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, vec
 from models import SMALL, spoil, weights
+from parametrization import all_pairs
 from stable_baselines3.common.vec_env import VecEnvWrapper
 from tensor_envs import twins
 
@@ -135,8 +135,9 @@ def test_time_limits_that_infos_do_not_tell_give_one_warning(missing):
     assert f"but without {missing!r}" in found and "set both" in found
 
 
-@pytest.mark.parametrize("what", ["actor", "log_std", "critic"])
-@pytest.mark.parametrize(("kind", "policy"), list(itertools.product(ACTIONS, ["", "gsde", "Lstm"])))
+@pytest.mark.parametrize(
+    ("kind", "policy", "what"), all_pairs(ACTIONS, ["", "gsde", "Lstm"], ["actor", "log_std", "critic"])
+)
 def test_a_policy_that_is_not_finite_takes_no_action(kind, policy, what):
     env = vec(ACTIONS[kind])
     name = f"Mlp{policy.replace('gsde', '')}Policy"
