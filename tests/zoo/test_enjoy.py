@@ -274,6 +274,7 @@ def test_settings_of_a_run_import_from_known_packages_only(tmp_path, capsys, mon
     assert sys.modules.pop("evil_wrappers")
 
 
+@pytest.mark.slow
 def test_an_exported_policy_has_the_returns_of_the_model(run, tmp_path, capsys):
     pytest.importorskip("onnxruntime", reason="needs the extra export")
     pytest.importorskip("onnxscript", reason="needs the extra export")

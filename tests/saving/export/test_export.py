@@ -157,15 +157,24 @@ def test_frame_stacks_are_outside():
     assert raw.processed(obs)["image"].shape == (3, 6, 36, 36)
 
 
-def test_only_what_the_actor_sees_is_an_input(tmp_path):
+@pytest.fixture
+def partly_blind():
+    """A model whose actor sees one entry of three."""
     space = spaces.Dict(seen=OBSERVATIONS["box"], secret=OBSERVATIONS["box"], mask=spaces.MultiBinary(3))
     kwargs = {"actor_keys": ["seen"], "net_arch": [8]}
     env = vec(ACTIONS["discrete"], space)
-    model = make(policy="MultiInputPolicy", env=env, action_mask_key="mask", policy_kwargs=kwargs)
-    deployed = Deployed(model, raw_observations(model, "environment"), True)
+    return make(policy="MultiInputPolicy", env=env, action_mask_key="mask", policy_kwargs=kwargs)
+
+
+def test_only_what_the_actor_sees_is_an_input(partly_blind):
+    deployed = Deployed(partly_blind, raw_observations(partly_blind, "environment"), True)
     assert {each["name"] for each in deployed.inputs} == {"observation.seen", "observation.mask"}
+
+
+@pytest.mark.slow
+def test_a_file_takes_only_what_the_actor_sees(partly_blind, tmp_path):
     masks, seen = np.eye(3, dtype=np.int8), np.zeros((3, 5), np.float32)
-    model.export(tmp_path / "policy.onnx")
+    partly_blind.export(tmp_path / "policy.onnx")
     feeds = {"observation.seen": seen, "observation.mask": masks}
     (actions,) = ort.InferenceSession(tmp_path / "policy.onnx").run(None, feeds)
     assert actions.tolist() == [0, 1, 2]
@@ -190,6 +199,7 @@ def test_the_description_says_how_to_read_actions(mixed):
     assert described["opset"] == room.OPSET and described["deterministic"]
 
 
+@pytest.mark.slow
 def test_a_file_needs_neither_torch_nor_sb3(tmp_path):
     """The code of the page, where these cannot be imported."""
     page = Path(__file__).parents[3] / "docs" / "deploying.md"
@@ -206,8 +216,14 @@ def test_a_file_needs_neither_torch_nor_sb3(tmp_path):
     assert "action" in done.stdout
 
 
+def test_the_logarithm_of_the_normal_distribution_function_is_torchs():
+    """The exporter replaces it."""
+    z = th.linspace(-room.LIMIT, room.LIMIT, 1001)
+    th.testing.assert_close(room.log_ndtr(z), th.special.log_ndtr(z.double()).float(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.slow
 def test_rare_noise_is_as_exact(tmp_path, capsys):
-    """The exporter replaces the logarithm of the normal distribution function."""
     model = make("discrete", **small())
     path = model.export(tmp_path / "policy.onnx", deterministic=False)
     assert f"{path} acts as predict does (18 observations in onnxruntime {ort.__version__}" in capsys.readouterr().out
@@ -248,12 +264,26 @@ def with_layer(layer):
     return make(policy_kwargs=kwargs)
 
 
+@pytest.fixture(params=["refused here", pytest.param("refused by torch", marks=pytest.mark.slow)])
+def refusal(request, monkeypatch):
+    """Torch takes seconds to refuse each module that has such a layer in it."""
+
+    def translated(module, *arguments, **names):
+        if any(isinstance(layer, Branching) for layer in module.modules()):
+            raise RuntimeError("it depends on values")
+
+    if request.param == "refused here":
+        monkeypatch.setattr(room, "_translated", translated)
+
+
+@pytest.mark.usefixtures("refusal")
 def test_a_layer_that_torch_cannot_export_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"the layer \S*features_extractor.layer \(Branching\)"):
         with_layer(Branching).export(tmp_path / "policy.onnx")
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_what_acts_otherwise_leaves_no_file(tmp_path):
     with pytest.raises(RuntimeError, match="acts otherwise than predict: its action is"):
         with_layer(Drawing).export(tmp_path / "policy.onnx")
