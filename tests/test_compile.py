@@ -572,7 +572,7 @@ def test_a_model_continues_in_the_mode_that_it_was_trained_in(monkeypatch, tmp_p
     loaded._setup_learn(64)
     assert model.compiled and loaded.compiled and loaded.compilation.n_planned == 5
     loaded.compile = False
-    loaded._check_arguments()
+    loaded._refresh()
     loaded._setup_learn(64)
     assert not loaded.compiled
 
