@@ -832,14 +832,14 @@ TOP = (
     Fault(
         "imported-names-allowed",
         "saving/format/names.py",
-        "_is_part(found) and name_of(found) == name",
-        "_is_part(found)",
+        "_is_part(member) and name_of(member) == name",
+        "_is_part(member)",
         "tests/saving/format/test_names.py",
     ),
     Fault(
         "classes-of-libraries-found",
         "saving/format/names.py",
-        "or each.name in _PACKAGES",
+        "or folder.name in _PACKAGES",
         "",
         "tests/saving/format/test_names.py",
     ),

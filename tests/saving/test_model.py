@@ -255,7 +255,7 @@ def own_schedule(progress):
     ids=["policy", "extractor", "control"],
 )
 def test_custom_objects_are_registered_or_passed(options, name, own, recwarn, monkeypatch):
-    monkeypatch.setattr("ppo_plus.saving.format.names._modules_of_the_user", lambda: [])
+    monkeypatch.setattr("ppo_plus.saving.format.names._classes_of_the_program", lambda title: [])
     model = make(**options).learn(32)
     file = saved(model)
     (warned,) = [str(each.message) for each in recwarn if "load needs" in str(each.message)]
@@ -279,7 +279,7 @@ def test_classes_of_the_program_are_found(recwarn):
 
 
 def test_a_class_is_passed_by_itself(monkeypatch):
-    monkeypatch.setattr("ppo_plus.saving.format.names._modules_of_the_user", lambda: [])
+    monkeypatch.setattr("ppo_plus.saving.format.names._classes_of_the_program", lambda title: [])
     file = saved(make(policy_kwargs={"features_extractor_class": Features}))
     loaded = PPO_Plus.load(file, device="cpu", custom_objects={"features_extractor_class": Features})
     assert type(loaded.policy.features_extractor) is Features and not hasattr(loaded, "features_extractor_class")

@@ -91,17 +91,17 @@ def register(*objects: Any) -> Any:
     :return: the first of them
     :raises TypeError: neither a class nor a function, or a lambda
     """
-    for each in objects:
-        if not hasattr(each, "__qualname__") or not callable(each) or "<lambda>" in each.__qualname__:
-            raise TypeError(f"{each!r} must be a class or a function that has a name: register(MyPolicy, my_schedule)")
-        _registered[name_of(each)] = each
+    for named in objects:
+        if not hasattr(named, "__qualname__") or not callable(named) or "<lambda>" in named.__qualname__:
+            raise TypeError(f"{named!r} must be a class or a function that has a name: register(MyPolicy, my_schedule)")
+        _registered[name_of(named)] = named
     return objects[0] if objects else None
 
 
 @contextmanager
 def passed(objects: Iterable[Any]) -> Iterator[None]:
     """Let a file that is read in the block name the classes and functions among these objects."""
-    token = _passed.set(tuple(each for each in objects if callable(each) and hasattr(each, "__qualname__")))
+    token = _passed.set(tuple(value for value in objects if callable(value) and hasattr(value, "__qualname__")))
     try:
         yield
     finally:
@@ -120,12 +120,12 @@ def name_of(named: Any) -> str:
 
 def public_name(name: str) -> str:
     """The name in files of what a module defines: ``"torch.nn.modules.activation:Tanh"`` is ``"torch.nn:Tanh"``."""
-    module, _, attribute = name.partition(":")
+    module, _, title = name.partition(":")
     for package, public in _PUBLIC.items():
         if module.startswith(f"{package}."):
-            found = vars(import_module(public)).get(attribute)
-            if (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) == (module, attribute):
-                return f"{public}:{attribute}"
+            member = vars(import_module(public)).get(title)
+            if (getattr(member, "__module__", None), getattr(member, "__qualname__", None)) == (module, title):
+                return f"{public}:{title}"
     return _NAMES.get(name, name)
 
 
@@ -133,14 +133,17 @@ def find(name: str) -> Any:
     """The class or function that a file asks for; raises :class:`Refused` if files may not ask for it."""
     if name in _registered:
         return _registered[name]
-    module = name.partition(":")[0]
+    module, _, title = name.partition(":")
     if module in MODULES:
-        found = _look_up(name)
+        member = _look_up(name)
         # A module's imports from elsewhere are not allowed with it.
-        if _is_part(found) and name_of(found) == name:
-            return found
-        raise _not_allowed(name)
-    candidates = {name_of(each): each for each in _given(name) or _of_the_program(name)}
+        candidates = {name: member} if _is_part(member) and name_of(member) == name else {}
+    else:
+        # What was in ``__main__`` may be in a module now.
+        known = [named for named in (*_registered.values(), *_passed.get()) if named.__qualname__ == title]
+        known = [named for named in known if module in (named.__module__, "__main__")]
+        own = (cls for cls in _classes_of_the_program(title) if module in (cls.__module__, "__main__"))
+        candidates = {name_of(named): named for named in known or own}
     if not candidates:
         raise _not_allowed(name)
     if len(candidates) > 1 and name not in candidates:
@@ -148,48 +151,36 @@ def find(name: str) -> Any:
     return candidates.get(name) or next(iter(candidates.values()))
 
 
-def _is_part(found: Any) -> bool:
+def _is_part(member: Any) -> bool:
     """Whether it is a class that models are built from."""
-    return isinstance(found, type) and issubclass(found, tuple(map(_look_up, BASES)))
+    return isinstance(member, type) and issubclass(member, tuple(map(_look_up, BASES)))
 
 
-def _given(name: str) -> list[Any]:
-    """What the user has registered or passed under a name. What was in ``__main__`` may be in a module now."""
-    module, _, title = name.partition(":")
-    known = (*_registered.values(), *_passed.get())
-    return [each for each in known if each.__qualname__ == title and module in (each.__module__, "__main__")]
-
-
-def _of_the_program(name: str) -> list[type]:
-    """The classes that models are built from and that the user's imported modules define under a name, likewise."""
-    module, _, title = name.partition(":")
-    modules = [each for each in _modules_of_the_user() if module in (each.__name__, "__main__")]
-    # Not `getattr`: a module may import what it is asked for.
-    found: list[tuple[str, Any]] = [(each.__name__, vars(each).get(title)) for each in modules]
-    return [each for home, each in found if _is_part(each) and (each.__module__, each.__qualname__) == (home, title)]
-
-
-def _modules_of_the_user() -> Iterator[ModuleType]:
-    """``__main__``, and the imported modules outside the standard library, the installed packages and ppo_plus."""
+def _classes_of_the_program(title: str) -> Iterator[type]:
+    """The classes that models are built from and that the user's modules define under a name: ``__main__``, and the
+    imported modules outside the standard library, the installed packages and ppo_plus."""
     for module in [*sys.modules.values()]:
-        if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "ppo_plus":
+        # Not `getattr`: a module may import what it is asked for.
+        cls = vars(module).get(title) if isinstance(module, ModuleType) else None
+        if not _is_part(cls) or (cls.__module__, cls.__qualname__) != (module.__name__, title):
             continue
         file = vars(module).get("__file__")
         folders = Path(file if isinstance(file, str) else "site-packages/built-in").parents
-        in_library = any(each in _STANDARD_LIBRARY or each.name in _PACKAGES for each in folders)
+        in_library = any(folder in _STANDARD_LIBRARY or folder.name in _PACKAGES for folder in folders)
+        in_library |= module.__name__.partition(".")[0] == "ppo_plus"
         if module.__name__ == "__main__" or not in_library:
-            yield module
+            yield cls
 
 
 def find_class_of_objects(name: str) -> type:
     """The class of an object in a file; raises :class:`Refused` if files may not contain such objects."""
     if name in _registered or name.startswith("torch.nn:"):
-        found = find(name)
+        cls = find(name)
     else:
-        found = _look_up(name) if name in OBJECTS else None
-    if not isinstance(found, type):
+        cls = _look_up(name) if name in OBJECTS else None
+    if not isinstance(cls, type):
         raise _not_allowed(name)
-    return found
+    return cls
 
 
 def require_attributes(cls: type, names: Iterable[str]) -> None:
@@ -202,7 +193,7 @@ def require_attributes(cls: type, names: Iterable[str]) -> None:
 
 def constructor_arguments(cls: type) -> set[str]:
     """The names of the arguments of a class's constructors."""
-    constructors = [vars(each)["__init__"] for each in cls.__mro__ if "__init__" in vars(each) and each is not object]
+    constructors = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
     return {name for constructor in constructors for name in inspect.signature(constructor).parameters}
 
 
@@ -217,13 +208,12 @@ def _not_allowed(name: str) -> Refused:
 
 def _look_up(name: str) -> Any:
     """What a module that files may name has under a name; ``None``: nothing."""
-    module, _, attribute = name.partition(":")
-    module = OURS.get(attribute, "") if module == "ppo_plus" else module
+    module, _, title = name.partition(":")
+    module = OURS.get(title, "") if module == "ppo_plus" else module
     try:
-        # Not `getattr`: a module may import what it is asked for.
-        return vars(import_module(module)).get(attribute) if module else None
+        return vars(import_module(module)).get(title) if module else None
     except ImportError as error:
-        raise Refused(f"it asks for {module}:{attribute}, which cannot be imported ({error})") from None
+        raise Refused(f"it asks for {module}:{title}, which cannot be imported ({error})") from None
 
 
 # --- how much is built ------------------------------------------------------------------------------------------------
