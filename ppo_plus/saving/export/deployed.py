@@ -51,13 +51,17 @@ class Raw:
 
     def processed(self, obs: Any) -> Any:
         """What ``predict`` takes for a batch of raw observations."""
-        for each in self.wrappers:
-            obs = each.normalize_obs(obs) if isinstance(each, VecNormalize) else each.transpose_observations(obs)
+        for wrapper in self.wrappers:
+            normalizes = isinstance(wrapper, VecNormalize)
+            obs = wrapper.normalize_obs(obs) if normalizes else wrapper.transpose_observations(obs)
         return obs
 
     def functions(self) -> list[dict[str, Callable[[th.Tensor], th.Tensor]]]:
         """The same for tensors: by wrapper, and by the entry of the observations (``""``: the whole)."""
-        return [_normalizers(each) if isinstance(each, VecNormalize) else _transposers(each) for each in self.wrappers]
+        return [
+            _normalizers(wrapper) if isinstance(wrapper, VecNormalize) else _transposers(wrapper)
+            for wrapper in self.wrappers
+        ]
 
     def parts(self) -> dict[str, Any]:
         """The spaces of the entries (``""``: the whole)."""
@@ -65,7 +69,7 @@ class Raw:
 
     def sample(self, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """``n`` observations by entry: of the space, or near the statistics if they are normalized."""
-        moments = {key: each for wrapper in self.wrappers for key, each in _moments(wrapper).items()}
+        moments = {key: rms for wrapper in self.wrappers for key, rms in _moments(wrapper).items()}
         sampled = {}
         for key, space in self.parts().items():
             space = copy.deepcopy(space)
@@ -104,10 +108,10 @@ def raw_observations(model: Any, normalization: Normalization) -> Raw:
             f"VecNormalize is inside {type(env).__name__}, and so cannot be a part of the policy: train with it around "
             "the other wrappers, or pass normalization=None and normalize observations before"
         )
-    if model.num_timesteps and any(each.count < 1 for wrapper in inside for each in _moments(wrapper).values()):
+    if model.num_timesteps and any(rms.count < 1 for wrapper in inside for rms in _moments(wrapper).values()):
         raise ValueError("VecNormalize has no statistics yet: load the model's (ppo_plus.load_statistics)")
-    found = [] if env is None else [each for each in layers(env) if isinstance(each, (VecEnvWrapper, gym.Wrapper))]
-    names = dict.fromkeys(_name(each) for each in found if not isinstance(each, HARMLESS))
+    wrappers = [] if env is None else [one for one in layers(env) if isinstance(one, (VecEnvWrapper, gym.Wrapper))]
+    names = dict.fromkeys(_name(wrapper) for wrapper in wrappers if not isinstance(wrapper, HARMLESS))
     return Raw(space, inside, [*names])
 
 
@@ -124,7 +128,7 @@ def _normalizers(wrapper: VecNormalize) -> dict[str, Callable[[th.Tensor], th.Te
         # In double precision, as VecNormalize.
         return ((obs.double() - mean) / std).clamp(-wrapper.clip_obs, wrapper.clip_obs).float()
 
-    moments = {key: (each.mean, np.sqrt(each.var + wrapper.epsilon)) for key, each in _moments(wrapper).items()}
+    moments = {key: (rms.mean, np.sqrt(rms.var + wrapper.epsilon)) for key, rms in _moments(wrapper).items()}
     return {
         key: partial(normalize, mean=th.from_numpy(mean), std=th.from_numpy(std))
         for key, (mean, std) in moments.items()
@@ -261,7 +265,7 @@ class Deployed(nn.Module):
             "outputs": [tensor_like(name, part) for name, part in outputs.items()],
             "action": build(self.space, _described),
             "deterministic": self.deterministic,
-            "wrappers_inside": [kinds[isinstance(each, VecNormalize)] for each in self.raw.wrappers],
+            "wrappers_inside": [kinds[isinstance(wrapper, VecNormalize)] for wrapper in self.raw.wrappers],
             "wrappers_outside": self.raw.outside,
             "versions": {name: version_of(name) for name in ("ppo_plus", "torch")},
         }
@@ -288,9 +292,9 @@ def named(space: spaces.Space, action: Any) -> dict[str, Any]:
 
 def _described(name: str, space: Any) -> dict[str, Any]:
     """How an output is to be read."""
-    facts = {each: getattr(space, each) for each in ("n", "nvec", "start", "low", "high") if hasattr(space, each)}
+    facts = {fact: getattr(space, fact) for fact in ("n", "nvec", "start", "low", "high") if hasattr(space, fact)}
     kind = {"output": name, "type": type(space).__name__, "shape": space.shape, "dtype": space.dtype.name}
-    return kind | {each: np.asarray(value).tolist() for each, value in facts.items()}
+    return kind | {fact: np.asarray(value).tolist() for fact, value in facts.items()}
 
 
 def tensor_like(name: str, part: Any) -> dict[str, Any]:
@@ -298,3 +302,8 @@ def tensor_like(name: str, part: Any) -> dict[str, Any]:
     shape = [*part.shape]
     shape["memory." in name] = BATCH
     return {"name": name, "shape": shape, "dtype": str(part.dtype).removeprefix("torch.")}
+
+
+def shape_of(described: dict[str, Any], n: int) -> list[int]:
+    """The shape of an input for a batch of ``n``, from its description."""
+    return [n if size == BATCH else size for size in described["shape"]]

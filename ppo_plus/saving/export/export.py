@@ -26,6 +26,7 @@ from ppo_plus.saving.export.deployed import (
     named,
     noise_of,
     raw_observations,
+    shape_of,
 )
 from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.trees import tree_map
@@ -51,7 +52,7 @@ def export(model: Any, path: str | Path, deterministic: bool, normalization: Nor
     with th.no_grad(), _quiet():
         outputs = deployed(example)
         text = json.dumps(deployed.description(outputs) | {"opset": OPSET}, indent=2)
-        shapes = {each["name"]: {each["shape"].index(BATCH): ANY_SIZE} for each in deployed.inputs}
+        shapes = {described["name"]: {described["shape"].index(BATCH): ANY_SIZE} for described in deployed.inputs}
         names = {"input_names": [*example], "output_names": [*outputs]}
         try:
             program, onnx = _translated(deployed, (example,), (shapes,), **names)
@@ -86,14 +87,14 @@ def _refused(deployed: Deployed, example: Tensors) -> str:
     """A layer that cannot be exported by itself either, though the layers in it can; without one, the policy."""
     calls: dict[nn.Module, Any] = {}
     names = {layer: name for name, layer in deployed.policy.named_modules()}
-    hooks = [layer.register_forward_pre_hook(lambda each, given: calls.update({each: given})) for layer in names]
+    hooks = [layer.register_forward_pre_hook(lambda layer, inputs: calls.update({layer: inputs})) for layer in names]
     deployed(example)
     for hook in hooks:
         hook.remove()
     n = len(next(iter(example.values())))
 
     def fails(layer: nn.Module) -> bool:
-        shapes = tree_map(lambda each: {0: ANY_SIZE} if getattr(each, "shape", ())[:1] == (n,) else None, calls[layer])
+        shapes = tree_map(lambda leaf: {0: ANY_SIZE} if getattr(leaf, "shape", ())[:1] == (n,) else None, calls[layer])
         try:
             _translated(layer, calls[layer], shapes)
         except Exception:
@@ -108,15 +109,14 @@ def _refused(deployed: Deployed, example: Tensors) -> str:
 def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random inputs for a batch of ``n``."""
     raw, feeds = deployed.raw.sample(n, rng), {}
-    for each in deployed.inputs:
-        kind, _, part = each["name"].partition(".")
-        shape = [n if size == BATCH else size for size in each["shape"]]
-        value = raw[part] if kind == "observation" else rng.standard_normal(shape)
-        if each["dtype"] == "bool":
+    for described in deployed.inputs:
+        kind, _, part = described["name"].partition(".")
+        value = raw[part] if kind == "observation" else rng.standard_normal(shape_of(described, n))
+        if described["dtype"] == "bool":
             value = value > 0
         if kind == "action_masks":
             value[nothing_allowed(value, deployed.policy.distribution.mask_layout)] = True
-        feeds[each["name"]] = value.astype(each["dtype"])
+        feeds[described["name"]] = value.astype(described["dtype"])
     return feeds
 
 
@@ -128,39 +128,39 @@ def _check(deployed: Deployed, exported: "ExportedPolicy", program: Any) -> floa
         for _ in range(STEPS):
             feeds = _feeds(deployed, n, rng)
             if policy.remembers:
-                state = state or [np.zeros_like(each) for name, each in feeds.items() if name.startswith("memory.")]
-                feeds |= {f"memory.{i}": each for i, each in enumerate(state)}
+                state = state or [np.zeros_like(part) for name, part in feeds.items() if name.startswith("memory.")]
+                feeds |= {f"memory.{i}": part for i, part in enumerate(state)}
             expected, state = predicted(deployed, feeds, state)
             by_torch = {name: part.numpy() for name, part in program(as_tensors(feeds)).items()}
-            for found in (exported.run(feeds), by_torch):
-                largest = max(largest, difference(deployed, feeds, found, expected))
+            for outputs in (exported.run(feeds), by_torch):
+                largest = max(largest, difference(deployed, feeds, outputs, expected))
     return largest
 
 
 def predicted(deployed: Deployed, feeds: dict[str, np.ndarray], state: Any) -> tuple[dict[str, np.ndarray], Any]:
     """What ``predict`` returns for named inputs, by the names of outputs, and its next state."""
     policy, inputs = deployed.policy, as_tensors(feeds)
-    parts = {name.partition(".")[2]: each for name, each in feeds.items() if name.startswith("observation")}
+    parts = {name.partition(".")[2]: part for name, part in feeds.items() if name.startswith("observation")}
     if not deployed.deterministic:
         policy._noise = noise_of(inputs)
     obs = deployed.raw.processed(parts.get("", parts))
     starts = feeds.get("episode_start")
     actions, state = policy.predict(obs, state, starts, deployed.deterministic, inputs.get("action_masks"))
-    following = {f"next_memory.{i}": each for i, each in enumerate(state or ())}
+    following = {f"next_memory.{i}": part for i, part in enumerate(state or ())}
     if not isinstance(actions, list):
         return {"action": actions} | following, state
     rows = [named(deployed.space, action) for action in actions]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]} | following, state
 
 
-def difference(deployed: Deployed, feeds: Any, found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+def difference(deployed: Deployed, feeds: Any, outputs: dict[str, Any], expected: dict[str, np.ndarray]) -> float:
     """The largest difference of outputs to those of ``predict``, relative where they (or, squashed, the bounds) are
     larger than 1. Raises :class:`RuntimeError` above :data:`TOLERANCE`, unless rounding could have led to a choice."""
     largest, bounds = 0.0, {}
     if deployed.policy.squash_output:
         bounds = named(deployed.space, build(deployed.space, lambda _, sub: _bound(sub)))
     for name, theirs in expected.items():
-        ours = found[name]
+        ours = outputs[name]
         if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
             raise _other(name, f"{ours.dtype} of shape {ours.shape}", f"{theirs.dtype} of shape {theirs.shape}")
         exact = theirs.astype(np.float64)
@@ -198,7 +198,7 @@ def _other(name: str, ours: Any, theirs: Any) -> RuntimeError:
 
 def as_tensors(feeds: dict[str, np.ndarray]) -> Tensors:
     """Arrays as tensors."""
-    return {name: th.from_numpy(each) for name, each in feeds.items()}
+    return {name: th.from_numpy(array) for name, array in feeds.items()}
 
 
 @contextmanager
@@ -241,11 +241,10 @@ class ExportedPolicy:
         except Exception as error:
             raise ValueError(f"{file!r:.200} is not a policy that PPO_Plus.export wrote: {error}") from error
         self.action_space = action_space
-        self.inputs = {each["name"]: each for each in self.description["inputs"]}
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs for named inputs."""
-        names = [each.name for each in self.session.get_outputs()]
+        names = [output.name for output in self.session.get_outputs()]
         return dict(zip(names, self.session.run(names, inputs), strict=True))
 
     def predict(
@@ -259,15 +258,16 @@ class ExportedPolicy:
         """As :meth:`ppo_plus.PPO_Plus.predict`, for a batch of raw observations."""
         parts = observation if isinstance(observation, dict) else {"": observation}
         n = len(next(iter(parts.values())))
-        given = {f"observation.{key}".rstrip("."): each for key, each in parts.items()}
-        given |= {f"memory.{i}": each for i, each in enumerate(state or ())}
-        given |= {"episode_start": episode_start, "action_masks": action_masks}
+        values = {f"observation.{key}".rstrip("."): part for key, part in parts.items()}
+        values |= {f"memory.{i}": part for i, part in enumerate(state or ())}
+        values |= {"episode_start": episode_start, "action_masks": action_masks}
         inputs = {}
-        for name, each in self.inputs.items():
-            value, shape = given.get(name), [n if size == BATCH else size for size in each["shape"]]
+        for described in self.description["inputs"]:
+            name = described["name"]
+            value = values.get(name)
             # Without them, memory is 0, no episode starts, and everything is allowed.
-            value = np.full(shape, name == "action_masks") if value is None else value
-            inputs[name] = np.asarray(value, each["dtype"])
+            value = np.full(shape_of(described, n), name == "action_masks") if value is None else value
+            inputs[name] = np.asarray(value, described["dtype"])
         outputs = self.run(inputs)
         following = [value for name, value in outputs.items() if name.startswith("next_memory.")]
         if not isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):
@@ -289,14 +289,11 @@ class ExportedPolicy:
 LIMIT = 12.0
 #: Of the polynomial :math:`P(t)`, fitted to :math:`\log \mathrm{erfc}(x) + x^2 - \log t` with :math:`t = 2 / (2 + x)`:
 #: to 1e-9 for :math:`x` up to :math:`12 / \sqrt 2`.
-COEFFICIENTS = [
-    float(each)
-    for each in (
-        "-1.26550749455 0.99985297940 0.37707385533 0.06627748009 0.00387267801 -0.45292805613 0.56260578970 "
-        "-0.53107318481 -1.05260183646 5.10236447282 -8.38463661939 7.52000764890 -3.95668870293 1.15830061171 "
-        "-0.14691962170"
-    ).split()
-]
+COEFFICIENTS = (
+    *(-1.26550749455, 0.99985297940, 0.37707385533, 0.06627748009, 0.00387267801, -0.45292805613, 0.56260578970),
+    *(-0.53107318481, -1.05260183646, 5.10236447282, -8.38463661939, 7.52000764890, -3.95668870293),
+    *(1.15830061171, -0.14691962170),
+)
 
 
 def log_ndtr(z: th.Tensor) -> th.Tensor:
