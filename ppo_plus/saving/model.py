@@ -142,14 +142,14 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     state = state_of(model, exclude or (), include or ())
     _require_rebuildable(model)
     container.write(container.path_to_save(path), KIND, state)
-    told = []
+    notes = []
     if state["missing"]:
-        told.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
+        notes.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
     if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
         titles = ", ".join(name.rpartition(":")[2] for name in unknown)
-        told.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")
-    if told:
-        warnings.warn("; ".join(told), stacklevel=3)
+        notes.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")
+    if notes:
+        warnings.warn("; ".join(notes), stacklevel=3)
 
 
 def layout(policy: th.nn.Module) -> dict[str, th.Size]:
@@ -161,14 +161,13 @@ def _require_rebuildable(model: Any) -> None:
     """:raises ValueError: the policy has other weights or buffers than it is built with, which no file can restore"""
     now = layout(model.policy)
     built = model.built_layout or now
-    other = next((name for name in {**now, **built} if built.get(name) != now.get(name)), None)
-    if other is None:
-        return
-    raise ValueError(
-        f"the policy's {other!r} has been added, removed or resized since the policy was built, so that load could not "
-        "build the policy again: make it in a policy class (docs/customizing.md), or undo the change (such as "
-        "torch.compile) before saving"
-    )
+    for name in {**now, **built}:
+        if built.get(name) != now.get(name):
+            raise ValueError(
+                f"the policy's {name!r} has been added, removed or resized since the policy was built, so that load "
+                "could not build the policy again: make it in a policy class (docs/customizing.md), or undo the change "
+                "(such as torch.compile) before saving"
+            )
 
 
 def _not_attributes(model: Any) -> set[str]:
@@ -256,28 +255,21 @@ def _restored(
 ) -> dict[str, Any]:
     """The value of :func:`state_of` from its description; what the caller passes need not be readable."""
     with decoding("the model"):
-        saved = {name: _part(written, name, arrays) for name in ("class", "missing", "parameters")}
+        saved = {name: restore(written[name], arrays) for name in ("class", "missing", "parameters")}
         saved["missing"] = dict(saved["missing"])
         for part, paths in {**attributes_of(cls), "attributes": {}}.items():
             saved[part] = {}
-            for name in written[part].keys():
+            for name, description in written[part].items():
                 if name == "kl_memory" and "kl_control" in passed_by_caller:
                     continue  # another control has no use for it
                 try:
-                    saved[part][name] = _part(written[part], name, arrays)
+                    saved[part][name] = restore(description, arrays)
                 except Refused as error:
-                    is_damaged = isinstance(error, Damaged) or name not in cls.scheduled
-                    if is_damaged and paths.get(name, name) not in passed_by_caller:
-                        raise
-                    saved["missing"][name] = str(error)
+                    is_needed = isinstance(error, Damaged) or name not in cls.scheduled
+                    if is_needed and paths.get(name, name) not in passed_by_caller:
+                        raise type(error)(f"{name}: {error}") from error
+                    saved["missing"][name] = f"{name}: {error}"
     return saved
-
-
-def _part(written: Mapping[str, Any], name: str, arrays: Mapping[str, th.Tensor]) -> Any:
-    try:
-        return restore(written[name], arrays)
-    except Refused as error:
-        raise type(error)(f"{name}: {error}") from error
 
 
 def assemble(

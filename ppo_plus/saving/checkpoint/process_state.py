@@ -104,8 +104,8 @@ def reopen(state: dict[str, Any], tensorboard_log: str | None, tb_log_name: str,
         return None
     number = re.search(r"_[0-9]+\Z", state["run_folder"] or "")
     name = tb_log_name + (number[0] if number else "")
-    kept = {os.path.join(name, each): size for each, size in state["event_files"].items()}
-    if tensorboard_log is None or not all(os.path.isfile(os.path.join(tensorboard_log, each)) for each in kept):
+    kept = {os.path.join(name, file): size for file, size in state["event_files"].items()}
+    if tensorboard_log is None or not all(os.path.isfile(os.path.join(tensorboard_log, file)) for file in kept):
         warnings.warn(
             f"TensorBoard's files of the resumed run are not continued: tensorboard_log={tensorboard_log!r} does not "
             f"have them as {name}. Pass the tensorboard_log of that run to resume (ppo-plus train: -tb), and the same "
@@ -119,11 +119,8 @@ def reopen(state: dict[str, Any], tensorboard_log: str | None, tb_log_name: str,
 
 def sizes(folder: str | Path, patterns: Iterable[str]) -> dict[str, int]:
     """The sizes of the files below a folder that patterns match."""
-    return {
-        os.path.relpath(found, folder): os.path.getsize(found)
-        for path in _paths(folder, patterns)
-        for found in glob(path)
-    }
+    files = (file for path in _paths(folder, patterns) for file in glob(path))
+    return {os.path.relpath(file, folder): os.path.getsize(file) for file in files}
 
 
 def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> None:
@@ -132,16 +129,16 @@ def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> No
 
     :raises Refused: a file of ``kept`` does not match, or one leads through a link; no file is cut then
     """
-    paths, found = _paths(folder, patterns), sizes(folder, patterns)
-    for name in {**found, **kept}:
+    paths, now = _paths(folder, patterns), sizes(folder, patterns)
+    for name in {**now, **kept}:
         path = os.path.abspath(os.path.join(folder, name))
         # What is above both the folder and the file is the caller's, and may be a link.
         above = os.path.commonpath([os.path.abspath(folder), path])
         if os.path.realpath(path) != os.path.join(os.path.realpath(above), os.path.relpath(path, above)):
             raise Refused(f"{path} leads through a link, and is not cut: remove the link, or leave it out of the logs")
-        if name in kept and not any(fnmatch(path, os.path.abspath(each)) for each in paths):
+        if name in kept and not any(fnmatch(path, os.path.abspath(pattern)) for pattern in paths):
             raise Refused(f"it has the length of {path}, which is not among the logs: pass the logs= of that run")
-    for name, size in found.items():
+    for name, size in now.items():
         if size > kept.get(name, 0):
             os.truncate(os.path.normpath(os.path.join(folder, name)), kept.get(name, 0))
 
@@ -172,7 +169,7 @@ def set_callbacks(callbacks: list[BaseCallback], states: list[dict[str, Any]]) -
     """Restore states of callbacks, which are matched by class and order."""
     waiting = [*callbacks]
     for state in states:
-        callback = next((each for each in waiting if type(each).__qualname__ == state["class"]), None)
+        callback = next((one for one in waiting if type(one).__qualname__ == state["class"]), None)
         if callback is not None:
             waiting.remove(callback)
             with decoding(f"the state of callback {state['class']}"):

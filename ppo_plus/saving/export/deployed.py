@@ -153,7 +153,7 @@ BATCH = "batch"
 
 
 @dataclass(frozen=True)
-class Given(NoiseProcess):
+class InputNoise(NoiseProcess):
     """Noise that is an input: ``z`` as ``noise`` in the state, or the state of gSDE."""
 
     process: NoiseProcess
@@ -191,7 +191,7 @@ class Deployed(nn.Module):
         self._to_env = policy.distribution.tensors_to_env(th.device("cpu")) if policy.has_params else self._as_sb3
         self.inputs = list(self._inputs(model))
         if not deterministic:
-            policy.exploration = Given(policy.exploration)
+            policy.exploration = InputNoise(policy.exploration)
 
     def forward(self, inputs: Tensors) -> Tensors:
         """Actions of the environment, and the next memory if there is any."""
@@ -272,7 +272,7 @@ class Deployed(nn.Module):
 
 
 def noise_of(inputs: Tensors) -> NoiseState:
-    """The state of :class:`Given`, from the inputs."""
+    """The state of :class:`InputNoise`, from the inputs."""
     return {name.removeprefix("noise."): part for name, part in inputs.items() if name.startswith("noise")}
 
 

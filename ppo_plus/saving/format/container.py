@@ -30,7 +30,7 @@ DESCRIPTION, ARRAYS = MEMBERS = ("description.json", "arrays.safetensors")
 #: Packages whose versions are noted, for people.
 PACKAGES = ("ppo_plus", "stable_baselines3", "torch", "gymnasium", "numpy")
 
-#: What a file can be given as.
+#: What can be passed as a file.
 PathOrFile = str | Path | io.BufferedIOBase | BinaryIO
 
 
@@ -122,7 +122,7 @@ def _members(file: BinaryIO) -> tuple[bytes, bytes]:
     with zipfile.ZipFile(file) as archive:
         infos = archive.infolist()
         if sorted(info.filename for info in infos) != sorted(MEMBERS):
-            raise Damaged(f"it must contain {' and '.join(MEMBERS)}, each once, and nothing else")
+            raise Damaged(f"it must contain {' and '.join(MEMBERS)}, once each, and nothing else")
         if any(info.compress_type != zipfile.ZIP_STORED or info.file_size > size for info in infos):
             raise Damaged("its members must not be compressed, nor larger than the file")
         return archive.read(DESCRIPTION), archive.read(ARRAYS)

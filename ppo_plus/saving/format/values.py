@@ -230,7 +230,7 @@ def _distinct(pairs: list[Any]) -> list[Any]:
 NATIVE = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
 #: Torch's types that are stored.
 STORED = frozenset(getattr(th, name) for name in {*NATIVE, "bfloat16"})
-_TORCH_TYPES: dict[str, th.dtype] = {str(each): each for each in vars(th).values() if isinstance(each, th.dtype)}
+_TORCH_TYPES: dict[str, th.dtype] = {str(dtype): dtype for dtype in vars(th).values() if isinstance(dtype, th.dtype)}
 
 
 def find_dtype(name: str) -> np.dtype:
@@ -372,12 +372,12 @@ def object_state(value: Any) -> dict[str, Any] | None:
         # What torch keeps elsewhere is lost: hooks, and the memory of recurrent layers.
         has_hooks = any(vars(value).get(name) != new for name, new in _NEW.items() if name not in _SAVED)
         is_described = not has_hooks and not isinstance(value, nn.RNNBase)
-        state = {name: each for name, each in vars(value).items() if name not in _NEW or name in _SAVED}
+        state = {name: part for name, part in vars(value).items() if name not in _NEW or name in _SAVED}
         return state if is_described else None
     is_plain = (
         cls.__new__ is object.__new__
         and all(getattr(cls, name, None) is getattr(object, name, None) for name in _PICKLING)
-        and not any(vars(each).get("__slots__") for each in cls.__mro__)
+        and not any(vars(base).get("__slots__") for base in cls.__mro__)
         and bool(cls.__dictoffset__)
     )
     return dict(vars(value)) if is_plain else None
@@ -396,14 +396,14 @@ def make_object(cls: type, state: dict[str, Any]) -> Any:
         return cls(**state)
     made: Any = object.__new__(cls)
     if issubclass(cls, nn.Module):
-        valid = all(isinstance(each, (_PARTS[part], type(None))) for part in _PARTS for each in state[part].values())
+        valid = all(isinstance(entry, (_PARTS[part], type(None))) for part in _PARTS for entry in state[part].values())
         if not valid or any(name in _NEW and name not in _SAVED for name in state) or issubclass(cls, nn.RNNBase):
             raise ValueError(f"this is not a {cls.__name__}")
         nn.Module.__init__(made)
     elif dataclasses.is_dataclass(cls):
-        fields = {each.name: each.init for each in dataclasses.fields(cls)}
+        fields = {field.name: field.init for field in dataclasses.fields(cls)}
         if not state.keys() <= fields.keys():
             raise Damaged(f"{cls.__name__} has no {sorted(state.keys() - fields.keys())}")
-        made = cls(**{name: each for name, each in state.items() if fields[name]})
+        made = cls(**{name: value for name, value in state.items() if fields[name]})
     vars(made).update(state)
     return made

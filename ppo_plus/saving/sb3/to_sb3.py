@@ -104,7 +104,7 @@ def _check_actions(model: Any, exported: PPO) -> None:
     space = copy.deepcopy(model.observation_space)
     space.seed(0)
     for observation in (space.sample() for _ in range(5)):
-        ours, theirs = (each.predict(observation, deterministic=True)[0] for each in (model, exported))
+        ours, theirs = (one.predict(observation, deterministic=True)[0] for one in (model, exported))
         if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
             raise ValueError(f"SB3's PPO cannot read this model: it would do {theirs} in place of {ours}")
 
