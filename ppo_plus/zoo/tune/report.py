@@ -1,10 +1,10 @@
-"""The verdict of a study, which is whether settings beat all baselines on unseen seeds; and what a study leaves in its
-folder: a report, and the entry of the winner or the best trial."""
+"""The verdict of a study: which settings, if any, beat all baselines on unseen seeds. And what a study leaves in its
+folder: a report, and a settings file of the winner or the best trial."""
 
 import platform
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,11 +39,13 @@ PHRASES = {"default": "the default", "settings file": "the settings file's entry
 
 @dataclass(frozen=True)
 class Finalist:
-    """The settings of a screening trial, with a score for each seed of the confirmation on which they did not fail."""
+    """The settings of a screening trial, which ran on the seeds of the confirmation."""
 
     trial: FrozenTrial
-    scores: list[float]
+    scores: list[float]  # one for each seed on which they did not fail
     n_failed: int
+    #: By baseline: how much higher its interquartile mean is; `None` if it cannot win.
+    gains: Mapping[str, Estimate | None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -53,6 +55,11 @@ class Finalist:
     def iqm(self) -> Estimate:
         return iqm_interval(self.scores)
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether it beats every baseline: the whole interval of the gain is above zero."""
+        return bool(self.gains) and all(gain is not None and gain.low > 0 for gain in self.gains.values())
+
 
 @dataclass(frozen=True)
 class TuningVerdict:
@@ -60,20 +67,13 @@ class TuningVerdict:
 
     baselines: dict[str, Finalist]  # what a winner must beat, by name
     finalists: list[Finalist]  # the best trials, the best of the screening and the race first
-    #: For each finalist, by baseline: how much higher its interquartile mean is; `None` if it cannot win.
-    gains: list[dict[str, Estimate | None]]
     confidence: float  # of the intervals of the gains
 
     @property
-    def winner(self) -> int | None:
-        """Index of the finalist with the highest interquartile mean among those that beat every baseline: the whole
-        interval of the gain is above zero. ``None`` if there is none."""
-        confirmed = [
-            i
-            for i, gains in enumerate(self.gains)
-            if gains and all(gain is not None and gain.low > 0 for gain in gains.values())
-        ]
-        return max(confirmed, key=lambda i: self.finalists[i].iqm.value, default=None)
+    def winner(self) -> Finalist | None:
+        """The confirmed finalist with the highest interquartile mean, if there is one."""
+        confirmed = [finalist for finalist in self.finalists if finalist.is_confirmed]
+        return max(confirmed, key=lambda finalist: finalist.iqm.value, default=None)
 
     def __str__(self) -> str:
         if not self.finalists or not self.baselines:
@@ -81,16 +81,15 @@ class TuningVerdict:
         for name, baseline in self.baselines.items():
             if not baseline.scores:
                 return f"No confirmation: {PHRASES[name]} has no score on unseen seeds."
-        if self.winner is None:
-            beaten = " and ".join(PHRASES[name] for name in self.baselines)
-            than = f"both {beaten}" if len(self.baselines) > 1 else beaten
+        winner, n_baselines = self.winner, len(self.baselines)
+        if winner is None:
+            than = ("both " if n_baselines > 1 else "") + " and ".join(PHRASES[name] for name in self.baselines)
             return f"No winner: none of the finalists is significantly better than {than} on unseen seeds."
-        finalist, gains = self.finalists[self.winner], self.gains[self.winner]
         returns = " and ".join(f"{PHRASES[name]} {baseline.iqm}" for name, baseline in self.baselines.items())
-        over = " and ".join(f"{gain} over {PHRASES[name]}" for name, gain in gains.items())
+        over = " and ".join(f"{gain} over {PHRASES[name]}" for name, gain in winner.gains.items())
         return (
-            f"Confirmed: {finalist.name} returns {finalist.iqm} on {len(finalist.scores)} unseen seeds, {returns}; "
-            f"the gain is {over} ({100 * self.confidence:.1f} % {'interval' if len(gains) == 1 else 'intervals'})."
+            f"Confirmed: {winner.name} returns {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}; "
+            f"the gain is {over} ({100 * self.confidence:.1f} % {'interval' if n_baselines == 1 else 'intervals'})."
         )
 
 
@@ -121,8 +120,11 @@ def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) ->
         comparable = baseline.scores and finalist.scores and not finalist.n_failed
         return difference_interval(finalist.scores, baseline.scores, confidence) if comparable else None
 
-    gains = [{name: gain(finalist, baseline) for name, baseline in baselines.items()} for finalist in finalists]
-    return TuningVerdict(dict(baselines), list(finalists), gains, confidence)
+    compared = [
+        replace(finalist, gains={name: gain(finalist, baseline) for name, baseline in baselines.items()})
+        for finalist in finalists
+    ]
+    return TuningVerdict(dict(baselines), compared, confidence)
 
 
 def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
@@ -179,7 +181,7 @@ def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: 
     for part in ("", NOT_CONFIRMED):
         entry_path(task, folder, part).unlink(missing_ok=True)
     if verdict.winner is not None:
-        return export(verdict.finalists[verdict.winner].trial, verdict, task, study.name, entry_path(task, folder))
+        return export(verdict.winner.trial, verdict, task, study.name, entry_path(task, folder))
     trial = best_trial(study, plan_in_time(study, task, study.budget)[0])
     path = entry_path(task, folder, NOT_CONFIRMED)
     return None if trial is None else export(trial, verdict, task, study.name, path)
@@ -200,20 +202,20 @@ def export_trial(study: Study, task: TuningTask, number: int, folder: Path) -> P
 
 def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> Path:
     """Write the settings of a trial, and whether they are confirmed, to a YAML file, which rl_zoo3 reads as well."""
-    plan, found, name = task.plan, trial.user_attrs, f"trial {trial.user_attrs[JOB]}"
-    wins = verdict.winner is not None and verdict.finalists[verdict.winner].name == name
+    plan, result, name = task.plan, trial.user_attrs, f"trial {trial.user_attrs[JOB]}"
     origin = [f"Found by ppo-plus tune: study {study_name}, {name}, with {versions()}."]
-    origin += [str(verdict)] if wins else [f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
-    if SCORES in found:
+    wins = verdict.winner is not None and verdict.winner.name == name
+    origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
+    if SCORES in result:
         origin += [
-            f"On seed {plan.seed} the trial's score was {found[SCORES][0]!r}, the mean of the last "
+            f"On seed {plan.seed} the trial's score was {result[SCORES][0]!r}, the mean of the last "
             f"{counted(plan.last_evals, 'evaluation')}. This command gives the same score again:"
         ]
     else:
         why = outcome(trial) if is_done(trial) else "it has not ended"
         origin += [f"The trial has no score: {why}. This command trains with its settings:"]
     origin += [shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
-    entry = yaml.safe_dump({task.experiment.env_id: found[SETTINGS]}, sort_keys=False)
+    entry = yaml.safe_dump({task.experiment.env_id: result[SETTINGS]}, sort_keys=False)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return path
 
@@ -229,16 +231,12 @@ def retraining(task: TuningTask, path: Path) -> list[str]:
     words: list[object] = ["train", "--env", experiment.env_id, "-conf", path, "--seed", plan.seed]
     words += ["--eval-freq", plan.eval_freq, "--eval-episodes", plan.n_eval_episodes, "--n-eval-envs", plan.n_eval_envs]
     if experiment.eval_env_kwargs:
-        given = experiment.eval_env_kwargs.items()
-        words += ["--eval-env-kwargs", *(f"{key}:{format_literal(value)}" for key, value in given)]
-    for field in ("vec_env", "device"):
-        value = getattr(experiment, field)
-        if value != Experiment.__dataclass_fields__[field].default:
-            words += [f"--{field.replace('_', '-')}", value]
-    if task.gym_packages:
-        words += ["--gym-packages", *task.gym_packages]
-    if task.packages is None:
-        words.append("--trust-config")
+        pairs = experiment.eval_env_kwargs.items()
+        words += ["--eval-env-kwargs", *(f"{key}:{format_literal(value)}" for key, value in pairs)]
+    words += ["--vec-env", experiment.vec_env] if experiment.vec_env != Experiment.vec_env else []
+    words += ["--device", experiment.device] if experiment.device != Experiment.device else []
+    words += ["--gym-packages", *task.gym_packages] if task.gym_packages else []
+    words += ["--trust-config"] if task.packages is None else []
     return list(map(str, words))
 
 
@@ -270,15 +268,12 @@ def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
         "of a winner that is no better than a baseline is then at most 5 %. A finalist can win if none of its runs "
         "failed and the whole interval of every gain is above zero. The one with the highest mean wins.\n"
     )
-    rows = []
-    named = {**verdict.baselines, **{finalist.name: finalist for finalist in verdict.finalists}}
-    winner = None if verdict.winner is None else verdict.finalists[verdict.winner].name
-    gains = dict(zip([finalist.name for finalist in verdict.finalists], verdict.gains, strict=True))
-    for name, finalist in named.items():
-        bold = "**" if name == winner else ""
-        over = [f"{bold}{gains[name][baseline] or 'none'}{bold}" if name in gains else "" for baseline in baselines]
+    rows, winner = [], verdict.winner
+    for name, finalist in {**verdict.baselines, **{finalist.name: finalist for finalist in verdict.finalists}}.items():
+        bold = "**" if finalist is winner else ""
+        gains = [f"{bold}{gain or 'none'}{bold}" for gain in finalist.gains.values()] or [""] * len(baselines)
         returns = ", ".join(f"{score:.1f}" for score in finalist.scores)
-        rows.append([name, finalist.iqm if finalist.scores else "none", *over, finalist.n_failed, returns])
+        rows.append([name, finalist.iqm if finalist.scores else "none", *gains, finalist.n_failed, returns])
     columns = ["settings", "return, IQM", *(f"gain over {name}" for name in baselines), "failed runs", "returns"]
     yield from _table(columns, rows)
 

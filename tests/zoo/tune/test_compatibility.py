@@ -56,6 +56,6 @@ def test_the_settings_file_joins_the_confirmation(study, folder, monkeypatch):
     assert scores(study) == {**before, "confirmation": [*before["confirmation"], *[300.0] * 10]}
     verdict = write_report(study, read_task(study), folder)
     assert str(verdict).startswith("No winner: none of the finalists")
-    assert verdict.gains[0]["settings file"].high < 0
+    assert verdict.finalists[0].gains["settings file"].high < 0
     # The order in which runs were added does not count.
     assert verdict.baselines["default"].iqm == pytest.approx((198.0, 143.9, 260.8), abs=0.05)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,8 +50,13 @@ def shifted(scores, by):
 
 def test_the_best_of_the_significantly_better_ones_wins():
     verdict = against(finalist(LOW), finalist(LOW, 1), finalist(shifted(LOW, 5), 2), finalist(HIGH, 3))
-    assert verdict.winner == 2
-    assert verdict.gains[0]["default"].low < 0 < verdict.gains[1]["default"].low < verdict.gains[2]["default"].low
+    assert verdict.winner is verdict.finalists[2]
+    assert (
+        verdict.finalists[0].gains["default"].low
+        < 0
+        < verdict.finalists[1].gains["default"].low
+        < verdict.finalists[2].gains["default"].low
+    )
     assert verdict.confidence == pytest.approx(1 - 0.05 / 3)
     assert str(verdict).startswith("Confirmed: trial 3 returns 21.0 [")
     assert "over the default (98.3 % interval)." in str(verdict)
@@ -59,7 +65,7 @@ def test_the_best_of_the_significantly_better_ones_wins():
 def test_the_default_stays_where_nothing_is_significantly_better():
     noisy = [x + 30 * (-1) ** i for i, x in enumerate(HIGH)]
     verdict = against(finalist(LOW), finalist(noisy, 1))
-    assert verdict.winner is None and verdict.gains[0]["default"].value > 0
+    assert verdict.winner is None and verdict.finalists[0].gains["default"].value > 0
     assert str(verdict).startswith(
         "No winner: none of the finalists is significantly better than the default on unseen seeds"
     )
@@ -70,13 +76,13 @@ def test_a_winner_beats_the_settings_file_as_well():
     default, file, between = finalist(LOW), finalist(HIGH, 1), finalist(shifted(LOW, 5), 2)
     verdict = against_both(default, file, between)
     assert verdict.winner is None
-    assert verdict.gains[0]["default"].low > 0 > verdict.gains[0]["settings file"].high
+    assert verdict.finalists[0].gains["default"].low > 0 > verdict.finalists[0].gains["settings file"].high
     assert str(verdict).startswith(
         "No winner: none of the finalists is significantly better than both the default and the settings file's"
     )
     best = finalist(shifted(HIGH, 5), 3)
     verdict = against_both(default, file, between, best)
-    assert verdict.winner == 1
+    assert verdict.winner is verdict.finalists[1]
     assert re.search(
         r"Confirmed: trial 3 returns 26.0 .*, the default 11.0 .* and the settings file's entry 21.0 .*; the gain is "
         r"15.0 .* over the default and 5.0 .* over the settings file's entry \(97.5 % intervals\)\.",
@@ -88,7 +94,7 @@ def test_a_winner_beats_the_settings_file_as_well():
 
 def test_what_failed_on_a_seed_is_not_confirmed():
     assert against(finalist(LOW), finalist(HIGH[:9], 1, n_failed=1)).winner is None
-    assert against(finalist(LOW[:9], n_failed=1), finalist(HIGH, 1)).winner == 0
+    assert against(finalist(LOW[:9], n_failed=1), finalist(HIGH, 1)).winner.name == "trial 1"
     without = against(finalist([], n_failed=10), finalist(HIGH, 1))
     assert without.winner is None and "the default has no score on unseen seeds" in str(without)
     without = against_both(finalist(LOW), finalist([], 1, n_failed=10), finalist(HIGH, 2))
@@ -171,9 +177,10 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
 @pytest.mark.slow
 def test_any_trial_is_exported_and_no_more_than_one_best(tuned, tmp_path):
     study, verdict, _, task = tuned
-    winner = verdict.finalists[verdict.winner]
+    winner = verdict.winner
     assert export_best(study, task, verdict, tmp_path).name == "Aiming-v0.yml"
-    lost = TuningVerdict(verdict.baselines, verdict.finalists, [dict.fromkeys(verdict.baselines)], verdict.confidence)
+    finalists = [replace(finalist, gains=dict.fromkeys(verdict.baselines)) for finalist in verdict.finalists]
+    lost = TuningVerdict(verdict.baselines, finalists, verdict.confidence)
     path = export_best(study, task, lost, tmp_path)
     # What an earlier report exported is not left beside one that says otherwise.
     assert [path] == list(tmp_path.glob("*.yml")) and path.name == "Aiming-v0_not_confirmed.yml"

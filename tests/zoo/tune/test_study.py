@@ -122,7 +122,7 @@ def test_the_settings_file_decides(study):
     verdict = decide(study)
     assert list(verdict.baselines) == ["default", "settings file"]
     assert [finalist.name for finalist in verdict.finalists] == ["trial 2", "trial 4"]
-    assert verdict.gains[0]["default"].low > 0 > verdict.gains[0]["settings file"].low
+    assert verdict.finalists[0].gains["default"].low > 0 > verdict.finalists[0].gains["settings file"].low
     assert verdict.winner is None and str(verdict).startswith("No winner: none of the finalists")
 
 
