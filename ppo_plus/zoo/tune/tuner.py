@@ -1,4 +1,4 @@
-"""The tuner: creates a study or resumes it, starts worker processes and watches them, and writes the report."""
+"""The tuner, which creates a study or resumes it, starts worker processes and watches them, and writes the report."""
 
 import errno
 import json
@@ -103,29 +103,21 @@ def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None
 def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
     """Start worker processes, print a line for each finished run, and wait until all processes have ended."""
     processes: list[Process] = []
-    dead: set[Process] = set()
-    n_estimates = 0
     prepare_screening(study, task, study.budget)  # which several workers would do twice
-    reported = done_runs(study)
+    printed: set[Any] = set(done_runs(study))
     try:
         for _ in range(workers.n):
             _start(study, task, workers, processes)
         while True:
             all_ended = all(process.poll() is not None for process in processes)
-            for process in processes:
-                if process.returncode and process not in dead:
-                    dead.add(process)
-                    code = process.returncode
-                    what = f"was killed by signal {-code}: its trial, if it had one, is run again"
-                    print(f"worker process {process.pid} {what if code < 0 else f'ended with exit code {code}'}")
+            lines: dict[Any, str] = {process: _death(process) for process in processes if process.returncode}
             # Without the storage there is nothing to print; the workers decide whether they wait for it.
             with suppress(*STORAGE_ERRORS):
-                for run, line in done_runs(study).items():
-                    if run not in reported:
-                        reported[run] = line
-                        print(line, flush=True)
-                if len(study.begun_stages()) > n_estimates and (line := estimate(study, task, workers.n)):
-                    n_estimates += 1
+                lines |= done_runs(study)
+                lines[len(study.begun_stages())] = estimate(study, task, workers.n)
+            for key, line in lines.items():
+                if line and key not in printed:
+                    printed.add(key)
                     print(line, flush=True)
             if all_ended:
                 break
@@ -170,6 +162,15 @@ def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Pro
             process.stdin.flush()
 
 
+def _death(process: Process) -> str:
+    """A line about a worker that ended too early."""
+    if process.returncode < 0:
+        reason = f"was killed by signal {-process.returncode}: its trial, if it had one, is run again"
+    else:
+        reason = f"ended with exit code {process.returncode}"
+    return f"worker process {process.pid} {reason}"
+
+
 def done_runs(study: Study) -> dict[tuple[str, int], str]:
     """The runs that are done, by stage and number, and a line about each."""
     lines = {}
@@ -187,9 +188,8 @@ def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
     if not replace(study.screening, end=n_baselines).all_done():
         return ""
     plan, n_trials = plan_in_time(study, task, study.budget)
-    later = [trial for stage, jobs in study.begun_stages().items() if stage != "screening" for trial in jobs.trials()]
-    search, later = ([trial for trial in trials if is_done(trial)] for trials in (study.screening.trials(), later))
-    n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * n_seeds - len(later)
+    search, *later = (list(filter(is_done, jobs.trials())) for jobs in study.begun_stages().values())
+    n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * n_seeds - sum(map(len, later))
     if n_left <= 0:
         return ""
     minutes = n_left * seconds_of(search, n_seeds) / n_workers / 60
