@@ -1001,14 +1001,14 @@ ZOO = (
     ),
     Fault(
         "seed-zero-random",
-        "zoo/cli/train.py",
+        "zoo/cli/experiments.py",
         "args.seed if args.seed >= 0 else",
         "args.seed if args.seed > 0 else",
         "tests/zoo/cli",
     ),
     Fault(
         "interrupt-succeeds",
-        "zoo/cli/train.py",
+        "zoo/cli/experiments.py",
         "sys.exit(128 + (came() or signal.SIGINT))",
         "sys.exit(0)",
         "tests/zoo/cli",

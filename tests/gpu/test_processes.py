@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parent / "two_processes.py"
 
 
 def test_one_gpu_is_refused_before_processes_start(monkeypatch, capsys):
-    monkeypatch.setattr("ppo_plus.zoo.cli.train.launch", lambda *args: pytest.fail("they have been started"))
+    monkeypatch.setattr("ppo_plus.zoo.cli.experiments.launch", lambda *args: pytest.fail("they have been started"))
     with pytest.raises(SystemExit):
         main(["train", "--env", "CartPole-v1", "--device", "cuda:0", "--processes", "2"])
     assert "--device cuda:0 is one GPU, and each process needs its own: use --device cuda" in capsys.readouterr().err

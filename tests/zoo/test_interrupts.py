@@ -223,9 +223,9 @@ MOMENTS = [
     ("train", "gymnasium.envs.classic_control.cartpole"),  # when the run has its folder already
     ("enjoy", "ppo_plus.zoo.cli.results"),
     ("enjoy", "gymnasium"),
-    ("plot", "ppo_plus.zoo.cli.tune"),
+    ("plot", "ppo_plus.zoo.cli.experiments"),
     ("plot", "numpy"),
-    ("tune", "ppo_plus.zoo.cli.tune"),
+    ("tune", "ppo_plus.zoo.cli.experiments"),
     ("tune", "optuna"),
 ]
 

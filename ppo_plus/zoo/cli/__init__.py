@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def make_parser() -> "Parser":
     """The parser of the program and its subcommands."""
     from ppo_plus import __version__
-    from ppo_plus.zoo.cli import results, train, tune
+    from ppo_plus.zoo.cli import experiments, results
     from ppo_plus.zoo.cli.arguments import Parser
 
     parser = Parser(
@@ -51,6 +51,6 @@ def make_parser() -> "Parser":
     )
     parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for module in (train, results, tune):
+    for module in (experiments, results):
         module.add_parser(commands)
     return parser

@@ -17,7 +17,7 @@ from ppo_plus.zoo.installation import command
 def test_scripts(folder, monkeypatch, capsys):
     """Train, enjoy, record and plot, one after the other."""
 
-    monkeypatch.setattr("ppo_plus.zoo.cli.train.has_screen", lambda: False)
+    monkeypatch.setattr("ppo_plus.zoo.cli.experiments.has_screen", lambda: False)
 
     def script(name, *arguments):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])

@@ -18,7 +18,7 @@ from verdicts import HIGH, LOW, against, finalist
 
 from ppo_plus.zoo import results
 from ppo_plus.zoo.cli import make_parser
-from ppo_plus.zoo.cli.train import make_experiment
+from ppo_plus.zoo.cli.experiments import make_experiment
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file
 from ppo_plus.zoo.tune import Plan, Study, open_storage, read_space, tune
