@@ -981,8 +981,8 @@ ZOO = (
     Fault(
         "seeds-seen-before",
         "zoo/tune/study.py",
-        "for seed in plan.confirmation_seeds for trial",
-        "for seed in plan.racing_seeds for trial",
+        'for seed in plan.seeds("confirmation") for trial',
+        'for seed in plan.seeds("race") for trial',
         "tests/zoo/tune/test_study.py",
     ),
     Fault(

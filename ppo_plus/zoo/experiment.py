@@ -1,7 +1,7 @@
 """An experiment: everything that defines one training run, resolved and checked; its environments and its models."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
@@ -20,7 +20,6 @@ from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
 from ppo_plus.envs.checks import LeanVecEnv, check_spaces
 from ppo_plus.envs.make_vec import require_vec_env
 from ppo_plus.process import torch_threads
-from ppo_plus.require import nearest
 from ppo_plus.saving import statistics
 from ppo_plus.zoo.hyperparams import (
     builtin_file,
@@ -33,6 +32,7 @@ from ppo_plus.zoo.hyperparams import (
     read_hyperparameter,
     read_literal,
     read_mapping,
+    require_known,
 )
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env, import_class, is_atari
 from ppo_plus.zoo.runs import RunFolder
@@ -198,7 +198,8 @@ def parse_settings(
     """
     if check_names:
         # First: a key that seems to be missing may be misspelled.
-        _check_names(settings, hyperparameter_names().union(SETTINGS))
+        for name in settings:
+            require_known(name, hyperparameter_names().union(SETTINGS))
     readers: dict[str, Callable[[str, Any], Any]] = {
         "n_timesteps": positive_int,
         "n_envs": positive_int,
@@ -219,14 +220,6 @@ def parse_settings(
 def hyperparameter_names() -> set[str]:
     """Arguments of ``PPO_Plus`` that a settings file may set as hyperparameters."""
     return set(signature(PPO_Plus).parameters) - OF_THE_RUN
-
-
-def _check_names(names: Iterable[Any], valid: Collection[str], where: str = "") -> None:
-    for name in names:
-        if name not in valid:
-            likely = nearest(name, valid)
-            remedy = f"valid keys are {', '.join(sorted(valid))}" if likely is None else f"did you mean {likely!r}?"
-            raise ValueError(f"unknown key {name!r}{where}: {remedy}")
 
 
 def _policy(packages: Collection[str] | None, _name: str, value: Any) -> str | type:
@@ -261,8 +254,8 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
     arguments = read_arguments(name, value)
     parameters = signature(VecNormalize).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items() if name != "venv"}
-    _check_names(arguments, defaults, " in normalize")
     for key, item in arguments.items():
+        require_known(key, defaults, " in normalize")
         kind = {bool: bool, float: (int, float)}.get(type(defaults[key]), (list, tuple, type(None)))
         if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):  # type: ignore[arg-type]
             raise ValueError(f"normalize: {key}={item!r} must be like its default, {defaults[key]!r}")

@@ -7,7 +7,7 @@ The package's own file is ``hyperparams/ppo_plus.yml``.
 import ast
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 import ppo_plus
+from ppo_plus.require import nearest
 from ppo_plus.zoo.installation import is_atari
 
 #: Modules whose classes Python text may name: the real module, and the required base class.
@@ -210,6 +211,14 @@ def require_mapping(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a mapping of keys to values, not {shortened(repr(value))}")
     return value
+
+
+def require_known(name: Any, valid: Collection[str], where: str = "") -> None:
+    """:raises ValueError: ``name`` is not a valid key"""
+    if name not in valid:
+        likely = nearest(name, valid)
+        remedy = f"valid keys are {', '.join(sorted(valid))}" if likely is None else f"did you mean {likely!r}?"
+        raise ValueError(f"unknown key {name!r}{where}: {remedy}")
 
 
 def shortened(text: str) -> str:

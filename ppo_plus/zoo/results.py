@@ -22,7 +22,6 @@ from ppo_plus.zoo.runs import ALGO, runs_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Colors that people with any color vision can tell apart (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -39,8 +38,8 @@ SETTINGS = {
     "legend.framealpha": 0.8,
     "savefig.dpi": 120,
 }
-#: Resamples of the bootstrap, and the level of an interval.
-CURVE_RESAMPLES, LEVEL = 2_000, 0.95
+#: Resamples of the bootstraps of curves and of other statistics, and the level of a curve's interval.
+CURVE_RESAMPLES, N_RESAMPLES, LEVEL = 2_000, 10_000, 0.95
 #: Minimum number of runs for an interval. With fewer, a bootstrap says hardly more than the worst and the best.
 MIN_RUNS = 5
 
@@ -181,18 +180,11 @@ def picture(path: Path, *titles: str, size: tuple[float, float] = (6.5, 4.5)) ->
             axes.set(title=title, xlabel="timesteps", ylabel="episode return")
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k, 1M
             axes.legend()
-        save_figure(figure, path)
-
-
-def save_figure(figure: "Figure", path: Path, **options: Any) -> None:
-    """Write a figure completely or not at all; its encoder would not say that the disk is full."""
-    data = io.BytesIO()
-    figure.savefig(data, format=path.suffix.removeprefix("."), **options)
+        # Encoded in memory, because the encoder would not say that the disk is full.
+        data = io.BytesIO()
+        figure.savefig(data, format=path.suffix.removeprefix("."))
     with replacing(path) as file:
         file.write(data.getvalue())
-
-
-N_RESAMPLES = 10_000
 
 
 class Estimate(NamedTuple):
@@ -239,7 +231,7 @@ def interval(samples: Sequence[Sequence[float]], statistic: Callable[..., np.nda
         return Estimate(value, -float("inf"), float("inf"))
     # A separate generator, so that the same scores always give the same interval.
     rng = np.random.default_rng(0)
-    found = bootstrap(
+    low, high = bootstrap(
         data, statistic, n_resamples=N_RESAMPLES, confidence_level=confidence, method="percentile", rng=rng
     ).confidence_interval
-    return Estimate(value, float(found.low), float(found.high))
+    return Estimate(value, float(low), float(high))

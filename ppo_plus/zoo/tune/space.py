@@ -11,9 +11,8 @@ from typing import Any
 from optuna.trial import Trial
 
 from ppo_plus import PPO_Plus
-from ppo_plus.require import nearest
 from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
-from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping, require_mapping
+from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping, require_known, require_mapping
 
 POLICY, SCHEDULE = "policy_kwargs", "_schedule"
 #: Scales of ranges, and what they need.
@@ -177,10 +176,8 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
     known = hyperparameter_names() | set(SETTINGS) - {"n_timesteps", POLICY}
     dimensions: dict[str, Choices | Range] = {}
     for name, entry in entries.items():
-        if str(name).removesuffix(SCHEDULE) not in known and not str(name).startswith(f"{POLICY}."):
-            likely = nearest(str(name), known)
-            remedy = f"use some of {', '.join(sorted(known))}" if likely is None else f"did you mean {likely!r}?"
-            raise ValueError(f"unknown key {name!r}: {remedy}")
+        if not str(name).startswith(f"{POLICY}."):
+            require_known(str(name).removesuffix(SCHEDULE), known)
         entry = require_mapping(name, entry)
         try:
             dimensions[name] = _dimension(entry, name in COUNTS)

@@ -149,7 +149,7 @@ def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
 def prepare_race(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the second stage: more seeds for the best trials."""
     ranked = ranked_candidates(study.screened(budget))
-    jobs = [_run(trial, seed) for trial in ranked[: plan.n_racing(len(ranked))] for seed in plan.racing_seeds]
+    jobs = [_run(trial, seed) for trial in ranked[: plan.n_racing(len(ranked))] for seed in plan.seeds("race")]
     return _prepare(study.runs("race", budget), jobs)
 
 
@@ -160,7 +160,7 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     # A baseline whose workers died before it began has no settings.
     baselines = [trial for trial in screening if is_baseline(trial) and SETTINGS in trial.user_attrs]
     chosen = [*baselines, *best] if best else []
-    jobs = [_run(trial, seed) for seed in plan.confirmation_seeds for trial in chosen]
+    jobs = [_run(trial, seed) for seed in plan.seeds("confirmation") for trial in chosen]
     return _prepare(study.runs("confirmation", budget), jobs)
 
 
@@ -318,7 +318,7 @@ class TuningWorker:
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
         recorded = experiment.replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(SETTINGS, recorded)
-        scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.screening_seeds)]
+        scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.seeds("screening"))]
         trial.set_user_attr(SCORES, scores)
         return float(np.mean(scores))
 

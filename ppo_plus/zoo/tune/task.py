@@ -79,7 +79,7 @@ class Plan:
             )
         if self.n_seeds + self.race_seeds > CONFIRMATION_SEED // SEED_STRIDE:
             raise ValueError(f"n_seeds={self.n_seeds} and race_seeds={self.race_seeds} must be at most 1000 together")
-        if self.confirmation_seeds.stop > 2**32:
+        if self.seeds("confirmation").stop > 2**32:
             raise ValueError(f"seed={self.seed} leaves no seeds below 2**32 for the confirmation: use a smaller one")
         if self.last_evals > self.n_evals:
             raise ValueError(
@@ -100,22 +100,14 @@ class Plan:
         """Environment steps between two evaluations."""
         return self.n_timesteps // self.n_evals
 
-    @property
-    def screening_seeds(self) -> range:
-        """The training seeds of every trial."""
-        return self._seed_range(0, self.n_seeds)
-
-    @property
-    def racing_seeds(self) -> range:
-        """The further training seeds of the trials that race."""
-        return self._seed_range(SEED_STRIDE * self.n_seeds, self.race_seeds)
-
-    @property
-    def confirmation_seeds(self) -> range:
-        """The training seeds of the confirmation. They start far from the others, which may become more."""
-        return self._seed_range(CONFIRMATION_SEED, self.confirm_seeds)
-
-    def _seed_range(self, start: int, n: int) -> range:
+    def seeds(self, stage: str) -> range:
+        """The training seeds of all trials in the ``"screening"``, and the further ones of the ``"race"`` and the
+        ``"confirmation"``. Those of the confirmation start far from the others, which may become more."""
+        start, n = {
+            "screening": (0, self.n_seeds),
+            "race": (SEED_STRIDE * self.n_seeds, self.race_seeds),
+            "confirmation": (CONFIRMATION_SEED, self.confirm_seeds),
+        }[stage]
         return range(self.seed + start, self.seed + start + SEED_STRIDE * n, SEED_STRIDE)
 
     def n_racing(self, n_trials: int) -> int:

@@ -76,7 +76,7 @@ def test_from_stage_to_stage(study):
     do_all(race, [1.0, 8.0])
     # Trial 4 has the higher mean over both seeds now. Baselines come first.
     confirmation = prepare_confirmation(study, PLAN, 6)
-    seeds = PLAN.confirmation_seeds
+    seeds = PLAN.seeds("confirmation")
     assert runs(confirmation) == [(trial, seed) for seed in seeds for trial in (0, 1, 4, 2)]
     assert confirmation.trials()[2].user_attrs[SETTINGS] == {"trial": 4}
     # Asked again, they are the same.

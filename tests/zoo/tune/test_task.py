@@ -77,7 +77,7 @@ def test_what_a_shorter_time_leaves_out():
 
 def test_seeds_do_not_overlap():
     plan = Plan(1000, n_seeds=3, race_seeds=4, confirm_seeds=12, seed=5)
-    seeds = [*plan.screening_seeds, *plan.racing_seeds, *plan.confirmation_seeds]
+    seeds = [*plan.seeds("screening"), *plan.seeds("race"), *plan.seeds("confirmation")]
     assert len(seeds) == 19 and min(seeds) == 5
     environments = [seed + k for seed in seeds for k in range(1_000)]
     assert len(set(environments)) == len(environments)
