@@ -67,13 +67,13 @@ class RunFolder:
 
         :raises FileNotFoundError: there is no such model; the message lists the existing ones
         """
-        found = {int(path.name.split("_")[2]): path for path in self.path.glob("rl_model_*_steps.zip")}
-        if not found:
+        models = {int(path.name.split("_")[2]): path for path in self.path.glob("rl_model_*_steps.zip")}
+        if not models:
             raise FileNotFoundError(f"{self.path} has no models of earlier timesteps: train with --save-freq")
-        if timesteps is not None and timesteps not in found:
-            steps = ", ".join(map(str, sorted(found)))
+        if timesteps is not None and timesteps not in models:
+            steps = ", ".join(map(str, sorted(models)))
             raise FileNotFoundError(f"{self.path} has no model after {timesteps} timesteps: choose from {steps}")
-        return found[timesteps or max(found)]
+        return models[timesteps or max(models)]
 
     def arguments(self) -> dict[str, Any]:
         """The arguments that the run was started with, besides its settings."""
