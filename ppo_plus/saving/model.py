@@ -38,7 +38,7 @@ KIND = "model"
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and 0 <= value < math.inf
+    return isinstance(value, (int, float, np.number)) and bool(0 <= value < math.inf)
 
 
 def _is_decision(value: Any) -> bool:
@@ -275,7 +275,7 @@ def _restored(
 def assemble(
     cls: Any,
     saved: dict[str, Any],
-    env: GymEnv | None,
+    env: Any,
     device: th.device | str,
     force_reset: bool,
     changes: dict[str, Any],

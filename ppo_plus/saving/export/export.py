@@ -241,6 +241,7 @@ class ExportedPolicy:
         except Exception as error:
             raise ValueError(f"{file!r:.200} is not a policy that PPO_Plus.export wrote: {error}") from error
         self.action_space = action_space
+        self.inputs = {described["name"]: described for described in self.description["inputs"]}
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs for named inputs."""
@@ -262,8 +263,7 @@ class ExportedPolicy:
         values |= {f"memory.{i}": part for i, part in enumerate(state or ())}
         values |= {"episode_start": episode_start, "action_masks": action_masks}
         inputs = {}
-        for described in self.description["inputs"]:
-            name = described["name"]
+        for name, described in self.inputs.items():
             value = values.get(name)
             # Without them, memory is 0, no episode starts, and everything is allowed.
             value = np.full(shape_of(described, n), name == "action_masks") if value is None else value

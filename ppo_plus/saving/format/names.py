@@ -161,7 +161,7 @@ def _classes_of_the_program(title: str) -> Iterator[type]:
     imported modules outside the standard library, the installed packages and ppo_plus."""
     for module in [*sys.modules.values()]:
         # Not `getattr`: a module may import what it is asked for.
-        cls = vars(module).get(title) if isinstance(module, ModuleType) else None
+        cls: Any = vars(module).get(title) if isinstance(module, ModuleType) else None
         if not _is_part(cls) or (cls.__module__, cls.__qualname__) != (module.__name__, title):
             continue
         file = vars(module).get("__file__")
