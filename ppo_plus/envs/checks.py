@@ -258,8 +258,9 @@ class CheckedEnvs:
 
     def __init__(self, env: VecEnv, step: Callable[[], int]):
         self._step, self._env, self._normalize = step, env, unwrap_vec_normalize(env)
-        values, names = vars(self._normalize) if self._normalize else {}, ("obs_rms", "ret_rms", "returns")
-        self._statistics = {name: copy.deepcopy(values[name]) for name in names if name in values}
+        values = vars(self._normalize) if self._normalize else {}
+        statistics = ("obs_rms", "ret_rms", "returns")
+        self._statistics = {name: copy.deepcopy(values[name]) for name in statistics if name in values}
         owners = (layer for layer in layers(env) if isinstance(layer, (DummyVecEnv, SyncVectorEnv)))
         #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
         self._owner = owner = next(owners, None)

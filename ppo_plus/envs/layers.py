@@ -12,7 +12,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 
 class Adapter:
-    """The base of our classes that adapt another environment, their attribute ``env``."""
+    """The base of our classes that adapt another environment."""
+
+    env: Any
 
 
 def layers(env: Any) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """Environments in tensors: many at once, whose observations, rewards and actions never leave their device.
 
 :class:`~ppo_plus.TensorEnv` is their interface. Gymnasium's vector environments in tensors are recognized
-(:class:`~ppo_plus.envs.tensors.env.GymTensors`). For any other simulator, derive a class and implement
+(``GymTensors``). For any other simulator, derive a class and implement
 :meth:`~ppo_plus.TensorEnv.reset` and :meth:`~ppo_plus.TensorEnv.step`, and if they apply
 :meth:`~ppo_plus.TensorEnv.action_masks` and :meth:`~ppo_plus.TensorEnv.close`.
 
