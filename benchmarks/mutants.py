@@ -546,6 +546,20 @@ ROLLOUT = (
         "tests/envs/test_checks.py",
     ),
     Fault(
+        "attributes-taken-for-layers",
+        "envs/layers.py",
+        "if isinstance(layer, (gym.Wrapper, VectorWrapper, Adapter)) else []",
+        'if hasattr(layer, "env") else []',
+        "tests/envs/test_layers.py",
+    ),
+    Fault(
+        "options-without-any",
+        "envs/vec_env.py",
+        'return {"options": self._options[0]} if self._options[0] else {}',
+        'return {"options": self._options[0]}',
+        "tests/envs/test_vec_env.py",
+    ),
+    Fault(
         "asked-and-blamed",
         "envs/supervised/workers.py",
         "if not is_duty or isinstance(error, MemoryError)",
