@@ -1,4 +1,4 @@
-"""Processes that train together, in which tests run side by side."""
+"""Processes forked from one that has imported the package, so that they start at once."""
 
 import multiprocessing
 import os
@@ -11,20 +11,28 @@ import torch as th
 
 from ppo_plus.distributed.ranks import Ranks
 
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def start(code):
+    """A process that runs code."""
+    process = CONTEXT.Process(target=exec, args=(code, {}), daemon=True)
+    process.start()
+    return process
+
 
 class Processes:
-    """Some processes, forked from one that has imported the package, so that they start at once.
+    """Processes that train together, in which tests run side by side.
 
     :param folder: an empty folder
     """
 
     def __init__(self, folder, size=2):
-        context = multiprocessing.get_context("forkserver")
         self.n_calls = 0
         self.workers = []
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, folder / "store", rank, size), daemon=True)
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=serve, args=(theirs, folder / "store", rank, size), daemon=True)
             process.start()
             theirs.close()
             self.workers.append((process, ours))

@@ -2,8 +2,6 @@
 
 import copy
 import io
-import subprocess
-import sys
 
 import gymnasium as gym
 import numpy as np
@@ -14,6 +12,7 @@ from envs import ACTIONS, OBSERVATIONS, MaskedEnv, RandomEnv, vec
 from models import SMALL, STRUCTURES, NoTraining, make_recurrent
 from networks import TwoTowers
 from optimizers import coefficients_at
+from processes import start
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -46,11 +45,13 @@ def test_initial_weights_and_first_rollout_are_recurrent_ppos(structure):
         np.testing.assert_allclose(getattr(new, name), getattr(old, name), rtol=0, atol=2e-5, err_msg=name)
 
 
-def test_cudnns_copies_of_weights_cause_no_warning():
+def test_cudnns_copies_of_weights_cause_no_warning(tmp_path):
     # In a separate process, since pytest shows all warnings.
     texts = "RNN module weights are not part of single contiguous chunk of memory", "RNN module weights are odd"
-    code = f"import warnings\nfrom ppo_plus import LSTMMemory\nfor text in {texts}: warnings.warn(text)"
-    warned = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    path = tmp_path / "warned"
+    code = f"import sys, warnings\nsys.stderr = open({str(path)!r}, 'w')\nfrom ppo_plus import LSTMMemory\n"
+    start(f"{code}for text in {texts}: warnings.warn(text)").join()
+    warned = path.read_text()
     assert texts[0] not in warned and texts[1] in warned
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from envs import ACTIONS, vec
+from processes import start
 
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.files import claim, replacing, write_text
@@ -103,7 +104,7 @@ SAVER = """
 
     model = PPO_Plus("MlpPolicy", VecNormalize(vec(ACTIONS["discrete"])), n_steps=8, batch_size=8, seed=0, device="cpu")
     save_model(model, Path({path!r}))
-    print("ready", flush=True)
+    Path({path!r}).with_name("ready").touch()
     while True:
         save_model(model, Path({path!r}))
 """
@@ -113,21 +114,22 @@ def test_no_kill_breaks_a_saved_model(tmp_path):
     """Killed at ten moments of saving again and again: the model and its statistics load every time."""
     path = tmp_path / "model.zip"
     code = textwrap.dedent(SAVER.format(tests=str(Path(__file__).parents[1] / "helpers"), path=str(path)))
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = start(code)
     try:
-        assert child.stdout.readline() == "ready\n"
+        while not path.with_name("ready").exists():
+            assert child.is_alive()
+            time.sleep(0.01)
         for i in range(10):
             time.sleep(0.01 + 0.003 * i)
             # Stopped is as good as killed for a moment: what is on the disk now is what a kill would leave.
-            child.send_signal(signal.SIGSTOP)
+            os.kill(child.pid, signal.SIGSTOP)
             model = PPO_Plus.load(path, device="cpu")
             statistics = read_statistics(tmp_path / "model_vecnormalize.zip")
             assert model.n_steps == 8 and statistics["norm_obs"]
-            child.send_signal(signal.SIGCONT)
+            os.kill(child.pid, signal.SIGCONT)
     finally:
         child.kill()
-        child.wait()
-        child.stdout.close()
+        child.join()
     assert PPO_Plus.load(path, device="cpu").n_steps == 8
 
 

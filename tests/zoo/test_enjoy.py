@@ -296,7 +296,7 @@ def test_an_exported_policy_has_the_returns_of_the_model(run, tmp_path, capsys):
 def test_an_exported_policy_gets_the_masks(tmp_path):
     pytest.importorskip("onnxruntime", reason="needs the extra export")
     pytest.importorskip("onnxscript", reason="needs the extra export")
-    env = vec(ACTIONS["mixed"], env_class=MaskedEnv)
+    env = vec(ACTIONS["multidiscrete"], env_class=MaskedEnv)
     model = PPO_Plus("MlpLstmPolicy", env, n_steps=8, batch_size=16, n_epochs=1, device="cpu").learn(16)
     policy = ExportedPolicy(model.export(tmp_path / "policy.onnx"), env.action_space)
     # These environments do not accept a forbidden action.

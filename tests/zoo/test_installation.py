@@ -162,8 +162,15 @@ def test_played_and_recorded_without_a_screen(tmp_path):
 HERE = Path(sys.executable).parent
 
 
-@pytest.mark.parametrize("path", ["/usr/bin:/bin", f"{HERE}:/usr/bin:/bin"])
-@pytest.mark.parametrize("folder", ["inside", "outside"])
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        (f"{HERE}:/usr/bin:/bin", "inside"),
+        ("/usr/bin:/bin", "outside"),
+        pytest.param(f"{HERE}:/usr/bin:/bin", "outside", marks=pytest.mark.slow),
+        pytest.param("/usr/bin:/bin", "inside", marks=pytest.mark.slow),
+    ],
+)
 def test_pasted_commands_work_whatever_the_path(monkeypatch, tmp_path, path, folder):
     monkeypatch.setenv("PATH", path)
     monkeypatch.chdir(HERE.parents[1] if folder == "inside" else tmp_path)

@@ -61,13 +61,10 @@ def installed(wheel, tmp_path_factory):
 
 
 def test_settings_are_found_outside_a_checkout(installed, tmp_path):
-    code = (
-        "from ppo_plus.zoo.hyperparams import builtin_file; from ppo_plus.zoo.experiment import load_experiment\n"
-        "print(builtin_file(), load_experiment('CartPole-v1').n_envs)"
-    )
+    code = "from ppo_plus.zoo.hyperparams import builtin_file; print(builtin_file(), builtin_file().exists())"
     done = installed("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(installed.site / "ppo_plus" / "hyperparams" / "ppo_plus.yml"), "8"]
+    assert done.stdout.split() == [str(installed.site / "ppo_plus" / "hyperparams" / "ppo_plus.yml"), "True"]
 
 
 @pytest.mark.slow

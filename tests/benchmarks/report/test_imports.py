@@ -6,6 +6,8 @@ import sys
 from configparser import ConfigParser
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 #: Makes every table, and loads what draws every picture.
 CODE = """
@@ -19,6 +21,7 @@ print(*{name.split(".")[0] for name in sys.modules})
 """
 
 
+@pytest.mark.slow
 def test_tables_and_pictures_need_the_extra_docs_alone():
     config = ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")

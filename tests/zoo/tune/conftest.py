@@ -4,6 +4,7 @@ import os
 import pwd
 import shutil
 import socket
+import sqlite3
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy
 from storages import close
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, load_experiment
@@ -19,6 +21,19 @@ from ppo_plus.zoo.tune import Plan, Study, open_storage, tune
 from ppo_plus.zoo.tune.task import TuningTask
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynchronized():
+    """SQLite leaves it to the system when to write to the disk, which may be slow, and no machine fails here."""
+
+    def turn_off(connection, _):
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    sqlalchemy.event.listen(sqlalchemy.Engine, "connect", turn_off)
+    yield
+    sqlalchemy.event.remove(sqlalchemy.Engine, "connect", turn_off)
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,7 @@ def test_a_trial_that_fails_in_the_race_is_out(study):
     assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 1, 4}
 
 
+@pytest.mark.slow
 def test_a_default_that_never_began_is_not_run_again(study):
     screening = prepare_screening(study, SMALL_TASK, 6)
     screening.fail(screening.claim(), "its worker died")
@@ -98,6 +99,7 @@ def test_a_default_that_never_began_is_not_run_again(study):
     assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {1, 2, 4}
 
 
+@pytest.mark.slow
 def test_failed_and_pruned_baselines_are_confirmed_too(study):
     """On other seeds they may have a score; without one, nothing can be compared with them."""
     do_all(prepare_screening(study, SMALL_TASK, 6), [None, None, 5.0, 6.0, 4.0, 3.0])
@@ -110,6 +112,7 @@ def test_baselines_alone_are_not_confirmed(study):
     assert runs(prepare_race(study, PLAN, 2)) == runs(prepare_confirmation(study, PLAN, 2)) == []
 
 
+@pytest.mark.slow
 def test_the_settings_file_decides(study):
     """From the storage to the verdict: the trial that beats the default alone is not exported."""
     do_all(prepare_screening(study, SMALL_TASK, 6), [1.0, 8.0, 5.0, None, 4.0, 3.0])
