@@ -54,14 +54,26 @@ def parse(results: dict[str, dict[str, dict[str, Any]]]) -> Results:
     return {title: {name: Measured(**each) for name, each in by.items()} for title, by in results.items()}
 
 
+def ratio_cell(result: Measured, reference: Measured) -> str:
+    """How many times faster than the reference in the same round: the median over rounds, and the range; of the
+    reference, the median of its times.
+
+    The machine is slower in some rounds than in others for all contenders, so this is not the ratio of median times.
+    """
+    if result.error or reference.error:
+        return "–"
+    if result is reference:
+        return f"{median(result.us_per_step):.0f} µs per step"
+    ratios = result.speed_ups(reference)
+    return f"**{median(ratios):.2f}×** [{min(ratios):.2f}, {max(ratios):.2f}]"
+
+
 def time_cell(result: Measured, reference: Measured) -> str:
+    """The median time over rounds, and the ratio."""
     if result.error:
         return "–"
     text = f"{median(result.us_per_step):.1f} µs"
-    if result is reference or reference.error:
-        return text
-    ratios = result.speed_ups(reference)
-    return f"{text}, **{median(ratios):.2f}×** [{min(ratios):.2f}, {max(ratios):.2f}]"
+    return text if result is reference or reference.error else f"{text}, {ratio_cell(result, reference)}"
 
 
 def memory_cell(result: Measured, reference: Measured) -> str:
