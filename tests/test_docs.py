@@ -316,6 +316,19 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
+def test_the_page_of_the_house_and_its_picture_show_every_room():
+    package = Path(ppo_plus.__file__).parent
+    rooms = {f"{path.name}/" for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    rooms |= {path.name for path in package.glob("[!_]*.py")}
+    text = (DOCS / "house.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", text.partition("## The rooms")[2].partition("\n## ")[0], re.MULTILINE)
+    assert {name for row in rows for name in re.findall("`(.*?)`", row)} == rooms
+    picture = (DOCS / "pictures" / "rooms.svg").read_text(encoding="utf-8")
+    names = re.findall(r'class="name".*?>(.*?)<', picture)
+    ground = re.findall(r'class="what".*?>(.*?)<', picture)[-1].split(", ")
+    assert {*names, *ground} - {"ground floor"} == rooms
+
+
 def test_every_page_is_in_the_contents():
     listed = {
         entry
