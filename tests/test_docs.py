@@ -5,7 +5,7 @@ comment with a file's name is written there, and each line of ``bash`` is checke
 block may say what it takes:
 
 ``<!-- test: long -->``
-    Training stops after its first update, uncompiled; the rest of the block goes on. Marked slow, it runs as it is.
+    Training stops after its first update, uncompiled, and the rest of the block runs. The slow tests run it unchanged.
 ``<!-- test: slow -->``
     The block runs only where slow tests run.
 """
@@ -279,7 +279,7 @@ def tables():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tables_show_the_measurements(page, tables):
     text = page.read_text(encoding="utf-8")
-    assert tables.fill(text) == text, "write the tables anew: python docs/tables.py"
+    assert tables.fill(text) == text, "write the tables again: python docs/tables.py"
 
 
 def test_a_table_is_made_of_its_file(tables):
@@ -327,6 +327,15 @@ def test_the_page_of_the_house_and_its_picture_show_every_room():
     names = re.findall(r'class="name".*?>(.*?)<', picture)
     ground = re.findall(r'class="what".*?>(.*?)<', picture)[-1].split(", ")
     assert {*names, *ground} - {"ground floor"} == rooms
+
+
+def test_names_on_the_page_of_the_house_are_in_the_code():
+    sources = [path.read_text(encoding="utf-8") for path in Path(ppo_plus.__file__).parent.rglob("*.py")]
+    words = {word for source in sources for word in re.findall(r"\w+", source)} | {"py"}
+    text = (DOCS / "house.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)*)(?:\([^`]*\))?`", text)
+    assert "Collector.store" in named
+    assert [name for name in named if not words.issuperset(name.split("."))] == []
 
 
 def test_every_page_is_in_the_contents():
