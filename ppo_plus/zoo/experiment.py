@@ -173,7 +173,8 @@ def load_experiment(
     # Overrides are checked alone first, so that the message does not blame the file for them.
     parse_settings(env_id, {"n_timesteps": 1, **overrides}, packages, check_names=True)
     with errors_of(f"{source}, {name}"):
-        return parse_settings(env_id, {**entry, **overrides}, packages, check_names=True).replace(**run)
+        experiment = parse_settings(env_id, {**entry, **overrides}, packages, check_names=True)
+    return experiment.replace(**run)
 
 
 def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
