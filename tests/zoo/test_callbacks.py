@@ -105,9 +105,9 @@ def test_evaluations_are_recorded_as_sb3_records_them(tmp_path, capsys):
     assert f"evaluation after 64 timesteps: mean return {mean:.2f} +/- " in printed and best in printed
     assert writer.rows[-2] == writer.rows[-1] and len(writer.rows[-1][1]) == 3
     assert ours.best_mean_reward == theirs.best_mean_reward == ours.last_mean_reward
-    with np.load(tmp_path / "ours/evaluations.npz") as found, np.load(tmp_path / "theirs/evaluations.npz") as expected:
-        assert found.files == expected.files and len(found.files) == 4
-        assert all(np.array_equal(found[name], expected[name]) for name in expected.files)
+    with np.load(tmp_path / "ours/evaluations.npz") as saved, np.load(tmp_path / "theirs/evaluations.npz") as expected:
+        assert saved.files == expected.files and len(saved.files) == 4
+        assert all(np.array_equal(saved[name], expected[name]) for name in expected.files)
     assert (tmp_path / "ours/best_model.zip").exists()
 
 
@@ -215,7 +215,7 @@ def test_evaluation_environments_are_wrapped_as_in_training(kind, recwarn):
     callback = EvalAfterUpdates(eval_env, 64, n_eval_episodes=2)
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(128, callback)
     assert callback.evaluations_timesteps == [64, 128]
-    assert not [each for each in recwarn if "not of the same type" in str(each.message)]
+    assert not [warning for warning in recwarn if "not of the same type" in str(warning.message)]
     # The same policy in the same statistics; a separate environment has other episodes.
     if kind == "other order":
         assert np.array_equal(callback.eval_env.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)

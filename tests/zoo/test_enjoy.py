@@ -280,7 +280,7 @@ def test_an_exported_policy_has_the_returns_of_the_model(run, tmp_path, capsys):
     pytest.importorskip("onnxscript", reason="needs the extra export")
     path = tmp_path / "policy.onnx"
     main(["export", str(run.folder.path), "-o", str(path)])
-    assert {each.suffix for each in tmp_path.iterdir()} == {".onnx", ".pt2", ".json"}
+    assert {file.suffix for file in tmp_path.iterdir()} == {".onnx", ".pt2", ".json"}
     capsys.readouterr()
     played = ["enjoy", "--env", "CartPole-v1", "-f", str(run.folder.path), "--exp-id", "-1", "--no-render", "-n", "600"]
     main(played)

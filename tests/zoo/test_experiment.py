@@ -356,7 +356,7 @@ def test_resumed_environments_continue_where_they_stopped(vec_env, evaluation):
         env.step(np.ones(1, dtype=int))
     assert set_state(other, get_state(env)) is None
     for _ in range(30):
-        (ours, _, _, _), (theirs, _, _, _) = (each.step(np.zeros(1, dtype=int)) for each in (env, other))
+        (ours, _, _, _), (theirs, _, _, _) = (envs.step(np.zeros(1, dtype=int)) for envs in (env, other))
         np.testing.assert_array_equal(theirs, ours)
     env.close()
     other.close()

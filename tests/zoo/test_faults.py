@@ -78,9 +78,9 @@ def package(tmp_path, monkeypatch):
 
 
 def arguments(fault, *more, n_timesteps=256):
-    given = ["train", "--gym-packages", "failing_environments", "--env", f"Fails-{fault}-v0", "--n-envs", "2"]
-    given += ["-n", str(n_timesteps), "--seed", "3", "--no-progress", "--eval-freq", "-1", *more]
-    return [*given, "-params", *SETTINGS]
+    options = ["train", "--gym-packages", "failing_environments", "--env", f"Fails-{fault}-v0", "--n-envs", "2"]
+    options += ["-n", str(n_timesteps), "--seed", "3", "--no-progress", "--eval-freq", "-1", *more]
+    return [*options, "-params", *SETTINGS]
 
 
 def run_of(folder, fault, number=1):
@@ -92,7 +92,7 @@ def logged(run):
 
     # Each by itself: of files of one second TensorBoard reads number 10 before number 9.
     files = [EventAccumulator(str(path)).Reload() for path in run.glob(EVENTS) if path.stat().st_size]
-    events = [event for each in files for event in each.Scalars("faults/env_restarts")]
+    events = [event for file in files for event in file.Scalars("faults/env_restarts")]
     return [event.value for event in sorted(events, key=lambda event: event.step)]
 
 
@@ -146,7 +146,7 @@ def test_restarts_are_counted_in_the_log_over_an_interruption(package, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ("--vec-env envpool", "vec_env='envpool' must be one of dummy, subproc"),
         ("--env-timeout 0", "'0' must be a number of seconds in (0, 1e6]"),
@@ -154,10 +154,10 @@ def test_restarts_are_counted_in_the_log_over_an_interruption(package, monkeypat
         ("--restart-envs many", "many"),
     ],
 )
-def test_mistakes_are_errors_before_training(given, message, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_errors_before_training(options, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        main(["train", "--env", "CartPole-v1", "--no-progress", *given.split()])
+        main(["train", "--env", "CartPole-v1", "--no-progress", *options.split()])
     assert stop.value.code == 2 and message in capsys.readouterr().err
     assert not list(tmp_path.glob("logs/ppo_plus/*"))
 
@@ -168,8 +168,8 @@ def test_evaluation_is_supervised_as_training_is():
     assert isinstance(env, SupervisedVecEnv) and (env.restarts, env.timeout) == (3, None)
 
 
-def command(*given):
-    return [sys.executable, "-m", "ppo_plus", *given]
+def command(*words):
+    return [sys.executable, "-m", "ppo_plus", *words]
 
 
 @pytest.mark.slow
@@ -192,8 +192,8 @@ def test_processes_that_die_or_hang_end_or_are_replaced(fault, reason, package):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ended_while_a_process_hangs(number, package):
-    given = command(*arguments("hang", "--vec-env", "subproc", n_timesteps=100_000))
-    process = subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    words = command(*arguments("hang", "--vec-env", "subproc", n_timesteps=100_000))
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while not (package / "hangs").exists():
         assert process.poll() is None
         time.sleep(0.05)

@@ -280,10 +280,10 @@ def test_wrong_arguments_are_named(text, message):
 
 def zoo_texts():
     """What rl_zoo3's files write as Python. The package is only looked up: importing it changes Gymnasium."""
-    found = importlib.util.find_spec("rl_zoo3")
-    if found is None:
+    package = importlib.util.find_spec("rl_zoo3")
+    if package is None:
         pytest.skip("rl_zoo3 is not installed")
-    for path in sorted(Path(found.origin).with_name("hyperparams").glob("*.yml")):
+    for path in sorted(Path(package.origin).with_name("hyperparams").glob("*.yml")):
         for name, entry in yaml.safe_load(path.read_bytes()).items():
             for key, value in entry.items():
                 if isinstance(value, str) and any(bracket in value for bracket in "({["):

@@ -164,8 +164,8 @@ def test_interruptions_and_errors_leave_the_latest_checkpoint(tmp_path, monkeypa
     monkeypatch.setattr(made.model, "train", fail_later)
     with suppress(FloatingPointError):
         train(made)
-    found = [checkpoint.read(path)[0]["num_timesteps"] for path in checkpoint.files(made.folder.checkpoints)]
-    assert found == [256, 0]
+    steps = [checkpoint.read(path)[0]["num_timesteps"] for path in checkpoint.files(made.folder.checkpoints)]
+    assert steps == [256, 0]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def episodes(folder):
 
 
 def assert_same_results(folder, other):
-    model, expected = (PPO_Plus.load(each.last_model).get_parameters() for each in (folder, other))
+    model, expected = (PPO_Plus.load(run.last_model).get_parameters() for run in (folder, other))
     for name in expected["policy"]:
         assert th.equal(model["policy"][name], expected["policy"][name])
     assert episodes(folder) == episodes(other) and any(episodes(folder))
@@ -248,12 +248,12 @@ def command(*arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
 def test_a_killed_run_resumes_with_identical_results(vec_env, tmp_path):
-    given = ["--env", "CartPole-v1", *"-n 4000 --seed 3 --eval-freq 1000 --save-freq 400 --no-progress".split()]
-    given += ["--vec-env", vec_env, *"-params n_envs:2 n_steps:128 batch_size:64 compile:False".split()]
+    options = ["--env", "CartPole-v1", *"-n 4000 --seed 3 --eval-freq 1000 --save-freq 400 --no-progress".split()]
+    options += ["--vec-env", vec_env, *"-params n_envs:2 n_steps:128 batch_size:64 compile:False".split()]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(command(*given, "-f", str(tmp_path / "whole")), check=True, env=environment)
+    subprocess.run(command(*options, "-f", str(tmp_path / "whole")), check=True, env=environment)
     run = tmp_path / "cut" / "ppo_plus" / "CartPole-v1_1"
-    arguments = [*given, "-f", str(tmp_path / "cut")]
+    arguments = [*options, "-f", str(tmp_path / "cut")]
     for wait in np.random.default_rng(sum(map(ord, vec_env))).uniform(0, 0.5, size=2):
         process = subprocess.Popen(command(*arguments), env=environment, start_new_session=True)
         # So that it comes further each time; then at any moment.
@@ -277,9 +277,9 @@ def names_of(folder):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_prints_the_command_to_resume(number, code, tmp_path):
     # A signal that comes while something is compiled waits for its end.
-    given = f"--env CartPole-v1 -n 1000000 --no-progress --eval-freq -1 --save-freq 1024 -f {tmp_path}".split()
-    given += ["-params", "compile:False"]
-    process = subprocess.Popen(command(*given), stdout=subprocess.PIPE, text=True)
+    options = f"--env CartPole-v1 -n 1000000 --no-progress --eval-freq -1 --save-freq 1024 -f {tmp_path}".split()
+    options += ["-params", "compile:False"]
+    process = subprocess.Popen(command(*options), stdout=subprocess.PIPE, text=True)
     run = tmp_path / "ppo_plus" / "CartPole-v1_1"
     while not names_of(run / "checkpoints") - {"checkpoint_000000000000.zip"}:
         assert process.poll() is None

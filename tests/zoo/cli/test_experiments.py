@@ -328,7 +328,10 @@ def test_rl_zoo3s_flags_are_there():
     [
         (["tune"], "--env"),
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
-        (["tune", "--env", "CartPole-v1", "--vec-env", "envpool"], "error: vec_env='envpool' must be one of dummy, sub"),
+        (
+            ["tune", "--env", "CartPole-v1", "--vec-env", "envpool"],
+            "error: vec_env='envpool' must be one of dummy, sub",
+        ),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         (
             ["tune", "worker", "--study-name", "x", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"],

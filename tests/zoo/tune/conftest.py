@@ -71,9 +71,9 @@ def storage(url):
 
 def find_binaries():
     """Folder of the server's programs; Debian has one for each version, outside the path."""
-    found = [Path(path).resolve().parent for path in [shutil.which("initdb")] if path]
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((folder for folder in found if (folder / "initdb").exists()), None)
+    folders = [Path(path).resolve().parent for path in [shutil.which("initdb")] if path]
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").exists()), None)
 
 
 class Server:

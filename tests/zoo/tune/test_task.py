@@ -63,8 +63,8 @@ def test_a_plan_within_a_time(n_runs, n_trials, n_baselines, race_seeds, confirm
 
 def test_what_a_shorter_time_leaves_out():
     """Trials and finalists first, then the whole confirmation, and last the race."""
-    found = [Plan(64).within(n_runs, 40, 2) for n_runs in (200, 106, 100, 60, 59, 8, 4)]
-    assert [(n, plan.n_finalists, plan.confirm_seeds, plan.race_seeds) for plan, n in found] == [
+    plans = [Plan(64).within(n_runs, 40, 2) for n_runs in (200, 106, 100, 60, 59, 8, 4)]
+    assert [(n, plan.n_finalists, plan.confirm_seeds, plan.race_seeds) for plan, n in plans] == [
         (40, 3, 10, 2),
         (40, 3, 10, 2),
         (36, 3, 10, 2),
@@ -223,9 +223,9 @@ def test_a_study_imports_what_the_worker_allows():
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_largest_divisor(number, limit):
-    found = largest_divisor(number, limit)
-    assert number % found == 0 and found <= max(limit, 1)
-    assert not any(number % n == 0 for n in range(found + 1, min(limit, number) + 1))
+    divisor = largest_divisor(number, limit)
+    assert number % divisor == 0 and divisor <= max(limit, 1)
+    assert not any(number % n == 0 for n in range(divisor + 1, min(limit, number) + 1))
 
 
 @pytest.mark.parametrize(
