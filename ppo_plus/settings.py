@@ -158,14 +158,9 @@ class Settings:
         return own_buffer_class(self.rollout_buffer_class)
 
     @property
-    def remembers(self) -> bool:
-        """Whether the policy has memory."""
-        return bool(adapt_policy_class(self.policy_class).remembers)
-
-    @property
     def steps_per_sequence(self) -> int:
         """Steps of the sequences that a policy with memory is trained on; 0 without memory."""
-        if not self.remembers:
+        if not adapt_policy_class(self.policy_class).remembers:
             return 0
         if self.sequence_length != "auto":
             return int(self.sequence_length)
@@ -196,10 +191,6 @@ class Settings:
             raise ValueError(
                 "policy_kwargs: squash_output=True scales actions to the bounds of the Box, which has none: give the "
                 "simulator's single_action_space bounds, such as gymnasium.spaces.Box(-1, 1, (n,)), or leave it out"
-            )
-        if in_tensors(env) and self.buffer_class.add is not RolloutBuffer.add:
-            raise ValueError(
-                f"rollout_buffer_class={self.rollout_buffer_class!r} does not keep tensors: override put, not add"
             )
         if self.action_mask_key is not None:
             require_kind("action_mask_key", self.action_mask_key, str, "the name of an observation, or None")

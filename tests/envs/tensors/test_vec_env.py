@@ -120,13 +120,18 @@ def test_a_wrapper_that_works_in_numpy_is_named():
     assert model.rollout_buffer.observations.shape == (8, 3, 6)
 
 
-def test_a_buffer_without_tensors_raises_an_error():
-    class Adding(RolloutBuffer):
-        def add(self, *args, **kwargs):
-            super().add(*args, **kwargs)
+def test_a_custom_buffer_may_change_what_is_added():
+    class Doubling(RolloutBuffer):
+        def add(self, obs, action, reward, *args, **kwargs):
+            super().add(obs, action, 2 * reward, *args, **kwargs)
 
-    with pytest.raises(ValueError, match="rollout_buffer_class=.*Adding.* does not keep tensors: override put"):
-        PPO_Plus("MlpPolicy", TensorTwin(3, ACTIONS["box"]), rollout_buffer_class=Adding, **SMALL)
+    rewards = []
+    for buffer_class in (RolloutBuffer, Doubling):
+        env = TensorTwin(3, ACTIONS["box"])
+        model = PPO_Plus("MlpPolicy", env, rollout_buffer_class=buffer_class, gamma=0.0, **SMALL).learn(24)
+        rewards.append(model.rollout_buffer.rewards)
+    np.testing.assert_array_equal(rewards[1], 2 * rewards[0])
+    assert rewards[0].any()
 
 
 def test_what_does_not_fit_its_space_is_an_error():
