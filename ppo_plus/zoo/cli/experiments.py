@@ -357,8 +357,9 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 
 def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
     from ppo_plus.zoo.tune.jobs import shown
-    from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path
+    from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path, export_trial
     from ppo_plus.zoo.tune.space import read_space
+    from ppo_plus.zoo.tune.study import read_task
     from ppo_plus.zoo.tune.task import Plan, TuningTask
     from ppo_plus.zoo.tune.tuner import Workers, begin, finish
 
@@ -372,7 +373,9 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
     if args.trial is not None:
-        return _prepare_export(args, _study(args, url, name), folder)
+        study = _study(args, url, name)
+        task = read_task(study, allowed_packages(args))
+        return partial(_print_entry, task, export_trial(study, task, args.trial, folder))
     experiment = make_experiment(args)
     options = {name: getattr(args, name) for name in (*COUNTS, "race_share", "sampler", "pruner")}
     seconds = args.budget and args.budget * args.workers
@@ -394,14 +397,6 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
             _print_entry(task, entry)
 
     return work
-
-
-def _prepare_export(args: argparse.Namespace, study: "Study", folder: Path) -> Callable[[], None]:
-    from ppo_plus.zoo.tune.report import export_trial
-    from ppo_plus.zoo.tune.study import read_task
-
-    task = read_task(study, allowed_packages(args))
-    return partial(_print_entry, task, export_trial(study, task, args.trial, folder))
 
 
 def _print_entry(task: "TuningTask", entry: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import ConvertCallback
 
 from ppo_plus import EnvFault
 from ppo_plus.require import require_int, require_number, require_one_of
@@ -321,7 +321,15 @@ def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **super
 
     :raises Diverged: the run has no score
     """
-    experiment, reporter = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps), Reporter(report)
+    experiment, returns = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps), list[float]()
+
+    def after_evaluation(_locals: Any, _globals: Any) -> bool:
+        returns.append(float(evaluation.last_mean_reward))
+        if not math.isfinite(returns[-1]):
+            raise Diverged(f"the mean return is {returns[-1]} after {evaluation.num_timesteps} timesteps")
+        report(evaluation.num_timesteps, returns[-1])
+        return True
+
     try:
         with (
             closing(make_envs(experiment, **supervision)) as envs,
@@ -332,7 +340,7 @@ def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **super
                 eval_freq=plan.eval_freq,
                 n_eval_episodes=plan.n_eval_episodes,
                 deterministic=experiment.deterministic_eval,
-                callback_after_eval=reporter,
+                callback_after_eval=ConvertCallback(after_evaluation),
                 warn=False,
             )
             model = make_model(experiment, envs)
@@ -342,23 +350,6 @@ def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **super
         if isinstance(error, EnvFault) and not supervision.get("restarts"):
             raise
         raise Diverged(str(error)) from None
-    if not reporter.returns:
+    if not returns:
         raise Diverged("no update happened within the budget")
-    return float(np.mean(reporter.returns[-plan.last_evals :]))
-
-
-class Reporter(BaseCallback):
-    """Reports the mean return of each evaluation."""
-
-    def __init__(self, report: Report):
-        super().__init__()
-        self.report = report
-        self.returns: list[float] = []
-
-    def _on_step(self) -> bool:
-        mean = float(self.parent.last_mean_reward)  # type: ignore[union-attr]
-        if not math.isfinite(mean):
-            raise Diverged(f"the mean return is {mean} after {self.num_timesteps} timesteps")
-        self.returns.append(mean)
-        self.report(self.num_timesteps, mean)
-        return True
+    return float(np.mean(returns[-plan.last_evals :]))

@@ -12,6 +12,7 @@ from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from stable_baselines3.common.callbacks import BaseCallback
 from tuning_envs import FailingAt150
 
+from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.experiment import Experiment, Part, load_experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune import task as task_module
@@ -272,13 +273,13 @@ def test_same_seed_same_score():
 def test_each_evaluation_follows_an_update(monkeypatch):
     """However long a rollout is: nothing is evaluated before the first update, and the last one is."""
     updates = []
-    original = task_module.Reporter._on_step
+    record = EvalAfterUpdates._record
 
-    def on_step(self):
+    def record_and_count(self, *results):
         updates.append(self.model._n_updates)
-        return original(self)
+        record(self, *results)
 
-    monkeypatch.setattr(task_module.Reporter, "_on_step", on_step)
+    monkeypatch.setattr(EvalAfterUpdates, "_record", record_and_count)
     run(SMALL.replace(hyperparams={"n_steps": 512, "n_epochs": 1, "compile": False}))
     assert updates == [1]
 
