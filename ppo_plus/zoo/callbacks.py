@@ -66,7 +66,7 @@ class EvalAfterUpdates(EvalCallback):
     def _evaluate(self, is_due: bool) -> None:
         """Evaluate if it is due, and there has been an update since the last evaluation."""
         ranks: Ranks = self.model.ranks  # type: ignore[attr-defined]
-        # Rank 0 decides: after resuming in more processes than before, the counts of the new ones differ.
+        # Rank 0 decides, so that all ranks evaluate or none does.
         if ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
