@@ -114,7 +114,7 @@ def test_what_is_no_mask_raises_an_error(given, message):
 def test_sb3_contribs_environments_are_learned_masked(kind):
     env_class, arguments = INVALID_ACTION_ENVS[kind]
     log = ForbiddenActions()
-    model = make(DummyVecEnv([lambda: env_class(**arguments)] * 2), n_steps=64).learn(512, log)
+    model = make(DummyVecEnv([lambda: env_class(**arguments)] * 2), n_steps=64).learn(256, log)
     assert log.n_forbidden == 0
     assert model.evaluate(4)[0] > 0
 
@@ -122,7 +122,7 @@ def test_sb3_contribs_environments_are_learned_masked(kind):
     unmasked = make(vec(model.action_space, model.observation_space, env_class=RandomEnv), n_steps=64)
     unmasked.env.env_method = model.env.env_method
     log.n_forbidden = 0
-    unmasked.learn(512, log)
+    unmasked.learn(128, log)
     assert log.n_forbidden > 0
 
 

@@ -163,6 +163,7 @@ def test_predict_returns_and_takes_the_state():
         model.predict(observations[:2], state)
 
 
+@pytest.mark.slow
 def test_an_exported_policy_remembers(tmp_path):
     pytest.importorskip("onnxruntime", reason="needs the extra export")
     from ppo_plus.saving.export.export import ExportedPolicy

@@ -291,6 +291,7 @@ class Outside(RandomEnv):
         return 5, *rest
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_choice_outside_of_its_space_raises_an_error(compile):
     model = PPO_Plus(

@@ -92,9 +92,14 @@ def test_episodes_restart_after_an_interruption():
     assert position.starts.all() and position.carry is None and position.obs is not None
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
-@pytest.mark.parametrize("in_tensors", [False, True])
+@pytest.mark.parametrize(
+    ("in_tensors", "policy", "duplicate"),
+    all_pairs(
+        [False, True],
+        ["MlpPolicy", "MlpLstmPolicy"],
+        [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ),
+)
 def test_copies_of_a_model_evaluate_and_learn_alike(in_tensors, policy, duplicate):
     env = next(reversed(list(twins(ACTIONS["box"], 2)))) if in_tensors else vec(ACTIONS["box"])
     model = PPO_Plus(policy, as_vec_env(env), n_steps=16, batch_size=16, seed=0, device="cpu").learn(32)

@@ -20,6 +20,7 @@ from faulty_envs import (
     plain,
     supervised,
 )
+from parametrization import sample
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -357,8 +358,8 @@ def test_training_continues_with_memory_masks_noise_and_dicts(case):
     cls, policy, kwargs = TRAINED[case]
     env = supervised(*[partial(cls, "raise", p=0.08)] * 3, restarts=1000)
     model = model_in(env, policy, **kwargs)
-    model.learn(120, log_interval=1)
-    assert env.n_restarts > 3 and model.num_timesteps == 120
+    model.learn(72, log_interval=1)
+    assert env.n_restarts > 1 and model.num_timesteps == 72
     assert all(th.isfinite(parameter).all() for parameter in model.policy.parameters())
     env.close()
 
@@ -433,7 +434,7 @@ def faulty(fault):
     return VecFrameStack(VecNormalize(env), 2)
 
 
-@pytest.mark.parametrize("fault", ["raise", "kill", pytest.param("nan", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", sample(["kill", "raise", "nan"], 3))
 def test_an_interrupted_run_with_faults_resumes_exactly(fault, tmp_path, monkeypatch):
     monkeypatch.setattr("ppo_plus.saving.checkpoint.checkpoint.SHARE", np.inf)
     whole = model_in(faulty(fault), use_sde=True)

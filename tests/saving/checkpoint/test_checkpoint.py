@@ -12,6 +12,7 @@ import pytest
 import torch as th
 from envs import MaskedEnv
 from golden import Stop
+from parametrization import sample
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
@@ -505,15 +506,16 @@ def replaced(value, path, new):
 PARTS = "env generators policy call log_files num_timesteps rank".split()
 
 
+@pytest.mark.parametrize("n_values", sample([2, 4], 2))
 @pytest.mark.parametrize("part", PARTS)
-def test_a_malformed_checkpoint_is_named_and_passed_over(tmp_path, part):
+def test_a_malformed_checkpoint_is_named_and_passed_over(tmp_path, part, n_values):
     with pytest.raises(Stop):
         model_of("discrete").learn(TOTAL, [Checkpoints(tmp_path, save_freq=64), Interrupt(100)])
     (newest, before, *_) = checkpoint.files(tmp_path)
     whole = container.read(newest, "checkpoint")
     steps = {checkpoint.steps_of(newest), checkpoint.steps_of(before)}
     for path in [(part,), *random.Random(part).choices([*places({part: whole[part]})], k=1)]:
-        for new in (None, "x", -1, {"a": 1}):
+        for new in random.Random(part).sample((None, "x", -1, {"a": 1}), n_values):
             container.write(newest, "checkpoint", replaced(whole, path, new))
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
