@@ -280,7 +280,7 @@ POLICY = (
         "policy/policies.py",
         "self._fit_noise(params, episode_start)",
         "self._fit_noise(params)",
-        "tests/policy/test_policies.py tests/test_ppo.py",
+        "tests/policy/test_policies.py tests/ppo/test_exploration.py",
     ),
     Fault(
         "custom-policy-scale",
@@ -459,14 +459,14 @@ ROLLOUT = (
         "rollout/collector.py",
         "buffer.bootstrap_timeouts(list(rows), list(columns), self._gain(final_values))",
         "pass",
-        "tests/rollout tests/test_ppo.py",
+        "tests/rollout tests/ppo/test_learn.py",
     ),
     Fault(
         "final-observation-shared",
         "rollout/collector.py",
         "copy.deepcopy(final_obs)",
         "final_obs",
-        "tests/rollout tests/test_ppo.py",
+        "tests/rollout tests/ppo/test_learn.py",
     ),
     Fault(
         "last-value-forgets",
@@ -480,7 +480,7 @@ ROLLOUT = (
         "rollout/collector.py",
         "np.flatnonzero(self.starts)",
         "np.flatnonzero(~np.asarray(self.starts))",
-        "tests/rollout/test_collector.py tests/test_ppo.py",
+        "tests/rollout/test_collector.py tests/ppo/test_exploration.py",
     ),
     Fault(
         "order-of-storage",
@@ -680,7 +680,7 @@ TOP = (
         "settings.py",
         "if settings.clip_range is None and not control.penalizes:",
         "if settings.clip_range is None and control is None:",
-        "tests/test_settings.py tests/test_ppo.py",
+        "tests/test_settings.py tests/ppo/test_arguments.py",
     ),
     Fault(
         "sequences-unchecked",
@@ -715,7 +715,7 @@ TOP = (
         "ppo.py",
         "_remaining(min(num_timesteps, total_timesteps), total_timesteps)",
         "_remaining(num_timesteps, total_timesteps)",
-        "tests/test_ppo.py tests/test_settings.py",
+        "tests/ppo/test_schedules.py tests/test_settings.py",
     ),
     Fault(
         "value-clip-of-sb3",

@@ -1,0 +1,56 @@
+"""Models with four minibatches in each epoch, what they have seen and what they have logged."""
+
+from functools import partial
+
+from models import make_model
+from stable_baselines3.common.callbacks import BaseCallback
+
+from ppo_plus import PPO_Plus
+
+#: Four minibatches in each epoch.
+make = partial(make_model, batch_size=4)
+
+
+def logged(model):
+    return model.logger.name_to_value
+
+
+class Recording(PPO_Plus):
+    """Remembers the batches, coefficients and diagnostics of every minibatch."""
+
+    def compute_loss(self, batch, coefficients):
+        outcome = super().compute_loss(batch, coefficients)
+        self.record = [*getattr(self, "record", []), (batch, coefficients, outcome.diagnostics)]
+        return outcome
+
+
+class LogHistory(BaseCallback):
+    """Keeps what each update logged; the last one is in the logger after training."""
+
+    def __init__(self):
+        super().__init__()
+        self.updates = []
+
+    def _on_rollout_start(self):
+        if "train/loss" in logged(self.model):
+            self.updates.append(dict(logged(self.model)))
+
+    def _on_training_end(self):
+        self.updates.append(dict(logged(self.model)))
+
+    def _on_step(self):
+        return True
+
+    def __getitem__(self, name):
+        return [update[name] for update in self.updates]
+
+
+def learn(model, n_updates, **kwargs):
+    """Learn for some updates; returns what each of them logged."""
+    history = LogHistory()
+    model.learn(n_updates * model.n_steps * model.n_envs, callback=history, log_interval=None, **kwargs)
+    return history
+
+
+def n_steps_taken(model):
+    return int(next(iter(model.policy.optimizer.state.values()))["step"])

@@ -1,0 +1,170 @@
+"""Arguments are checked where a model is made, where they are assigned, and where ``learn`` begins."""
+
+import re
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, OBSERVATIONS, VECTOR, RandomEnv, vec
+from gymnasium import spaces
+from models import weights
+from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from training import make
+
+from ppo_plus import AdaptiveLearningRate, AdaptivePenalty, ColoredNoise, EarlyStop, PPO_Plus, WhiteNoise
+
+NAN, INF = float("nan"), float("inf")
+
+
+REFUSED = {
+    "policy": ["NoPolicy", 5, int],
+    "learning_rate": [-1e-3, NAN, INF, "abc", "lin_", "lin_x", "lin_1_2_3", "", True, [1e-3], None, lambda p: NAN],
+    "n_steps": [0, -1, 2.5, "8", True, None],
+    "batch_size": [0, -1, 1, 2.5, "8", True, None],
+    "n_epochs": [0, -1, 2.5, "8", True, None],
+    "gamma": [-0.1, 1.1, NAN, "1", True, None],
+    "gae_lambda": [-0.1, 1.1, NAN, "1", True, None],
+    "clip_range": [0, -0.1, NAN, INF, "abc", True, None],
+    "clip_range_vf": [0, -0.1, NAN, INF, "abc", True],
+    "normalize_advantage": ["batch", 1, 0, None],
+    "ent_coef": [NAN, INF, "abc", True, None],
+    "vf_coef": [-0.1, NAN, INF, "abc", True, None],
+    "max_grad_norm": [0, -0.5, NAN, "1", True, None],
+    "use_sde": ["yes", None],
+    "sde_sample_freq": [0, -2, 2.5, "rollout", True, None],
+    "rollout_buffer_class": [int, "RolloutBuffer", 5],
+    "rollout_buffer_kwargs": [5],
+    "target_kl": [0, -0.01, NAN, INF, "abc", True],
+    "stats_window_size": [0, -1, 2.5, None],
+    "tensorboard_log": [5],
+    "policy_kwargs": [5],
+    "verbose": ["loud"],
+    "seed": [-1, "abc"],
+    "device": ["abacus"],
+    "value_clip": ["min", None, True],
+    "kl_control": ["abc", None, 5, EarlyStop, "penalty", "adaptive_lr"],
+    "exploration": ["gsde", 5, WhiteNoise],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
+def test_a_bad_argument_raises_an_error_before_any_step(name, value):
+    env = vec(ACTIONS["discrete"])
+    with pytest.raises((ValueError, TypeError)) as refusal:
+        make(env=env, **{name: value}).learn(16)
+    assert re.search(name, str(refusal.value), re.IGNORECASE)
+    assert repr(value) in str(refusal.value) or str(value) in str(refusal.value)
+    assert all(each.n_steps == 0 for each in env.envs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"use_sde": True, "exploration": WhiteNoise()}, "use_sde=True and exploration=WhiteNoise"),
+        ({"clip_range": None}, 'clip_range=None .* kl_control="penalty"'),
+        ({"clip_range": None, "target_kl": 0.1}, 'clip_range=None .* kl_control="penalty"'),
+        ({"clip_range": None, "target_kl": 0.1, "kl_control": "adaptive_lr"}, "clip_range=None"),
+        ({"kl_control": EarlyStop()}, "kl_control=EarlyStop.* target_kl"),
+        ({"kl_control": AdaptivePenalty()}, "kl_control=AdaptivePenalty.* target_kl"),
+        ({"kl_control": AdaptiveLearningRate()}, "kl_control=AdaptiveLearningRate.* target_kl"),
+        ({"policy_kwargs": {"squash_output": True}}, "squash_output=True .* Box"),
+        ({"env": RandomEnv(ACTIONS["discrete"]), "n_steps": 1}, "n_steps=1 times n_envs=1"),
+    ],
+)
+def test_arguments_that_exclude_each_other_raise_an_error(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        make(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [
+        ("action_space", spaces.Box(-np.inf, np.inf, (2,))),
+        ("action_space", spaces.Box(-1, 1, (0,))),
+        ("action_space", spaces.Text(3)),
+        ("observation_space", spaces.Tuple([VECTOR])),
+        ("observation_space", spaces.Dict(a=spaces.Dict(b=VECTOR))),
+        ("observation_space", spaces.Text(3)),
+        ("observation_space", spaces.Sequence(VECTOR)),
+    ],
+    ids=str,
+)
+def test_an_unsupported_space_raises_an_error_with_its_name(name, space):
+    env = RandomEnv(**{"action_space": ACTIONS["discrete"], name: space})
+    with pytest.raises(ValueError, match=f"{name}={re.escape(str(space))}"):
+        make(env=env, policy="MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy")
+
+
+@pytest.mark.parametrize(
+    ("policy", "observation", "remedy"),
+    [
+        ("CnnPolicy", "box", "MlpPolicy"),
+        ("MultiInputPolicy", "box", "MlpPolicy"),
+        *((policy, "dict", "MultiInput") for policy in ("MlpPolicy", "MlpLstmPolicy", "MlpGruPolicy", "CnnLstmPolicy")),
+    ],
+)
+def test_a_policy_for_other_observations_raises_an_error(policy, observation, remedy):
+    with pytest.raises(ValueError, match=f"(?s)[Oo]bservation.*{remedy}|use `{remedy}"):
+        make(env=vec(ACTIONS["discrete"], OBSERVATIONS[observation]), policy=policy)
+
+
+@pytest.mark.parametrize("env", [5, None])
+def test_a_wrong_type_of_environment_raises_an_error(env):
+    with pytest.raises((ValueError, TypeError), match=f"env={env}"):
+        PPO_Plus("MlpPolicy", env)
+
+
+@pytest.mark.parametrize("total_timesteps", [0, -1, NAN, "many", None])
+def test_a_bad_number_of_steps_raises_an_error(total_timesteps):
+    with pytest.raises((ValueError, TypeError), match=f"total_timesteps={total_timesteps!r}"):
+        make().learn(total_timesteps)
+
+
+@pytest.mark.parametrize(("name", "value"), [("gamma", 2.0), ("batch_size", 1), ("clip_range", -1.0), ("n_epochs", 0)])
+def test_an_invalid_attribute_makes_learn_raise_an_error(name, value):
+    model = make()
+    setattr(model, name, value)
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+        model.learn(16)
+    assert model.num_timesteps == 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_minibatches_of_one_work_without_their_normalization(batch_size):
+    for mode in (False, "rollout"):
+        model = make(batch_size=batch_size, normalize_advantage=mode).learn(16)
+        assert th.isfinite(weights(model)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("exploration", ColoredNoise()),
+        ("use_sde", True),
+        ("policy_kwargs", {"net_arch": [8]}),
+        ("rollout_buffer_class", SB3RolloutBuffer),
+        ("rollout_buffer_kwargs", {"gamma": 0.5}),
+        ("action_mask_key", "mask"),
+    ],
+)
+def test_arguments_that_the_model_is_built_with_cannot_change(name, value):
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
+    before, rollouts = getattr(model, name), []
+
+    class Change(BaseCallback):
+        def _on_rollout_end(self):
+            rollouts.append(self.num_timesteps)
+            setattr(model, name, value)
+
+        def _on_step(self):
+            return True
+
+    with pytest.raises(ValueError, match=f"{name}=.* the model is built with {name}="):
+        model.learn(96, Change())
+    # Nothing is learned with arguments that do not hold.
+    assert rollouts == [32] and model._n_updates == 0
+    with pytest.raises(ValueError, match=f"{name}=.* the model is built with {name}="):
+        model.learn(96)
+    setattr(model, name, before)
+    model.learn(32)

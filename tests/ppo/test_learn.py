@@ -1,0 +1,177 @@
+"""Calls of ``learn``: on every vector environment, with copies, callbacks, exceptions and hooks."""
+
+import copy
+import pickle
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, RandomEnv, vec
+from models import make_model, weights
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+from training import make, n_steps_taken
+
+from ppo_plus import PPO_Plus
+
+
+@pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.NEXT_STEP])
+def test_gymnasium_vector_envs_give_the_rows_of_a_dummy_vec_env(mode):
+    """Rows in which such an environment only resets take no part: what is left is what SB3 would have seen."""
+
+    def episodes(env, n_rows):
+        """Observations, actions and rewards of the first environment, split into episodes."""
+        model = make(env=env, n_steps=n_rows, batch_size=8, policy_kwargs={"ortho_init": False})
+        _, callback = model._setup_learn(10_000)
+        th.manual_seed(0)
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rows)
+        buffer = model.rollout_buffer
+        kept = np.ones(n_rows, bool) if buffer.valid is None else buffer.valid[:, 0]
+        starts = buffer.episode_starts[kept, 0].astype(bool)
+        assert sum(len(batch.actions) for batch in buffer.get(8)) == kept.sum()
+        return kept, starts, buffer
+
+    def one():
+        return RandomEnv(ACTIONS["discrete"], max_steps=4)
+
+    vector = gym.vector.SyncVectorEnv([one], autoreset_mode=mode)
+    kept, starts, buffer = episodes(vector, 30)
+    lengths = np.diff(np.flatnonzero(starts))
+    assert lengths.max() == 4
+    assert (~kept).any() == (mode == gym.vector.AutoresetMode.NEXT_STEP)
+    # The value of the final observation was added to the reward of steps that the time limit ended.
+    _, dummy_starts, dummy = episodes(DummyVecEnv([one]), 30)
+    n = min(kept.sum(), 30)
+    np.testing.assert_array_equal(starts[:n], dummy_starts[:n])
+    np.testing.assert_array_equal(buffer.observations[kept][:n], dummy.observations[:n])
+
+
+def test_a_gymnasium_vector_env_is_learned_from_and_evaluated():
+    env = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
+    model = make(env=env, n_steps=32, batch_size=32, normalize_advantage="rollout").learn(512)
+    assert model.rollout_buffer.valid is not None
+    assert len(model.ep_info_buffer) > 0
+    assert model.evaluate(2)[0] > 5
+    assert model.evaluate(2, env=gym.make_vec("CartPole-v1", num_envs=2))[0] > 5
+
+
+class ReusedMemory(DummyVecEnv):
+    """Writes all final observations into the same array."""
+
+    def step_wait(self):
+        obs, rewards, dones, infos = super().step_wait()
+        for i in np.flatnonzero(dones):
+            if not hasattr(self, "final"):
+                self.final = np.empty_like(infos[i]["terminal_observation"])
+            self.final[:] = infos[i]["terminal_observation"]
+            infos[i]["terminal_observation"] = self.final
+        return obs, rewards, dones, infos
+
+
+def test_final_observations_are_kept_for_the_whole_rollout():
+    rewards = []
+    for vec_class in (DummyVecEnv, ReusedMemory):
+        env = vec_class([lambda: RandomEnv(ACTIONS["discrete"], max_steps=3)])
+        rewards.append(make(env=env, normalize_advantage=False).learn(8).rollout_buffer.rewards)
+    np.testing.assert_array_equal(*rewards)
+
+
+@pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copied_model_learns_as_the_original_does(twin_of):
+    model = make().learn(16)
+    model._logger = None
+    twin = twin_of(model)
+    for each in (model, twin):
+        each.env.seed(1)
+        th.manual_seed(1)
+        np.random.seed(1)
+        each.learn(16)
+    assert th.equal(weights(model), weights(twin))
+    np.testing.assert_array_equal(model.rollout_buffer.advantages, twin.rollout_buffer.advantages)
+
+
+class At(BaseCallback):
+    """Does something once, at a step."""
+
+    def __init__(self, step, action):
+        super().__init__()
+        self.step, self.action = step, action
+
+    def _on_step(self):
+        if self.n_calls == self.step:
+            self.action(self.model)
+        return True
+
+
+def test_evaluation_within_stacked_frames_keeps_the_last_frames():
+    env = VecFrameStack(vec(ACTIONS["discrete"], n_envs=1), 2)
+    model = make(env=env, n_steps=8, policy_kwargs={"ortho_init": False})
+    seen = []
+
+    def evaluate(model):
+        seen.append(model.collector.pending.new_obs.copy())
+        model.evaluate(1)
+        seen.append(model.collector.pending.new_obs)
+
+    model.learn(8, At(4, evaluate))
+    # The observation behind the transition that the evaluation cut off.
+    np.testing.assert_array_equal(*seen)
+
+
+@pytest.mark.parametrize("step", [1, 5, 8, 9])
+def test_the_environment_may_be_replaced_in_a_rollout(step):
+    model = make()
+    model.learn(32, At(step, lambda model: model.set_env(vec(ACTIONS["discrete"]))))
+    assert model.num_timesteps == 32
+
+
+class RaisesOnce(PPO_Plus):
+    n = 0
+
+    def compute_loss(self, batch, coefficients):
+        self.n += 1
+        if self.n == 4:
+            raise KeyboardInterrupt
+        return super().compute_loss(batch, coefficients)
+
+
+def test_training_can_continue_after_an_exception():
+    model = make(RaisesOnce)
+    before = weights(model)
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(16)
+    assert n_steps_taken(model) == 3
+    assert not th.equal(weights(model), before)
+    # No two of them share memory.
+    assert all(weight.untyped_storage().nbytes() == 4 * weight.numel() for weight in model.policy.parameters())
+    model.learn(16)
+    assert n_steps_taken(model) == 11
+    assert th.isfinite(weights(model)).all()
+
+
+def test_a_callback_that_stops_training_leaves_the_weights_alone():
+    class Stop(BaseCallback):
+        def _on_step(self):
+            return self.n_calls < 3
+
+    model = make()
+    before = weights(model)
+    model.learn(32, Stop())
+    assert model.num_timesteps == 6
+    assert th.equal(weights(model), before)
+
+
+def test_forward_hooks_on_the_policy_itself_give_a_warning():
+    model = make_model()
+    seen = []
+    hook = model.policy.register_forward_hook(lambda *_: seen.append("policy"))
+    with pytest.warns(UserWarning, match="forward hooks on the policy itself are not called.*policy.mlp_extractor"):
+        model.learn(16)
+    hook.remove()
+    model.policy.mlp_extractor.policy_net.register_forward_hook(lambda *_: seen.append("part"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(16)
+    assert "part" in seen and "policy" not in seen

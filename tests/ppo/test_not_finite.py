@@ -1,0 +1,147 @@
+"""Numbers that are not finite stop training, or are skipped, and are named."""
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, VECTOR, FaultyEnv, RandomEnv, vec
+from gymnasium import spaces
+from models import weights
+from stable_baselines3.common.vec_env import DummyVecEnv
+from training import learn, make, n_steps_taken
+
+from ppo_plus import PPO_Plus
+
+NAN, INF = float("nan"), float("inf")
+
+
+def faulty(*args, **kwargs):
+    """Two environments; the second one is faulty."""
+    space = kwargs.get("observation_space", VECTOR)
+    return DummyVecEnv([lambda: RandomEnv(ACTIONS["discrete"], space), lambda: FaultyEnv(*args, **kwargs)])
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("what", ["observation", "reward"])
+@pytest.mark.parametrize("at", [1, 3])
+def test_numbers_that_are_not_finite_name_environment_and_step(what, value, at):
+    model = make(env=faulty(what, at, value))
+    before = weights(model)
+    with pytest.raises(FloatingPointError, match=rf"(?s){what}.*{value}.*environment 1 at step {at}\b"):
+        model.learn(32)
+    assert th.equal(weights(model), before)
+
+
+def test_a_bad_first_observation_is_named():
+    with pytest.raises(FloatingPointError, match=r"(?s)observation.*environment 1 at step 0\b"):
+        make(env=faulty("observation", 0)).learn(32)
+
+
+def test_a_bad_observation_later_is_named_by_the_step_of_the_run():
+    # The fourth step of the second rollout.
+    env = faulty("reward", 12)
+    with pytest.raises(FloatingPointError, match=r"reward.*environment 1 at step 12\b"):
+        make(env=env).learn(32)
+
+
+def test_a_bad_entry_of_a_dict_observation_is_named_by_its_key():
+    space = spaces.Dict(good=spaces.Discrete(2), bad=VECTOR)
+
+    class OneBadKey(RandomEnv):
+        def observe(self):
+            observation = super().observe()
+            if self.n_steps == 2:
+                observation["bad"][0] = NAN
+            return observation
+
+    env = vec(ACTIONS["discrete"], space, env_class=OneBadKey)
+    with pytest.raises(FloatingPointError, match=r"(?s)observation\['bad'\].*environment 0 at step 2\b"):
+        make(env=env, policy="MultiInputPolicy").learn(32)
+
+
+def test_a_bad_final_observation_names_environment_and_step():
+    env = DummyVecEnv([lambda: RandomEnv(ACTIONS["discrete"], max_steps=None), lambda: FaultyEnv("final", 0)])
+    with pytest.raises(FloatingPointError, match=r"(?s)observation.*environment 1 at step 5\b"):
+        make(env=env).learn(32)
+
+
+class Broken(PPO_Plus):
+    """The loss is NaN on the minibatches whose numbers, from 0, are in ``bad``."""
+
+    bad: tuple = ()
+    kind = "loss"
+    n = -1
+
+    def compute_loss(self, batch, coefficients):
+        self.n += 1
+        outcome = super().compute_loss(batch, coefficients)
+        if self.n not in self.bad:
+            return outcome
+        if self.kind == "loss":
+            return outcome._replace(total=outcome.total * NAN)
+        # The value is finite, the gradient is 0 times infinity.
+        return outcome._replace(total=outcome.total + (outcome.total * 0).square().sqrt())
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_a_minibatch_that_is_not_finite_is_skipped_and_counted(kind):
+    model = make(Broken)
+    model.bad, model.kind = (0, 1, 5), kind
+    before = weights(model)
+    history = learn(model, 1)
+    assert history["train/skipped_minibatches"] == [3]
+    assert n_steps_taken(model) == 5
+    assert th.isfinite(weights(model)).all()
+    assert not th.equal(weights(model), before)
+
+
+def test_skipped_minibatches_are_not_in_the_averages():
+    model = make(Broken)
+    model.bad = (0, 7)
+    assert np.isfinite(learn(model, 1)["train/loss"]).all()
+
+
+def test_the_gradient_that_is_left_was_applied():
+    model = make(Broken)
+    model.bad = (7,)
+    assert learn(model, 1)["train/skipped_minibatches"] == [1]
+    assert all(th.isfinite(p.grad).all() for p in model.policy.parameters())
+
+
+def test_without_skipped_minibatches_none_are_logged():
+    assert "train/skipped_minibatches" not in learn(make(), 1).updates[0]
+
+
+def test_ten_bad_minibatches_in_a_row_stop_training():
+    model = make(Broken, n_epochs=3)
+    model.bad = range(1, 100)
+    began = "10 minibatches in a row; .* It began in this update, in minibatch 2 of epoch 1: not finite are loss. "
+    with pytest.raises(FloatingPointError, match=began):
+        model.learn(32)
+    # The rest of the epoch is skipped as well.
+    assert 10 <= model.n < 12
+    # One good step was taken before them.
+    assert th.isfinite(weights(model)).all()
+    assert n_steps_taken(model) == 1
+
+
+def test_bad_minibatches_in_a_row_are_counted_across_updates():
+    model = make(Broken, n_epochs=1)
+    model.bad = range(2, 100)
+    with pytest.raises(FloatingPointError, match="10 minibatches in a row; .* began [1-9] updates ago, in minibatch"):
+        model.learn(80)
+    assert model.n == 11
+
+
+def test_nine_bad_minibatches_in_a_row_do_not_stop_training():
+    model = make(Broken, n_epochs=5)
+    model.bad = [*range(0, 9), *range(10, 19)]
+    model.learn(16)
+    assert n_steps_taken(model) == 2
+
+
+def test_an_update_of_bad_minibatches_changes_nothing():
+    model = make(Broken, n_epochs=1)
+    model.bad = range(4)
+    before = weights(model)
+    model.learn(16)
+    assert th.equal(weights(model), before)

@@ -1,0 +1,164 @@
+"""Arguments that change over time: schedules, and what callbacks and calls assign."""
+
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, vec
+from models import weights
+from stable_baselines3 import PPO
+from training import Recording, learn, logged, make
+
+from ppo_plus import KLControl, PPO_Plus, cosine, linear
+
+NAN, INF = float("nan"), float("inf")
+
+
+def test_a_string_a_callable_and_an_object_are_the_same_schedule():
+    forms = "lin_1e-2_1e-3", linear(1e-2, 1e-3), lambda progress: 1e-3 + (1e-2 - 1e-3) * progress
+    results = [weights(make(learning_rate=form).learn(48)) for form in forms]
+    # The lambda may round the rate differently in the last bit of a double.
+    th.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    th.testing.assert_close(results[0], results[2], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["clip_range", "clip_range_vf", "ent_coef", "vf_coef"])
+@pytest.mark.parametrize("schedule", [linear(0.4, 0.1), cosine(0.4, 0.1), "cos_0.4_0.1"], ids=str)
+def test_a_coefficient_follows_its_schedule(name, schedule):
+    model = make(Recording, n_epochs=1, batch_size=16, **{name: schedule}).learn(48)
+    reference = cosine(0.4, 0.1) if isinstance(schedule, str) else schedule
+    found = [getattr(coefficients, name).item() for _, coefficients, _ in model.record]
+    assert found == pytest.approx([reference(2 / 3), reference(1 / 3), reference(0.0)])
+
+
+@dataclass(frozen=True)
+class TargetAsBeta(KLControl):
+    def after_update(self, state, kl, target):
+        return state._replace(beta=target.clone())
+
+
+def test_target_kl_follows_its_schedule():
+    model = make(target_kl=linear(0.4, 0.1), kl_control=TargetAsBeta())
+    assert learn(model, 3)["train/kl_coef"] == pytest.approx([0.3, 0.2, 0.1])
+
+
+def test_progress_never_becomes_negative():
+    seen = []
+    model = make(learning_rate=lambda progress: seen.append(progress) or 1e-3)
+    model.learn(20)
+    # 20 steps were asked for, 32 taken: the last update is past the end.
+    assert model.num_timesteps == 32
+    assert min(seen) == 0.0
+
+
+def test_a_decayed_to_zero_schedule_ends_learning_not_training():
+    model = make(learning_rate="lin_1e-3", clip_range="lin_0.2", target_kl="lin_0.02")
+    assert np.isfinite(list(learn(model, 2)["train/loss"])).all()
+
+
+class Counted:
+    """A schedule with a state: it falls with each call."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, progress):
+        self.calls.append(progress)
+        return 0.1 / len(self.calls)
+
+
+def test_schedules_are_called_as_sb3_calls_them():
+    names = "learning_rate", "clip_range", "clip_range_vf"
+    sizes = dict(n_steps=8, batch_size=4, n_epochs=2, seed=0, device="cpu")
+    ours, theirs = {name: Counted() for name in names}, {name: Counted() for name in names}
+    PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), **sizes, **ours).learn(48)
+    PPO("MlpPolicy", vec(ACTIONS["discrete"]), **sizes, **theirs).learn(48)
+    assert len(ours["clip_range"].calls) == 3
+    for name in names:
+        # SB3 asks for the learning rate a second time, to log it.
+        assert ours[name].calls == list(dict.fromkeys(theirs[name].calls))
+
+
+def test_our_own_schedules_are_called_once_per_update():
+    counted = {name: Counted() for name in ("ent_coef", "vf_coef", "target_kl")}
+    history = learn(make(**counted), 3)
+    assert {name: len(each.calls) for name, each in counted.items()} == dict(ent_coef=3, vf_coef=3, target_kl=3)
+    assert len(history["train/loss"]) == 3
+
+
+def test_a_callback_can_change_the_discount():
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), n_steps=8, batch_size=16)
+
+    def change(locals_, globals_):
+        model.gamma = 0.0
+        return True
+
+    model.learn(16, callback=change)
+    rollout = model.rollout_buffer
+    # Without a future the advantage is that of one step.
+    np.testing.assert_allclose(rollout.advantages, rollout.rewards - rollout.values, atol=1e-6)
+
+
+def test_the_learning_rate_can_be_changed_between_calls():
+    model = make(learning_rate=1e-3).learn(16)
+    model.learning_rate = 0.0
+    before = weights(model)
+    model.learn(16)
+    assert th.equal(weights(model), before) and logged(model)["train/learning_rate"] == 0.0
+    model.learning_rate = "lin_0.2"
+    assert learn(model, 2)["train/learning_rate"] == [0.1, 0.0]
+    model.learning_rate = -1.0
+    before = weights(model)
+    with pytest.raises(ValueError, match=r"learning_rate=-1\.0 must be"):
+        model.learn(16)
+    assert th.equal(weights(model), before)
+
+
+def test_a_callback_can_change_the_learning_rate():
+    model = make(learning_rate=1e-3)
+
+    def change(locals_, globals_):
+        model.learning_rate = 0.0
+        return True
+
+    before = weights(model)
+    model.learn(16, callback=change)
+    assert th.equal(weights(model), before) and logged(model)["train/learning_rate"] == 0.0
+
+
+def test_a_schedule_assigned_as_in_sb3_is_used():
+    model = make(learning_rate=1e-3)
+    model.lr_schedule = lambda progress: 0.5
+    model.learn(16)
+    assert logged(model)["train/learning_rate"] == 0.5
+
+
+def test_a_callback_can_change_the_clip_range():
+    model = make(clip_range=0.2)
+
+    def change(locals_, globals_):
+        model.clip_range = 0.05
+        return True
+
+    model.learn(16, callback=change)
+    assert logged(model)["train/clip_range"] == 0.05
+    model.clip_range = -1.0
+    with pytest.raises(ValueError, match=r"clip_range=-1\.0 must be"):
+        model.learn(16)
+
+
+def test_a_schedule_that_becomes_nan_stops_training():
+    model = make(vf_coef=lambda progress: NAN if 0.331 < progress < 0.339 else 0.5)
+    with pytest.raises(ValueError, match="vf_coef.*nan"):
+        model.learn(48)
+    assert model.num_timesteps == 32
+    assert th.isfinite(weights(model)).all()
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "clip_range", "ent_coef", "target_kl"])
+def test_a_schedule_in_a_model_can_be_pickled(name):
+    model = make(**{name: linear(0.3, 0.1)})
+    schedule = pickle.loads(pickle.dumps(getattr(model, name)))
+    assert schedule(0.5) == pytest.approx(0.2)
