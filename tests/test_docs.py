@@ -312,10 +312,6 @@ def test_examples_fit_on_the_page(page):
     assert [line for line in lines if len(line) > 88] == []
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-
-
 def test_the_page_of_the_house_and_its_picture_show_every_room():
     package = Path(ppo_plus.__file__).parent
     rooms = {f"{path.name}/" for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
