@@ -9,6 +9,7 @@ import torch as th
 from envs import ACTIONS, VECTOR, vec
 from gymnasium import spaces
 from models import make_model
+from parametrization import all_pairs
 from torch import nn
 
 from ppo_plus import MlpPolicy, PPO_Plus, register
@@ -42,9 +43,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("use_sde", [False, True])
-@pytest.mark.parametrize("networks", NETWORKS)
-@pytest.mark.parametrize("kind", ["box_3d", "discrete"])
+@pytest.mark.parametrize(("kind", "networks", "use_sde"), all_pairs(["box_3d", "discrete"], NETWORKS, [False, True]))
 def test_custom_networks_learn_and_are_saved(kind, networks, use_sde, tmp_path):
     actor, critic = NETWORKS[networks]
     action_space = spaces.Box(-1.0, 1.0, (3,)) if kind == "box_3d" else ACTIONS["discrete"]
