@@ -17,7 +17,8 @@ class Fixed:
     value: Any
 
 
-optree.register_pytree_node(Fixed, lambda fixed: ((), fixed.value), lambda value, _: Fixed(value), namespace=NAMESPACE)
+_register: Any = optree.register_pytree_node
+_register(Fixed, lambda fixed: ((), fixed.value), lambda value, _: Fixed(value), namespace=NAMESPACE)
 
 #: ``tree_map(function, tree, *others)``: the same tree with the function's results as leaves.
 tree_map: Callable[..., Any] = partial(optree.tree_map, namespace=NAMESPACE)

@@ -142,14 +142,14 @@ class RolloutBuffer:
 
     def add(
         self,
-        obs: np.ndarray | dict[str, np.ndarray],
-        action: np.ndarray,
-        reward: np.ndarray,
-        episode_start: np.ndarray,
-        value: np.ndarray,
-        log_prob: np.ndarray,
-        params: np.ndarray,
-        masks: np.ndarray | None = None,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        episode_start: Any,
+        value: Any,
+        log_prob: Any,
+        params: Any,
+        masks: Any = None,
         final_obs: Any = None,
     ) -> None:
         """Store one step of all environments: NumPy's arrays, or tensors on the device of the storage.
@@ -222,7 +222,7 @@ class RolloutBuffer:
         rewards.copy_(bootstrap_timeouts(rewards, rows, columns, gain, self.gamma))
         self._final_values = values
 
-    def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
+    def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray | th.Tensor) -> None:
         """Fill ``advantages`` (GAE) and ``returns`` (TD(λ)).
 
         :param last_values: value of the observation after the last step, shape ``(N,)`` or ``(N, 1)``
@@ -367,8 +367,8 @@ def own_buffer_class(buffer_class: Any) -> type[RolloutBuffer]:
 
 def _as_stored(rows: Any) -> th.Tensor:
     """A tensor of the shape and dtype that rows are stored in: networks compute in float32, integers stay integers."""
-    rows = rows if isinstance(rows, th.Tensor) else th.from_numpy(np.empty(rows.shape, rows.dtype))
-    return rows.float() if rows.is_floating_point() else rows
+    like: th.Tensor = rows if isinstance(rows, th.Tensor) else th.from_numpy(np.empty(rows.shape, rows.dtype))
+    return like.float() if like.is_floating_point() else like
 
 
 def _fits(stored: Any, rows: Any) -> bool:
