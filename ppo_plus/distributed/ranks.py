@@ -82,11 +82,7 @@ class Ranks:
 
     def lead(self, value: T) -> T:
         """The value of rank 0; anything that can be pickled."""
-        if not self.several:
-            return value
-        values = [value]
-        self._timed(partial(dist.broadcast_object_list, values, src=0))
-        return values[0]
+        return self.gather_values(value)[0]
 
     def copy_lead(self, tensors: Iterable[th.Tensor]) -> None:
         """Write into tensors what they are on rank 0."""
