@@ -24,9 +24,9 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn, optim
 
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise, WhiteNoise
+from ppo_plus.policy.arguments import NetworkLike, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution, to_device
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
-from ppo_plus.policy.networks import NetworkLike, split_network
 from ppo_plus.policy.observations import canonical_space, is_finite, make_preprocess, to_tensor, visible_spaces
 from ppo_plus.trees import tree_leaves
 
