@@ -449,10 +449,10 @@ ROLLOUT = (
     ),
     Fault(
         "lazy-twice",
-        "rollout/lazy.py",
+        "rollout/tensor_collector.py",
         "self._value, self._make = self._make(), None",
         "self._value = self._make()",
-        "tests/rollout/test_lazy.py",
+        "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
         "no-bootstrap",

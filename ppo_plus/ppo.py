@@ -49,9 +49,8 @@ from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
-from ppo_plus.rollout.lazy import LazyLocals
 from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
-from ppo_plus.rollout.tensor_collector import TensorCollector, in_tensors, warn_of_numpy
+from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.export.deployed import Normalization
 from ppo_plus.saving.export.export import export

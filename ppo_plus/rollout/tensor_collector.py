@@ -5,7 +5,7 @@ limits there were, what to log, the statistics of a ``VecNormalize``) is compute
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from ppo_plus.policy.observations import require_finite
 from ppo_plus.policy.policies import Step, not_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, estimate, next_carry, restart, where
-from ppo_plus.rollout.lazy import Lazy
 from ppo_plus.trees import tree_leaves, tree_map
 
 
@@ -45,6 +44,57 @@ def warn_of_numpy(env: VecEnv) -> None:
             "slow: leave it out, or wrap the simulator (VecNormalize, directly around them, is done in tensors)",
             stacklevel=4,
         )
+
+
+class Lazy:
+    """A value that is computed on first access."""
+
+    def __init__(self, make: Callable[[], Any]):
+        self._make: Callable[[], Any] | None = make
+        self._value: Any = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it has been computed."""
+        return self._make is None
+
+    def __call__(self) -> Any:
+        """The value."""
+        if self._make is not None:
+            self._value, self._make = self._make(), None
+        return self._value
+
+
+class LazyLocals(dict[str, Any]):
+    """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        return value() if isinstance(value, Lazy) else value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default
+
+    def pop(self, key: str, *default: Any) -> Any:
+        value = super().pop(key, *default)
+        return value() if isinstance(value, Lazy) else value
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        super().setdefault(key, default)
+        return self[key]
+
+    def __iter__(self) -> Iterator[str]:
+        # Because this method is defined, `dict(locals)` and `{**locals}` read each value.
+        return super().__iter__()
+
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
+        return ValuesView(self)
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        return ItemsView(self)
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
 
 
 class TensorStep(NamedTuple):

@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin, Twin, twins
 
 from ppo_plus import ColoredNoise, PPO_Plus, as_vec_env
+from ppo_plus.rollout.tensor_collector import Lazy, LazyLocals
 from ppo_plus.trees import tree_leaves
 
 EXPLORATIONS = {"white": {}, "gsde": {"use_sde": True}, "colored": {"exploration": ColoredNoise(0.5, horizon=16)}}
@@ -396,3 +397,20 @@ def test_a_model_can_switch_between_numpy_and_tensors():
         model.learn(48)
     assert isinstance(model.rollout_buffer.rewards, np.ndarray)
     assert isinstance(model.env.envs[0].unwrapped, Twin)
+
+
+def test_readers_see_nothing_but_the_value():
+    made = []
+    seen = LazyLocals(a=Lazy(lambda: made.append("a") or 1), b=2)
+    assert made == []
+    assert seen["a"] == 1 and seen["a"] == 1 and made == ["a"]
+    looks = (dict(seen), {**seen}, dict(seen.items()), seen.copy(), {} | dict(seen))
+    assert all(look == {"a": 1, "b": 2} for look in looks)
+    assert list(seen.values()) == [1, 2] and seen.get("a") == 1 and seen.get("c", 3) == 3
+    assert seen.setdefault("a", 4) == 1 and seen.pop("a") == 1 and seen.pop("a", None) is None
+
+
+def test_updating_does_not_make_the_values():
+    seen = LazyLocals()
+    seen.update({"a": Lazy(lambda: 1 / 0)} | {"b": 1})
+    assert seen["b"] == 1 and "a" in seen
