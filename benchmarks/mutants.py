@@ -222,8 +222,8 @@ POLICY = (
     Fault(
         "memory-of-other-episode",
         "policy/recurrent.py",
-        "layer.step(inputs[owner], memory[owner], episode_starts)",
-        "layer.step(inputs[owner], memory[owner])",
+        "layer.step(getattr(features, owner), memory[owner], episode_starts)",
+        "layer.step(getattr(features, owner), memory[owner])",
         "tests/policy/test_recurrent.py",
     ),
     Fault(
@@ -278,8 +278,8 @@ POLICY = (
     Fault(
         "predict-noise-held",
         "policy/policies.py",
-        "self._fit_noise(params, episode_start)",
-        "self._fit_noise(params)",
+        "self._fit_noise(len(params), episode_start)",
+        "self._fit_noise(len(params))",
         "tests/policy/test_policies.py tests/ppo/test_exploration.py",
     ),
     Fault(
@@ -400,9 +400,9 @@ ROLLOUT = (
     ),
     Fault(
         "bootstraps-pile-up",
-        "rollout/collector.py",
-        "return final_values - self._bootstrapped",
-        "return final_values",
+        "rollout/buffer.py",
+        "values if self._final_values is None else values - self._final_values",
+        "values",
         "tests/rollout/test_reestimate.py",
     ),
     Fault(
@@ -429,8 +429,8 @@ ROLLOUT = (
     Fault(
         "tensors-not-copied",
         "rollout/tensor_collector.py",
-        "lambda tensor: tensor.clone(memory_format=th.contiguous_format), self.obs",
-        "lambda tensor: tensor, self.obs",
+        "lambda tensor: tensor.clone(memory_format=th.contiguous_format), position.obs",
+        "lambda tensor: tensor, position.obs",
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
@@ -450,14 +450,14 @@ ROLLOUT = (
     Fault(
         "lazy-twice",
         "rollout/tensor_collector.py",
-        "self._value, self._make = self._make(), None",
-        "self._value = self._make()",
+        "    @cached_property\n    def value(",
+        "    @property\n    def value(",
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
         "no-bootstrap",
         "rollout/collector.py",
-        "buffer.bootstrap_timeouts(list(rows), list(columns), self._gain(final_values))",
+        "buffer.bootstrap_timeouts(rows, columns, th.cat(final_values))",
         "pass",
         "tests/rollout tests/ppo/test_learn.py",
     ),
@@ -471,15 +471,15 @@ ROLLOUT = (
     Fault(
         "last-value-forgets",
         "rollout/collector.py",
-        "self._values(policy, obs, memory, starts)",
-        "self._values(policy, obs, {}, starts)",
+        "carry or Carry(policy.init_memory(len(starts)))",
+        "Carry(policy.init_memory(len(starts)))",
         "tests/rollout/test_collector.py tests/policy/test_recurrent.py",
     ),
     Fault(
         "noise-of-the-going-on",
         "rollout/collector.py",
-        "np.flatnonzero(self.starts)",
-        "np.flatnonzero(~np.asarray(self.starts))",
+        "starting = np.flatnonzero(starts)\n",
+        "starting = np.flatnonzero(~np.asarray(starts))\n",
         "tests/rollout/test_collector.py tests/ppo/test_exploration.py",
     ),
     Fault(

@@ -15,12 +15,12 @@ from stable_baselines3.common.vec_env import VecEnv
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped, without_gradients
-from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, row_of
+from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, mapped, row_of
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.distributions import to_device
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import is_finite, require_finite, to_network
-from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
+from ppo_plus.policy.policies import Carry, Step, not_finite
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
 from ppo_plus.trees import tree_map
 
@@ -67,13 +67,28 @@ class RolloutPlan:
     window: int = 100  # how many of the last episodes are reported, at most
 
 
+def choose(plan: RolloutPlan, position: Position, obs: Any, starts: Any, masks: Any, n_steps: int) -> th.Tensor:
+    """The policy's packed step. The position gets the next carry, and the buffer the memory where a sequence begins.
+
+    :param obs: observations, tensors
+    :param starts: which of them begin an episode, booleans ``(N,)``
+    :param masks: action masks, a tensor or an array; ``None``: none, or in the observations
+    :param n_steps: steps taken in this rollout
+    """
+    policy = plan.policy
+    carry = next_carry(policy, position.carry, starts, plan.sde_sample_freq, n_steps)
+    if plan.steps_per_sequence and n_steps % plan.steps_per_sequence == 0:
+        plan.buffer.begin_sequences(carry.memory)
+    starts = to_device(th.as_tensor(starts), plan.device) if policy.remembers else None
+    masks = None if masks is None else to_device(th.as_tensor(masks), plan.device)
+    packed, position.carry = plan.act(obs, carry, starts, masks)
+    return packed
+
+
 def next_carry(policy: Any, carry: Carry | None, starts: Any, sde_sample_freq: int | str, n_steps: int) -> Carry:
     """The carry of the next step, with held noise drawn again if it is due.
 
     :param carry: that of the last step; ``None``: memory is cleared and noise drawn
-    :param starts: which environments begin an episode, booleans ``(N,)``
-    :param sde_sample_freq: see :class:`ppo_plus.PPO_Plus`
-    :param n_steps: steps taken in this rollout
     """
     if carry is None:
         return policy.init_carry(len(starts))  # type: ignore[no-any-return]
@@ -116,8 +131,9 @@ class Report(NamedTuple):
 def estimate(
     policy: Any,
     buffer: RolloutBuffer,
+    *,
     obs: Any,
-    memory: Memory,
+    carry: Carry | None,
     starts: th.Tensor,
     limited: Places,
     final_obs: Any,
@@ -129,7 +145,7 @@ def estimate(
 
     :param buffer: the rollout's, or a twin of it
     :param obs: the observations after the last step, tensors
-    :param memory: what is remembered before them
+    :param carry: what is remembered before them; ``None``: nothing
     :param starts: which of them begin an episode
     :param limited: the transitions that a time limit, and nothing else, ended
     :param final_obs: their final observations, tensors
@@ -139,7 +155,7 @@ def estimate(
     rows, columns = limited
     final_values = []
     with th.no_grad():
-        values = policy.predict_values(obs, Carry(memory), starts)
+        values = policy.predict_values(obs, carry or Carry(policy.init_memory(len(starts))), starts)
         if len(rows):
             final_values.append(values_after(policy, buffer, rows, columns, final_obs))
     if unknown is not None and len(unknown[0]):
@@ -195,6 +211,9 @@ class Collector:
     :param step: how many steps each environment has taken, for messages
     """
 
+    #: Estimates advantages in the rollout's buffer, or in a twin of it, by the policy's present values.
+    estimate: Callable[[RolloutBuffer], None]
+
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
         self._plan, self.position = plan, position
         #: Steps taken in this rollout.
@@ -209,8 +228,6 @@ class Collector:
         #: Steps that led nowhere, since the environment failed and was replaced: row, column.
         self._failed: list[tuple[int, int]] = []
         self._use(env)
-        if position.obs is None:
-            self._restart()
 
     def __reduce__(self) -> Any:
         # A copy of a model collects its next rollout from the start.
@@ -218,9 +235,8 @@ class Collector:
 
     def _use(self, env: VecEnv) -> None:
         self._env, self._checked = env, CheckedEnvs(env, lambda: self._step)
-
-    def _restart(self) -> None:
-        restart(self.position, self._env, self._checked)
+        if self.position.obs is None:
+            restart(self.position, env, self._checked)
 
     def interrupt(self) -> None:
         """Something else is going to use the environments: their episodes end here, as at a time limit."""
@@ -240,8 +256,8 @@ class Collector:
         plan, position = self._plan, self.position
         masks = None if plan.masks is None else plan.masks.read(self._env, position.obs, self._step)
         # Copies: environments may return the same arrays in each step, and a transition is stored after the next one.
-        obs, starts = _copied(position.obs), position.starts.copy()
-        obs_tensor, chosen = self._act(obs, starts, masks)
+        obs, starts = mapped(np.array, position.obs), np.array(position.starts, dtype=bool)
+        obs_tensor, chosen = self._choose(obs, starts, masks)
         env_actions = plan.policy.distribution.to_env(chosen.actions)
         with self._checked:
             new_obs, rewards, new_starts, infos = self._env.step(env_actions)
@@ -251,22 +267,20 @@ class Collector:
             if rewards.shape != new_starts.shape or rewards.dtype.kind != "f":
                 rewards = as_rewards(rewards, len(infos), self._step)
             self._checked.require_finite(new_obs, rewards)
-        dones = ended(new_starts, infos)
+        dones = new_starts
+        if np.count_nonzero(new_starts):
+            dones = new_starts & [not is_reset(info) for info in infos]
         self.pending = EnvStep(
             obs, starts, masks, obs_tensor, chosen, env_actions, new_obs, rewards, new_starts, dones, infos
         )
         return self.pending
 
-    def _act(self, obs: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[Any, Step]:
+    def _choose(self, obs: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[Any, Step]:
         """The observations as the policy sees them, and what it chooses."""
-        plan, policy = self._plan, self._plan.policy
-        carry = next_carry(policy, self.position.carry, starts, plan.sde_sample_freq, self.n_steps)
-        if plan.steps_per_sequence and self.n_steps % plan.steps_per_sequence == 0:
-            plan.buffer.begin_sequences(carry.memory)
-        obs_tensor = to_network(obs, policy.observation_space, plan.device)
-        starts_tensor = self._tensor(np.asarray(starts, dtype=bool)) if policy.remembers else None
+        policy = self._plan.policy
+        obs_tensor = to_network(obs, policy.observation_space, self._plan.device)
         try:
-            packed, self.position.carry = plan.act(obs_tensor, carry, starts_tensor, self._tensor(masks))
+            packed = choose(self._plan, self.position, obs_tensor, starts, masks, self.n_steps)
         except Exception:
             # Checked only on errors, so that steps are not slower.
             check_shape(obs, policy.observation_space, len(starts))
@@ -314,7 +328,6 @@ class Collector:
             # Something else has used the environments.
             limited += [(i, row_of(step.new_obs, i)) for i in np.flatnonzero(~starts).tolist()]
             self._use(env)
-            self._restart()
         else:
             self.position.obs, self.position.starts = step.new_obs, starts
         self._limited += [(row, i, final_obs) for i, final_obs in limited]
@@ -322,9 +335,8 @@ class Collector:
             starting = np.flatnonzero(self.position.starts).tolist()
             self._resets += [(row, i) for i in starting if is_reset(infos[i])]
             self._failed += [(row, i) for i in starting if RESTART in infos[i]]
-        extra = {} if step.masks is None else {"masks": step.masks}
         actions, values, log_probs, params = step.chosen
-        self._plan.buffer.add(step.obs, actions, step.rewards, step.starts, values, log_probs, params, **extra)
+        self._plan.buffer.add(step.obs, actions, step.rewards, step.starts, values, log_probs, params, step.masks)
         self.n_steps += 1
         self.pending = None
 
@@ -360,28 +372,22 @@ class Collector:
         """End the rollout: exclude the steps that only reset, and estimate advantages."""
         policy, position, buffer = self._plan.policy, self.position, self._plan.buffer
         if self._resets:
-            buffer.exclude(*map(list, zip(*self._resets, strict=True)))  # type: ignore[arg-type]
-        rows, columns, final_obs = zip(*self._limited, strict=True) if self._limited else ((), (), ())
+            buffer.exclude(*_columns(self._resets))
+        *limited, final_obs = _columns(self._limited) if self._limited else ([], [], [])
         to_tensors = partial(to_network, space=policy.observation_space, device=self._plan.device)
-        #: What :meth:`estimate` needs besides the buffer.
-        self._end = {
+        self.estimate = partial(
+            estimate,
+            policy,
             # A copy: code that uses the environments before advantages are recomputed may write into these.
-            "obs": to_tensors(_copied(position.obs)),
-            "memory": policy.init_memory(len(position.starts)) if position.carry is None else position.carry.memory,
-            "starts": self._tensor(position.starts.copy()),
-            "limited": (th.tensor(rows, dtype=th.long), th.tensor(columns, dtype=th.long)),
-            "final_obs": to_tensors(_stacked(final_obs)) if final_obs else None,
-            "failed": tuple(map(list, zip(*self._failed, strict=True))) if self._failed else None,
-        }
+            obs=to_tensors(mapped(np.array, position.obs)),
+            carry=position.carry,
+            starts=th.tensor(position.starts, device=self._plan.device),
+            limited=tuple(th.tensor(indices, dtype=th.long) for indices in limited),
+            final_obs=to_tensors(_stacked(final_obs)) if final_obs else None,
+            failed=_columns(self._failed) if self._failed else None,
+        )
         self.estimate(buffer)
         return Report()
-
-    def estimate(self, buffer: RolloutBuffer) -> None:
-        """Estimate advantages in the rollout's buffer, or in a twin of it, by the policy's present values."""
-        estimate(self._plan.policy, buffer, **self._end)
-
-    def _tensor(self, array: np.ndarray | None) -> Any:
-        return None if array is None else to_device(th.as_tensor(array), self._plan.device)
 
 
 def restart(position: Position, env: VecEnv, checked: CheckedEnvs) -> None:
@@ -410,13 +416,6 @@ def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation,
     return without_gradients(compiled.bind(tensors, plain=plain, may_move=may_move))
 
 
-def ended(starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> np.ndarray:
-    """Which episodes have ended, booleans ``(N,)``: all that start but those of environments that only reset."""
-    if not np.count_nonzero(starts):
-        return starts
-    return starts & [not is_reset(info) for info in infos]
-
-
 def where(mask: th.Tensor, one: Any, other: Any) -> Any:
     """Rows of one nesting of tensors where a mask ``(N,)`` is true, and of another one elsewhere."""
 
@@ -426,8 +425,8 @@ def where(mask: th.Tensor, one: Any, other: Any) -> Any:
     return tree_map(choose, one, other)
 
 
-def _copied(obs: Any) -> Any:
-    return {key: array.copy() for key, array in obs.items()} if isinstance(obs, dict) else obs.copy()
+def _columns(rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _stacked(observations: Any) -> Any:

@@ -5,7 +5,8 @@ limits there were, what to log, the statistics of a ``VecNormalize``) is compute
 """
 
 import warnings
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, 
 from ppo_plus.policy.observations import require_finite
 from ppo_plus.policy.policies import Step, not_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, estimate, next_carry, restart, where
+from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, choose, estimate, restart, where
 from ppo_plus.trees import tree_leaves, tree_map
 
 
@@ -50,48 +51,37 @@ class Lazy:
     """A value that is computed on first access."""
 
     def __init__(self, make: Callable[[], Any]):
-        self._make: Callable[[], Any] | None = make
-        self._value: Any = None
+        self._make = make
+
+    @cached_property
+    def value(self) -> Any:
+        """The value."""
+        return self._make()
 
     @property
     def is_made(self) -> bool:
         """Whether it has been computed."""
-        return self._make is None
-
-    def __call__(self) -> Any:
-        """The value."""
-        if self._make is not None:
-            self._value, self._make = self._make(), None
-        return self._value
+        return "value" in vars(self)
 
 
 class LazyLocals(dict[str, Any]):
     """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
 
+    # A dict's own methods read the entries themselves, those of a mapping call `__getitem__`.
+    get, setdefault = MutableMapping.get, MutableMapping.setdefault  # type: ignore[assignment]
+    values, items = MutableMapping.values, MutableMapping.items  # type: ignore[assignment]
+
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
-        return value() if isinstance(value, Lazy) else value
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
-
-    def pop(self, key: str, *default: Any) -> Any:
-        value = super().pop(key, *default)
-        return value() if isinstance(value, Lazy) else value
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        super().setdefault(key, default)
-        return self[key]
+        return value.value if isinstance(value, Lazy) else value
 
     def __iter__(self) -> Iterator[str]:
         # Because this method is defined, `dict(locals)` and `{**locals}` read each value.
         return super().__iter__()
 
-    def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        return ValuesView(self)
-
-    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        return ItemsView(self)
+    def pop(self, key: str, *default: Any) -> Any:
+        value = super().pop(key, *default)
+        return value.value if isinstance(value, Lazy) else value
 
     def copy(self) -> dict[str, Any]:
         return dict(self.items())
@@ -120,6 +110,9 @@ class TensorCollector:
     """Collects one rollout from environments in tensors, as :class:`~ppo_plus.rollout.collector.Collector` does from
     others; the parameters are the same. Observations and starts of the position are tensors on the plan's device."""
 
+    #: Estimates advantages in the rollout's buffer, or in a twin of it, by the policy's present values.
+    estimate: Callable[[RolloutBuffer], None]
+
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
         self._plan, self.position = plan, position
         #: Steps taken in this rollout.
@@ -134,9 +127,6 @@ class TensorCollector:
         self._known: list[th.Tensor] = []
         self._log = _Log()
         self._use(env)
-        if position.obs is None:
-            self._restart()
-        self._as_tensors()
 
     def __reduce__(self) -> Any:
         # A copy of a model collects its next rollout from the start.
@@ -145,21 +135,15 @@ class TensorCollector:
     # --- step by step ----------------------------------------------------------------------------------------------
 
     def _use(self, env: VecEnv) -> None:
+        position = self.position
         self._env, self._checked = env, CheckedEnvs(env, lambda: self._step)
+        if position.obs is None:
+            restart(position, env, self._checked)
+        # Episodes are begun through SB3's interface, which is NumPy's.
+        position.obs, position.starts = self._here(tree_map(th.as_tensor, (position.obs, position.starts)))
         #: The environments without the ``VecNormalize`` around them.
         self._simulator: Any = env.unwrapped
         self._normalizing = Normalizing(env, self._simulator.device) if isinstance(env, VecNormalize) else None
-
-    def _restart(self) -> None:
-        restart(self.position, self._env, self._checked)
-        if self._normalizing is not None:
-            self._normalizing.read()
-        self._as_tensors()
-
-    def _as_tensors(self) -> None:
-        """Episodes are begun through SB3's interface, which is NumPy's."""
-        position = self.position
-        position.obs, position.starts = self._here(tree_map(th.as_tensor, (position.obs, position.starts)))
 
     def flush(self) -> None:
         """Write pending statistics to the environments' wrappers before outside code reads them."""
@@ -197,14 +181,10 @@ class TensorCollector:
         :raises ValueError: the masks have another shape than the choices
         """
         plan, position, masks = self._plan, self.position, self._masks()
-        starts, remembers = position.starts, plan.policy.remembers
         # A copy, since the simulator may write into its own in the step.
         obs = tree_map(lambda tensor: tensor.clone(memory_format=th.contiguous_format), position.obs)
-        carry = next_carry(plan.policy, position.carry, starts, plan.sde_sample_freq, self.n_steps)
-        if plan.steps_per_sequence and self.n_steps % plan.steps_per_sequence == 0:
-            plan.buffer.begin_sequences(carry.memory)
         try:
-            packed, position.carry = plan.act(obs, carry, starts if remembers else None, masks)
+            packed = choose(plan, position, obs, position.starts, masks, self.n_steps)
         except Exception:
             require_finite("observation", as_numpy(obs), self._step)
             raise
@@ -216,7 +196,7 @@ class TensorCollector:
             stepped = self._normalizing(stepped)
         self._step += 1
         rewards = Lazy(lambda: as_numpy(stepped.rewards))
-        self.pending = TensorStep(obs, starts, masks, chosen, env_actions, stepped, rewards)
+        self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, rewards)
         return self.pending
 
     def locals(self) -> dict[str, Any]:
@@ -253,18 +233,13 @@ class TensorCollector:
             final_obs = stepped.obs if final_obs is None else where(dones, final_obs, stepped.obs)
             known, timeouts = known | ~dones, timeouts | ~dones
             self._use(env)
-            self._restart()
         else:
             position.obs, position.starts = self._here(stepped.obs), self._here(dones)
         # Callbacks may have written into the rewards that they saw.
-        rewards = th.from_numpy(step.rewards()) if step.rewards.is_made else stepped.rewards
-        extra = {
-            name: self._here(rows)
-            for name, rows in (("masks", step.masks), ("final_obs", final_obs))
-            if rows is not None
-        }
+        rewards = th.from_numpy(step.rewards.value) if step.rewards.is_made else stepped.rewards
+        rewards, final_obs = self._here((rewards, final_obs))
         actions, values, log_probs, params = step.chosen
-        self._plan.buffer.add(step.obs, actions, self._here(rewards), step.starts, values, log_probs, params, **extra)
+        self._plan.buffer.add(step.obs, actions, rewards, step.starts, values, log_probs, params, step.masks, final_obs)
         self._steps.append(stepped._replace(obs=None, final_obs=None, timeouts=timeouts))
         self._known.append(known)
         self.n_steps += 1
@@ -299,19 +274,19 @@ class TensorCollector:
         if n_unknown:
             self._warn_of_unknown()
         limited = _places(known, int(n_known))
-        memory = plan.policy.init_memory(len(dones[0])) if position.carry is None else position.carry.memory
         # Copies: the simulator may write into its own before advantages are recomputed.
-        obs, memory, starts = tree_map(th.clone, (position.obs, memory, position.starts))
+        obs, carry, starts = tree_map(th.clone, (position.obs, position.carry, position.starts))
         stored = buffer.stored("final_observations")
-        #: What :meth:`estimate` needs besides the buffer.
-        self._end = {
-            "obs": obs,
-            "memory": memory,
-            "starts": starts,
-            "limited": limited,
-            "final_obs": tree_map(lambda rows: rows[limited], stored) if n_known else None,
-            "unknown": _places(unknown, int(n_unknown)),
-        }
+        self.estimate = partial(
+            estimate,
+            plan.policy,
+            obs=obs,
+            carry=carry,
+            starts=starts,
+            limited=limited,
+            final_obs=tree_map(lambda rows: rows[limited], stored) if n_known else None,
+            unknown=_places(unknown, int(n_unknown)),
+        )
         self.estimate(buffer)
         seconds = self._simulator.seconds()
         infos = [
@@ -320,10 +295,6 @@ class TensorCollector:
             if there
         ]
         return Report(infos, self._log.named(log))
-
-    def estimate(self, buffer: RolloutBuffer) -> None:
-        """Estimate advantages in the rollout's buffer, or in a twin of it, by the policy's present values."""
-        estimate(self._plan.policy, buffer, **self._end)
 
     def _table(self, name: str) -> th.Tensor:
         """An entry of all steps, shape ``(T, N)``."""
