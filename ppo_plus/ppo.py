@@ -639,7 +639,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             if watched:
                 callback.update_locals(locals() | collector.locals())
             if not callback.on_step():
-                collector.flush()
+                collector.leave()
                 return self._synchronize(keep_training=False)
             self._update_info_buffer(step.infos, step.dones)
             collector.store(self.env)  # type: ignore[arg-type]

@@ -247,6 +247,12 @@ class Collector:
     def flush(self) -> None:
         """Write pending statistics to the environments' wrappers before outside code reads them."""
 
+    def leave(self) -> None:
+        """End the rollout early: the next one continues from where the pending step led."""
+        if self.pending is not None and self.position.obs is not None:
+            self.position.obs, self.position.starts = self.pending.new_obs, self.pending.new_starts
+        self.pending = None
+
     def step(self) -> EnvStep:
         """Take a step with the policy's actions.
 

@@ -136,6 +136,11 @@ class TensorCollector:
 
     def _use(self, env: VecEnv) -> None:
         position = self.position
+        if not in_tensors(env):
+            raise ValueError(
+                f"set_env during a rollout: env={env!r} is not in tensors, but the environments before are: set it "
+                "between two rollouts"
+            )
         self._env, self._checked = env, CheckedEnvs(env, lambda: self._step)
         if position.obs is None:
             restart(position, env, self._checked)
@@ -146,9 +151,23 @@ class TensorCollector:
         self._normalizing = Normalizing(env, self._simulator.device) if isinstance(env, VecNormalize) else None
 
     def flush(self) -> None:
-        """Write pending statistics to the environments' wrappers before outside code reads them."""
+        """Write pending statistics to the environments' wrappers before outside code reads them.
+
+        :raises FloatingPointError: they are not finite, since an observation or a reward was not
+        """
         if self._normalizing is not None:
-            self._normalizing.write(_read(self._normalizing.tensors()))
+            statistics = _read(self._normalizing.tensors())
+            if not np.isfinite(statistics[0]).all():
+                self._explain(None, statistics[0])
+            self._normalizing.write(statistics)
+
+    def leave(self) -> None:
+        """End the rollout early: the next one continues from where the pending step led."""
+        self.flush()
+        if self.pending is not None and self.position.obs is not None:
+            stepped = self.pending.stepped
+            self.position.obs, self.position.starts = self._here((stepped.obs, stepped.dones))
+        self.pending = self._normalizing = None
 
     def interrupt(self) -> None:
         """Something else is going to use the environments: their episodes end here, as at a time limit."""
@@ -267,7 +286,7 @@ class TensorCollector:
             ]
         )
         if suspicious.any():
-            self._explain(known, statistics)
+            self._explain(known, statistics[0] if statistics else None)
         if self._normalizing is not None:
             self._normalizing.write(statistics)
             self._normalizing = None
@@ -325,23 +344,29 @@ class TensorCollector:
             return not_all_finite
         return not_all_finite | _nothing_allowed(_stored_masks(buffer, masks), choices_of(masks.layout)).any()
 
-    def _explain(self, known: th.Tensor, statistics: list[np.ndarray]) -> None:
-        """:raises FloatingPointError, ValueError: what is wrong with the rollout; nothing if all is well"""
+    def _explain(self, known: th.Tensor | None, watch: np.ndarray | None) -> None:
+        """Raise an error for what is wrong with the steps so far, if anything is.
+
+        :param known: for which of them the final observation is known; ``None``: that is not looked at
+        :param watch: sums of each environment's observations and rewards before they were normalized; ``None``: they
+            are not normalized
+        :raises FloatingPointError, ValueError: what is wrong
+        """
         buffer, masks = self._plan.buffer, self._plan.masks
         self._checked.restore()
         first = self._step - self.n_steps
         outputs = buffer.stored("values") + buffer.stored("log_probs")
-        for row in outputs.isfinite().all(dim=1).logical_not().nonzero()[:1].flatten().tolist():
+        for row in outputs[: self.n_steps].isfinite().all(dim=1).logical_not().nonzero()[:1].flatten().tolist():
             obs = tree_map(itemgetter(row), buffer.stored("observations"))
             if all(leaf.isfinite().all() for leaf in _floats(obs)):
                 raise not_finite(self._plan.policy, obs, first + row)
-        if statistics and not np.isfinite(statistics[0]).all():
+        if watch is not None:
             # All observations are normalized by what one of them has spoilt.
-            require_finite("sum of observations and rewards", statistics[0], self._step)
+            require_finite("sum of observations and rewards", watch, self._step)
         for row in range(self.n_steps):
             require_finite("observation", _row(buffer.stored("observations"), row), first + row)
             require_finite("reward", _row(buffer.stored("rewards"), row), first + row + 1)
-            for i in np.flatnonzero(as_numpy(known[row])).tolist():
+            for i in () if known is None else np.flatnonzero(as_numpy(known[row])).tolist():
                 final_obs = _row(buffer.stored("final_observations"), (row, i))
                 require_finite("final observation", final_obs, first + row + 1, env=i)
         require_finite("observation", as_numpy(self.position.obs), self._step)

@@ -10,6 +10,7 @@ import torch as th
 from envs import ACTIONS, vec
 from models import SMALL, spoil, weights
 from parametrization import all_pairs
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnvWrapper
 from tensor_envs import twins
 
@@ -90,6 +91,30 @@ def test_episodes_restart_after_an_interruption():
     collector.position.obs = None
     position = Collector(plan, model.env, collector.position, 5).position
     assert position.starts.all() and position.carry is None and position.obs is not None
+
+
+class Stop(BaseCallback):
+    """Ends training after some steps, and notes where the last one led."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def _on_step(self):
+        self.led_to = copy.deepcopy((self.locals["new_obs"], self.locals["dones"]))
+        return self.n_calls < self.at
+
+
+@pytest.mark.parametrize("at", [3, 5])
+@pytest.mark.parametrize("in_tensors", [False, True])
+def test_training_continues_where_a_callback_stopped_it(in_tensors, at):
+    env, stop = list(twins(ACTIONS["box"], 2, limit=5))[in_tensors], Stop(at)
+    model = PPO_Plus("MlpLstmPolicy", as_vec_env(env), n_steps=8, batch_size=8, seed=0, device="cpu").learn(16, stop)
+    model.learn(16, reset_num_timesteps=False)
+    obs, dones = stop.led_to
+    np.testing.assert_array_equal(model.rollout_buffer.observations[0], obs)
+    np.testing.assert_array_equal(model.rollout_buffer.episode_starts[0], dones)
+    assert dones.all() == (at == 5)
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,55 @@ def test_numbers_that_are_not_finite_stop_training(what, at, wrap):
         assert np.isfinite(model.env.obs_rms.mean).all() and np.isfinite(model.env.ret_rms.var)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_an_interruption_hides_no_numbers_that_are_not_finite(training):
+    class Interrupting(BaseCallback):
+        def _on_step(self):
+            if self.n_calls == 5:
+                self.model.evaluate(1)
+            return True
+
+    model = make(VecNormalize(as_vec_env(Faulty("reward", 3)), training=training))
+    before = weights(model)
+    with pytest.raises(FloatingPointError, match="environment 1"):
+        model.learn(96, Interrupting())
+    assert th.equal(before, weights(model))
+    assert np.isfinite(model.env.obs_rms.mean).all() and np.isfinite(model.env.ret_rms.var)
+
+
+def test_statistics_that_are_set_after_training_was_stopped_stay():
+    class Stop(BaseCallback):
+        def _on_step(self):
+            return self.n_calls < 5
+
+    model = make(VecNormalize(as_vec_env(TensorTwin(3, ACTIONS["discrete"])))).learn(96, Stop())
+    assert model.env.obs_rms.count == pytest.approx(3 + 5 * 3, abs=1e-3)
+    model.env.obs_rms.mean = np.full(3, 7.0)
+    model.evaluate(1)
+    assert (model.env.obs_rms.mean == 7.0).all()
+
+
+def test_environments_in_tensors_are_not_exchanged_for_others_during_a_rollout():
+    class Exchanging(BaseCallback):
+        def _on_step(self):
+            if self.n_calls == at:
+                self.model.set_env(env)
+            return True
+
+        def _on_rollout_end(self):
+            if not at:
+                self.model.set_env(env)
+
+    env, tensors = list(twins(ACTIONS["discrete"], 3))
+    for at in (0, 5):
+        model = make(as_vec_env(tensors))
+        if at:
+            with pytest.raises(ValueError, match="set_env during a rollout: env=.* is not in tensors"):
+                model.learn(96, Exchanging())
+        else:
+            assert type(model.learn(96, Exchanging()).collector).__name__ == "Collector"
+
+
 def test_a_final_observation_that_is_not_finite_stops_training():
     with pytest.raises(FloatingPointError, match=r"final observation.*environment 1 at step 4"):
         make(Faulty("final", 4, limit=4, falls=False)).learn(96)
