@@ -67,24 +67,6 @@ class RolloutPlan:
     window: int = 100  # how many of the last episodes are reported, at most
 
 
-def choose(plan: RolloutPlan, position: Position, obs: Any, starts: Any, masks: Any, n_steps: int) -> th.Tensor:
-    """The policy's packed step. The position gets the next carry, and the buffer the memory where a sequence begins.
-
-    :param obs: observations, tensors
-    :param starts: which of them begin an episode, booleans ``(N,)``
-    :param masks: action masks, a tensor or an array; ``None``: none, or in the observations
-    :param n_steps: steps taken in this rollout
-    """
-    policy = plan.policy
-    carry = next_carry(policy, position.carry, starts, plan.sde_sample_freq, n_steps)
-    if plan.steps_per_sequence and n_steps % plan.steps_per_sequence == 0:
-        plan.buffer.begin_sequences(carry.memory)
-    starts = to_device(th.as_tensor(starts), plan.device) if policy.remembers else None
-    masks = None if masks is None else to_device(th.as_tensor(masks), plan.device)
-    packed, position.carry = plan.act(obs, carry, starts, masks)
-    return packed
-
-
 def next_carry(policy: Any, carry: Carry | None, starts: Any, sde_sample_freq: int | str, n_steps: int) -> Carry:
     """The carry of the next step, with held noise drawn again if it is due.
 
@@ -283,10 +265,15 @@ class Collector:
 
     def _choose(self, obs: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[Any, Step]:
         """The observations as the policy sees them, and what it chooses."""
-        policy = self._plan.policy
-        obs_tensor = to_network(obs, policy.observation_space, self._plan.device)
+        plan, policy = self._plan, self._plan.policy
+        carry = next_carry(policy, self.position.carry, starts, plan.sde_sample_freq, self.n_steps)
+        if plan.steps_per_sequence and self.n_steps % plan.steps_per_sequence == 0:
+            plan.buffer.begin_sequences(carry.memory)
+        obs_tensor = to_network(obs, policy.observation_space, plan.device)
+        starts_tensor = to_device(th.from_numpy(starts), plan.device) if policy.remembers else None
+        masks_tensor = None if masks is None else to_device(th.from_numpy(masks), plan.device)
         try:
-            packed = choose(self._plan, self.position, obs_tensor, starts, masks, self.n_steps)
+            packed, self.position.carry = plan.act(obs_tensor, carry, starts_tensor, masks_tensor)
         except Exception:
             # Checked only on errors, so that steps are not slower.
             check_shape(obs, policy.observation_space, len(starts))

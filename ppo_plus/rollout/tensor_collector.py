@@ -23,7 +23,7 @@ from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, 
 from ppo_plus.policy.observations import require_finite
 from ppo_plus.policy.policies import Step, not_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, choose, estimate, restart, where
+from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, estimate, next_carry, restart, where
 from ppo_plus.trees import tree_leaves, tree_map
 
 
@@ -202,8 +202,12 @@ class TensorCollector:
         plan, position, masks = self._plan, self.position, self._masks()
         # A copy, since the simulator may write into its own in the step.
         obs = tree_map(lambda tensor: tensor.clone(memory_format=th.contiguous_format), position.obs)
+        carry = next_carry(plan.policy, position.carry, position.starts, plan.sde_sample_freq, self.n_steps)
+        if plan.steps_per_sequence and self.n_steps % plan.steps_per_sequence == 0:
+            plan.buffer.begin_sequences(carry.memory)
+        starts = position.starts if plan.policy.remembers else None
         try:
-            packed = choose(plan, position, obs, position.starts, masks, self.n_steps)
+            packed, position.carry = plan.act(obs, carry, starts, masks)
         except Exception:
             require_finite("observation", as_numpy(obs), self._step)
             raise
@@ -380,30 +384,26 @@ class _Log:
     """What simulators log, averaged over the steps in which they log it."""
 
     def __init__(self) -> None:
-        #: Rows of tensors, by the names of their columns; and numbers.
-        self._rows: dict[tuple[str, ...], list[th.Tensor]] = {}
+        self._tensors: dict[str, list[th.Tensor]] = {}
         self._numbers: dict[str, list[float]] = {}
 
     def add(self, log: Mapping[str, Any]) -> None:
         """What was logged in a step: numbers, and tensors of which the mean counts."""
-        tensors = {name: value for name, value in log.items() if isinstance(value, th.Tensor)}
         for name, value in log.items():
-            if isinstance(value, (int, float)):
+            if isinstance(value, th.Tensor):
+                self._tensors.setdefault(name, []).append(value.float().mean())
+            elif isinstance(value, (int, float)):
                 self._numbers.setdefault(name, []).append(value)
-        if tensors:
-            row = th.stack([value.float().mean() for value in tensors.values()])
-            self._rows.setdefault(tuple(tensors), []).append(row)
 
     def means(self, device: th.device) -> th.Tensor:
         """The means of the tensors, for :meth:`named`."""
-        means = [th.stack(rows).mean(dim=0).to(device) for rows in self._rows.values()]
-        return th.cat(means) if means else th.empty(0, device=device)
+        means = [th.stack(values).mean().to(device) for values in self._tensors.values()]
+        return th.stack(means) if means else th.empty(0, device=device)
 
     def named(self, means: np.ndarray) -> dict[str, float]:
         """All means by the name under which they are logged."""
-        names = [name for names in self._rows for name in names]
         logged = {name: sum(values) / len(values) for name, values in self._numbers.items()}
-        logged |= dict(zip(names, means.tolist(), strict=True))
+        logged |= dict(zip(self._tensors, means.tolist(), strict=True))
         return {name if "/" in name else f"env/{name}": value for name, value in logged.items()}
 
 
