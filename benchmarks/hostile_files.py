@@ -45,7 +45,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import Checkpoints, MlpPolicy, PPO_Plus, Resumable, load_statistics
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.format.values import describe
+from ppo_plus.saving.format.values import TAGS, describe
 from ppo_plus.saving.model import state_of
 from ppo_plus.saving.statistics import STATISTICS, write_statistics
 from ppo_plus.zoo.experiment import load_experiment
@@ -209,7 +209,7 @@ def mutations(original: Any, values: list[Any]) -> st.SearchStrategy[Any]:
                 like = [each for each in values if type(each) is type(present)]
                 owner[path[-1]] = copy.deepcopy(draw(st.sampled_from(like or values) | st.sampled_from(values)))
             elif kind == "rename" and isinstance(owner, dict):
-                tags = [f"!{name}" for name in NAMES] if str(path[-1]).startswith("!") else KEYS
+                tags = [f"!{name}" for name in (*NAMES, *TAGS)] if str(path[-1]).startswith("!") else KEYS
                 owner[draw(st.sampled_from(tags))] = owner.pop(path[-1])
             elif kind == "remove":
                 del owner[path[-1]]

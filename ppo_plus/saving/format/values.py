@@ -22,6 +22,7 @@ from gymnasium import spaces
 from torch import nn
 
 from ppo_plus.saving.format.names import (
+    OBJECTS,
     Damaged,
     Refused,
     decoding,
@@ -86,25 +87,25 @@ class _Writer:
         return written
 
     def _write(self, value: Any, path: str) -> Any:
-        kind = next((base for base in (np.dtype, np.generic) if isinstance(value, base)), type(value))
+        cls = next((base for base in (np.dtype, np.generic) if isinstance(value, base)), type(value))
         if _is_json(value):
             return value
-        if kind is list:
+        if cls is list:
             return [self.write(item, f"{path}[{i}]") for i, item in enumerate(value)]
-        if kind is dict and not any(type(key) is not str or key.startswith("!") for key in value):
+        if cls is dict and not any(type(key) is not str or key.startswith("!") for key in value):
             return {key: self.write(entry, f"{path}[{key!r}]") for key, entry in value.items()}
-        if kind in (dict, OrderedDict):
-            return {f"!{kind.__name__}": self._pairs(value, path)}
-        if kind is nn.Parameter:
+        if cls in (dict, OrderedDict):
+            return {f"!{cls.__name__}": self._pairs(value, path)}
+        if cls is nn.Parameter:
             return {"!parameter": [self._write(value.data, path), value.requires_grad]}
         if isinstance(value, (type, FunctionType)):
             return {"!name": self._name(value, path, find)}
-        if kind in _FORMS:
-            return {f"!{_FORMS[kind].tag}": self._content(value, path, _FORMS[kind])}
+        if cls in _KINDS:
+            return {f"!{_KINDS[cls].tag}": self._content(value, path, _KINDS[cls])}
         state = object_state(value)
         if state is None:
             raise _undescribable(path, value, f"cannot be described: {_REMEDY}")
-        title = self._name(kind, path, _class_of_objects)
+        title = self._name(cls, path, _class_of_objects)
         return {f"!{title}": {key: self.write(entry, f"{path}.{key}") for key, entry in state.items()}}
 
     def _pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
@@ -114,12 +115,12 @@ class _Writer:
             written.append([self.write(key, f"{path}, key {title}"), self.write(entry, f"{path}[{title}]")])
         return written
 
-    def _content(self, value: Any, path: str, form: "_Form") -> Any:
+    def _content(self, value: Any, path: str, kind: "_Kind") -> Any:
         try:
-            content = form.reduce(value)
+            content = kind.reduce(value)
         except ValueError as error:
             raise _undescribable(path, value, str(error)) from None
-        if form.kind is not th.Tensor:
+        if kind.content is not th.Tensor:
             return self._write(content, path)
         name, i = path, 1
         while name in self.arrays:
@@ -164,26 +165,26 @@ class _Reader:
     def _tagged(self, tag: str, content: Any) -> Any:
         if ":" in tag:
             return make_object(_class_of_objects(tag), {key: self.read(entry) for key, entry in content.items()})
-        _, kind, _, make = _FORM_OF[tag]
-        if kind is th.Tensor:
+        kind = _BY_TAG[tag]
+        if kind.content is th.Tensor:
             if content not in self.arrays:
                 # Once only: many uses of one array could be more than fits in memory.
                 raise Damaged(f"it uses the array {content[:100]!r}, which is missing or has been used before")
-            return make(self.arrays.pop(content))
+            return kind.make(self.arrays.pop(content))
         value = self.read(content)
-        if type(value) is not kind:
-            raise Damaged(f"{str(content)[:50]!r} is not a {kind.__name__}")
-        return make(value)
+        if type(value) is not kind.content:
+            raise Damaged(f"{str(content)[:50]!r} is not a {kind.content.__name__}")
+        return kind.make(value)
 
 
-class _Form(NamedTuple):
-    """How values of a type are written: under a tag, as a simpler value of a kind, from which they are made again.
+class _Kind(NamedTuple):
+    """How values of a type are written: under a tag, as simpler content of a type, from which they are made again.
 
     ``reduce`` raises :class:`ValueError` with the problem if a value has no description.
     """
 
     tag: str
-    kind: type
+    content: type
     reduce: Callable[[Any], Any]
     make: Callable[[Any], Any]
 
@@ -240,40 +241,40 @@ def find_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-_FORMS: dict[type, _Form] = {
-    int: _Form("int", str, hex, lambda text: int(text, 16)),
-    float: _Form("float", str, repr, {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__),
-    bytes: _Form(
+_KINDS: dict[type, _Kind] = {
+    int: _Kind("int", str, hex, lambda text: int(text, 16)),
+    float: _Kind("float", str, repr, {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__),
+    bytes: _Kind(
         "bytes", str, lambda data: base64.b64encode(data).decode(), lambda text: base64.b64decode(text, validate=True)
     ),
-    tuple: _Form("tuple", list, list, tuple),
-    set: _Form("set", list, list, lambda items: set(_spread(items))),
-    frozenset: _Form("frozenset", list, list, lambda items: frozenset(_spread(items))),
-    deque: _Form(
+    tuple: _Kind("tuple", list, list, tuple),
+    set: _Kind("set", list, list, lambda items: set(_spread(items))),
+    frozenset: _Kind("frozenset", list, list, lambda items: frozenset(_spread(items))),
+    deque: _Kind(
         "deque",
         dict,
         lambda items: {"maxlen": items.maxlen, "items": [*items]},
         lambda content: deque(content["items"], maxlen=content["maxlen"]),
     ),
-    functools.partial: _Form(
+    functools.partial: _Kind(
         "partial",
         list,
         lambda function: [function.func, [*function.args], function.keywords],
         lambda content: functools.partial(content[0], *content[1], **content[2]),
     ),
-    th.dtype: _Form("torch.dtype", str, str, _TORCH_TYPES.__getitem__),
-    th.device: _Form("device", str, str, th.device),
-    np.dtype: _Form("dtype", str, _dtype, find_dtype),
-    np.generic: _Form("scalar", list, _scalar, lambda content: find_dtype(content[0]).type(content[1])),
-    np.ndarray: _Form("array", th.Tensor, _array, th.Tensor.numpy),
-    th.Tensor: _Form("tensor", th.Tensor, _tensor, lambda tensor: tensor),
+    th.dtype: _Kind("torch.dtype", str, str, _TORCH_TYPES.__getitem__),
+    th.device: _Kind("device", str, str, th.device),
+    np.dtype: _Kind("dtype", str, _dtype, find_dtype),
+    np.generic: _Kind("scalar", list, _scalar, lambda content: find_dtype(content[0]).type(content[1])),
+    np.ndarray: _Kind("array", th.Tensor, _array, th.Tensor.numpy),
+    th.Tensor: _Kind("tensor", th.Tensor, _tensor, lambda tensor: tensor),
     # The writer reduces these, by the paths in messages and names of arrays.
-    dict: _Form("dict", list, list, lambda pairs: dict(_distinct(pairs))),
-    OrderedDict: _Form("OrderedDict", list, list, lambda pairs: OrderedDict(_distinct(pairs))),
-    nn.Parameter: _Form("parameter", list, list, lambda content: nn.Parameter(content[0], bool(content[1]))),
-    type: _Form("name", str, name_of, find),
+    dict: _Kind("dict", list, list, lambda pairs: dict(_distinct(pairs))),
+    OrderedDict: _Kind("OrderedDict", list, list, lambda pairs: OrderedDict(_distinct(pairs))),
+    nn.Parameter: _Kind("parameter", list, list, lambda content: nn.Parameter(content[0], bool(content[1]))),
+    type: _Kind("name", str, name_of, find),
 }
-_FORM_OF = {form.tag: form for form in _FORMS.values()}
+_BY_TAG = {kind.tag: kind for kind in _KINDS.values()}
 
 
 def _is_json(value: Any) -> bool:
@@ -352,6 +353,8 @@ SPACES: dict[str, tuple[type, tuple[str, ...]]] = {
         spaces.Tuple: ("spaces",),
     }.items()
 }
+#: Every tag that the files of a program without registered classes may have: the kinds of values, but for networks.
+TAGS = (*_BY_TAG, *SPACES, *sorted(OBJECTS))
 #: The attributes of every module, with the values of a new one.
 _NEW = vars(nn.Module())
 #: Those that are saved; the others are hooks.

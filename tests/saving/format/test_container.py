@@ -17,7 +17,7 @@ from gymnasium import spaces
 from parametrization import sample
 
 from ppo_plus import ColoredNoise, MlpPolicy, linear
-from ppo_plus.saving.format import container
+from ppo_plus.saving.format import container, values
 from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, OLDEST, VERSION, read, write
 from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.format.values import Undescribable, describe
@@ -315,8 +315,7 @@ def mutated_text(value, rng):
 
 
 STRANGE = [None, True, -1, 2**70, 1e308, "", "!", "float32", [], {}, [[]], {"!name": "torch.nn:Linear"}]
-TAGS = ["!tuple", "!set", "!dict", "!array", "!tensor", "!name", "!partial", "!scalar", "!int", "!bytes", "!deque", "x"]
-TAGS += ["!gymnasium.spaces:Box", "!ppo_plus:Carry", "!parameter", "!float"]
+TAGS = [*(f"!{tag}" for tag in values.TAGS), "!x", "x"]
 
 
 @pytest.mark.filterwarnings("ignore")  # Gymnasium warns of strange bounds
