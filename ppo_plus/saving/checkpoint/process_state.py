@@ -52,19 +52,14 @@ COUNTS = {"n_calls", "num_timesteps"}
 
 def get_generators() -> dict[str, Any]:
     """The states of Python's, NumPy's and torch's generators; those of GPUs only if they are in use."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": th.get_rng_state(),
-        **{kind: _states(kind) for kind in GPUS},
-    }
-
-
-def _states(kind: str) -> list[th.Tensor]:
-    gpus = getattr(th, kind)
-    # Of Apple's, torch does not say whether it is in use.
-    is_used = getattr(gpus, "is_initialized", gpus.is_available)()
-    return [gpus.get_rng_state(i) for i in range(gpus.device_count())] if is_used else []
+    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+    states["torch"] = th.get_rng_state()
+    for kind in GPUS:
+        gpus = getattr(th, kind)
+        # Of Apple's, torch does not say whether it is in use.
+        is_used = getattr(gpus, "is_initialized", gpus.is_available)()
+        states[kind] = [gpus.get_rng_state(i) for i in range(gpus.device_count())] if is_used else []
+    return states
 
 
 def set_generators(states: dict[str, Any]) -> None:

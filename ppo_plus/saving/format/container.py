@@ -64,7 +64,10 @@ def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dic
     """The description in a file, with its head, and the arrays; errors as for :func:`read`."""
     with naming(path_or_file):
         with opened(path_or_file) as file, decoding("the archive"):
-            text, data = _members(file)
+            size = file.seek(0, io.SEEK_END)
+            with zipfile.ZipFile(file) as archive:
+                _check_members(archive.infolist(), size)
+                text, data = (archive.read(name) for name in MEMBERS)
         with decoding(DESCRIPTION):
             head = _head(text, kind)
         with decoding(ARRAYS):
@@ -117,15 +120,11 @@ def path_to_save(path_or_file: PathOrFile) -> PathOrFile:
     return path_or_file
 
 
-def _members(file: BinaryIO) -> tuple[bytes, bytes]:
-    size = file.seek(0, io.SEEK_END)
-    with zipfile.ZipFile(file) as archive:
-        infos = archive.infolist()
-        if sorted(info.filename for info in infos) != sorted(MEMBERS):
-            raise Damaged(f"it must contain {' and '.join(MEMBERS)}, once each, and nothing else")
-        if any(info.compress_type != zipfile.ZIP_STORED or info.file_size > size for info in infos):
-            raise Damaged("its members must not be compressed, nor larger than the file")
-        return archive.read(DESCRIPTION), archive.read(ARRAYS)
+def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
+    if sorted(info.filename for info in infos) != sorted(MEMBERS):
+        raise Damaged(f"it must contain {' and '.join(MEMBERS)}, once each, and nothing else")
+    if any(info.compress_type != zipfile.ZIP_STORED or info.file_size > size for info in infos):
+        raise Damaged("its members must not be compressed, nor larger than the file")
 
 
 def _head(text: bytes, kind: str) -> dict[str, Any]:
