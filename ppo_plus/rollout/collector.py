@@ -128,16 +128,17 @@ def estimate(
     :param buffer: the rollout's, or a twin of it
     :param obs: the observations after the last step, tensors
     :param carry: what is remembered before them; ``None``: nothing
-    :param starts: which of them begin an episode
+    :param starts: which of them begin an episode, on the device of the storage
     :param limited: the transitions that a time limit, and nothing else, ended
-    :param final_obs: their final observations, tensors
+    :param final_obs: their final observations, tensors on the device of the storage
     :param unknown: those of which the final observation is not known: the value of the one before takes its place
     :param failed: the transitions in which an environment failed and was replaced
     """
     rows, columns = limited
     final_values = []
     with th.no_grad():
-        values = policy.predict_values(obs, carry or Carry(policy.init_memory(len(starts))), starts)
+        carry = carry or Carry(policy.init_memory(len(starts)))
+        values = policy.predict_values(obs, carry, to_device(starts, policy.device))
         if len(rows):
             final_values.append(values_after(policy, buffer, rows, columns, final_obs))
     if unknown is not None and len(unknown[0]):
@@ -157,9 +158,11 @@ def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: t
 
     :param rows: steps of the transitions
     :param columns: their environments
-    :param final_obs: tensors with ``K`` rows
+    :param final_obs: tensors with ``K`` rows, on the device of the storage
     """
+    device = policy.device
     if not buffer.memories:
+        final_obs = tree_map(lambda final: to_device(final, device), final_obs)
         return policy.predict_values(final_obs).reshape(-1)  # type: ignore[no-any-return]
     length = buffer.buffer_size // len(buffer.memories)
 
@@ -171,14 +174,16 @@ def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: t
 
         def sequences(stored: th.Tensor, final: th.Tensor) -> th.Tensor:
             taken = stored[steps, column[:, None]]
-            taken[which, last] = final.to(stored)
-            return taken.flatten(0, 1).to(policy.device)
+            taken[which, last] = final.to(stored.dtype)
+            return to_device(taken.flatten(0, 1), device)
 
         obs = tree_map(lambda stored, final: sequences(stored, final[part]), buffer.stored("observations"), final_obs)
-        starts = sequences(buffer.stored("episode_starts"), th.zeros(len(part))).bool()
-        memory = tree_map(lambda *parts: th.stack(parts)[first // length, column], *buffer.memories)
+        starts = sequences(buffer.stored("episode_starts"), th.zeros(len(part), device=row.device)).bool()
+        # Memory is where the policy is, and indices on another device would be waited for.
+        sequence, env = to_device(first // length, device), to_device(column, device)
+        memory = tree_map(lambda *parts: th.stack(parts)[sequence, env], *buffer.memories)
         by_step, _ = policy.evaluate(obs, Carry(memory), starts)
-        return by_step.view(len(part), -1)[which, last]  # type: ignore[no-any-return]
+        return by_step[to_device(which * (length + 1) + last, device)]  # type: ignore[no-any-return]
 
     parts = th.split(th.arange(len(rows), device=rows.device), max(AT_ONCE // (length + 1), 1))
     return th.cat([values(part) for part in parts])
@@ -367,16 +372,16 @@ class Collector:
         if self._resets:
             buffer.exclude(*_columns(self._resets))
         *limited, final_obs = _columns(self._limited) if self._limited else ([], [], [])
-        to_tensors = partial(to_network, space=policy.observation_space, device=self._plan.device)
+        to_tensors = partial(to_network, space=policy.observation_space)
         self.estimate = partial(
             estimate,
             policy,
             # A copy: code that uses the environments before advantages are recomputed may write into these.
-            obs=to_tensors(mapped(np.array, position.obs)),
+            obs=to_tensors(mapped(np.array, position.obs), device=self._plan.device),
             carry=position.carry,
-            starts=th.tensor(position.starts, device=self._plan.device),
+            starts=th.tensor(position.starts),
             limited=tuple(th.tensor(indices, dtype=th.long) for indices in limited),
-            final_obs=to_tensors(_stacked(final_obs)) if final_obs else None,
+            final_obs=to_tensors(_stacked(final_obs), device=buffer.storage) if final_obs else None,
             failed=_columns(self._failed) if self._failed else None,
         )
         self.estimate(buffer)

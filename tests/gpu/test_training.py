@@ -226,7 +226,7 @@ def test_a_model_is_copied_resumed_and_evaluated(name, tmp_path):
 
 def test_a_model_with_tensors_on_a_gpu_is_copied_to_the_cpu():
     model = trained("tensors, dict", "cuda", n_rollouts=1)
-    kept = pickle.loads(pickle.dumps(model.collector))
+    kept = pickle.loads(pickle.dumps(model.position))
     assert {part.device.type for part in (*kept.obs.values(), kept.starts)} == {"cpu"}
 
 
