@@ -90,7 +90,7 @@ def test_the_same_versions_of_python_are_named_everywhere():
     versions = [line.split()[-1] for line in config["metadata"]["classifiers"].splitlines() if line.startswith(start)]
     first, last = versions[0], versions[-1]
     assert config["options"]["python_requires"] == f">={first}"
-    assert f"Python {first} to {last};" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"Python {first} to {last}." in (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"Python {first} or newer" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     ruff = f'target-version = "py{first.replace(".", "")}"'
     assert ruff in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
