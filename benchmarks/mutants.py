@@ -180,8 +180,8 @@ POLICY = (
     Fault(
         "masks-in-the-order-given",
         "policy/masking.py",
-        "sub for key, sub in subs.items() if choices_of(sub)",
-        "subs[key] for key in parts if choices_of(subs[key])",
+        "for key, sublayout in sublayouts.items()",
+        "for key, sublayout in ((key, sublayouts[key]) for key in parts)",
         "tests/policy/test_masking.py",
     ),
     Fault(
@@ -194,8 +194,8 @@ POLICY = (
     Fault(
         "nothing-allowed-anywhere",
         "policy/masking.py",
-        "starts, axis=1).all(axis=1)",
-        "starts, axis=1).any(axis=1)",
+        "axis=-1).all(axis=-1)",
+        "axis=-1).any(axis=-1)",
         "tests/policy/test_masking.py",
     ),
     Fault(

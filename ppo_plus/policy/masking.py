@@ -45,8 +45,8 @@ class MaskSource:
 
         :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
         """
-        given = env.env_method(METHOD) if self.key is None else obs[self.key]
-        masks = as_masks(f"{self} at step {step}", given, self.layout)
+        masks = env.env_method(METHOD) if self.key is None else obs[self.key]
+        masks = as_masks(f"{self} at step {step}", masks, self.layout)
         # Gymnasium's vector environments by default ignore the action after the end of an episode.
         masks[getattr(env, "resetting", [])] = True
         forbidden = np.flatnonzero(nothing_allowed(masks, self.layout))
@@ -86,14 +86,14 @@ def _has_method(env: VecEnv) -> bool:
         if type(inner).has_attr is not VecEnv.has_attr:
             return inner.has_attr(METHOD)
         # SB3 only tests whether this raises; but there are environments that have every attribute, as ``None``.
-        found = inner.get_attr(METHOD)
+        methods = inner.get_attr(METHOD)
     except (AttributeError, NotImplementedError):
         # Vector environments in other processes may not have single environments.
         return False
-    for each in found:
-        if each is not None and not callable(each):
-            raise TypeError(f"the environment's {METHOD} is {each!r}: make it a method that returns the mask")
-    return any(map(callable, found))
+    for method in methods:
+        if method is not None and not callable(method):
+            raise TypeError(f"the environment's {METHOD} is {method!r}: make it a method that returns the mask")
+    return any(map(callable, methods))
 
 
 def _parts(tree: Any) -> dict[Any, Any]:
@@ -105,50 +105,55 @@ def choices_of(layout: Any) -> list[int]:
     return layout if isinstance(layout, list) else [n for part in _parts(layout).values() for n in choices_of(part)]
 
 
-def as_masks(name: str, given: Any, layout: Any) -> np.ndarray:
+def as_masks(name: str, masks: Any, layout: Any) -> np.ndarray:
     """``N`` masks of zeros and ones as booleans ``(N, M)``, checked; for the arguments see :func:`flat_masks`."""
-    array = np.asarray(flat_masks(name, given, layout))
-    masks: np.ndarray = array.astype(bool)
-    if array.dtype != bool and not np.array_equal(masks, array):
+    numbers = np.asarray(flat_masks(name, masks, layout))
+    booleans: np.ndarray = numbers.astype(bool)
+    if numbers.dtype != bool and not np.array_equal(booleans, numbers):
         raise ValueError(
-            f"{name}: a mask must be of zeros and ones, not {array[:1]}, for choices among {layout}: is it normalized "
-            "or scaled on the way?"
+            f"{name}: a mask must be of zeros and ones, not {numbers[:1]}, for choices among {layout}: is it "
+            "normalized or scaled on the way?"
         )
-    return masks
+    return booleans
 
 
-def flat_masks(name: str, given: Any, layout: Any) -> Any:
+def flat_masks(name: str, masks: Any, layout: Any) -> Any:
     """``N`` masks as one array or tensor ``(N, M)``.
 
     :param name: theirs in messages
-    :param given: a list or an array of ``N`` masks; or one structure, whose arrays or tensors have ``N`` rows
+    :param masks: a list or an array of ``N`` masks; or one structure, whose arrays or tensors have ``N`` rows
     :raises ValueError: they have another structure or size than the layout
     """
-    given = given.tolist() if isinstance(given, np.ndarray) and given.dtype.hasobject else given
+    masks = masks.tolist() if isinstance(masks, np.ndarray) and masks.dtype.hasobject else masks
     try:
-        if isinstance(given, (list, tuple)) and all(isinstance(mask, NESTED) for mask in given):
-            return np.concatenate([_flat(mask, layout, batched=False) for mask in given])
-        return _flat(given, layout)
+        if isinstance(masks, (list, tuple)) and all(isinstance(mask, NESTED) for mask in masks):
+            return np.concatenate([_flat(mask, layout, batched=False) for mask in masks])
+        return _flat(masks, layout)
     except ValueError as error:
         raise ValueError(f"{name}: {error}, for choices among {layout}") from None
 
 
-def _flat(given: Any, layout: Any, batched: bool = True, where: str = "") -> Any:
-    """:func:`flat_masks` of one structure, whose arrays have ``N`` rows if ``batched``, or of a single mask."""
-    if isinstance(given, Mapping if isinstance(layout, dict) else tuple) and not isinstance(layout, list):
-        parts, subs = _parts(given), _parts(layout)
-        if unknown := [key for key in parts if key not in subs]:
+def _flat(mask: Any, layout: Any, batched: bool = True, where: str = "") -> Any:
+    """One structure as an array or tensor ``(N, M)``; its arrays have ``N`` rows if ``batched``, else ``N`` is 1."""
+    if isinstance(mask, Mapping if isinstance(layout, dict) else tuple) and not isinstance(layout, list):
+        parts, sublayouts = _parts(mask), _parts(layout)
+        if unknown := [key for key in parts if key not in sublayouts]:
             raise ValueError(f"the mask has entries {unknown} that the action space has not")
-        # Only what has no choices may be missing.
-        needed = {key: sub for key, sub in subs.items() if choices_of(sub) or parts.get(key) is not None}
-        each = [_flat(parts.get(key), sub, batched, f"{where}[{key!r}]") for key, sub in needed.items()]
-        return th.cat(each, 1) if isinstance(each[0], th.Tensor) else np.concatenate(each, 1)
-    rows, n_entries = given if isinstance(given, th.Tensor) else np.asarray(given), sum(choices_of(layout))
+        columns = [
+            _flat(parts.get(key), sublayout, batched, f"{where}[{key!r}]")
+            for key, sublayout in sublayouts.items()
+            # Only what has no choices may be missing.
+            if choices_of(sublayout) or parts.get(key) is not None
+        ]
+        return th.cat(columns, 1) if isinstance(columns[0], th.Tensor) else np.concatenate(columns, 1)
+    rows, n_entries = mask if isinstance(mask, th.Tensor) else np.asarray(mask), sum(choices_of(layout))
     rows = rows if batched else rows[None]
     if not rows.ndim or math.prod(rows.shape[1:]) != n_entries or rows.dtype == np.dtype(object):
-        what = f"a mask{where} of shape {tuple(rows.shape[1:])}"
-        raise ValueError(f"{what} does not fit: {n_entries} entries are needed, one for each alternative")
-    if not isinstance(given, th.Tensor):
+        shape = tuple(rows.shape[1:])
+        raise ValueError(
+            f"a mask{where} of shape {shape} does not fit: {n_entries} entries are needed, one for each alternative"
+        )
+    if not isinstance(mask, th.Tensor):
         warn_of_order(layout)
     return rows.reshape(len(rows), n_entries)
 
@@ -173,10 +178,12 @@ def _warn_of_order(layout: str) -> None:
     )
 
 
-def nothing_allowed(masks: np.ndarray, layout: Any) -> Any:
-    """Whether some choice of each mask ``(N, M)`` has no alternative left, booleans ``(N,)``."""
-    starts = np.cumsum([0, *choices_of(layout)[:-1]])
-    return np.logical_not(np.logical_or.reduceat(masks, starts, axis=1).all(axis=1))
+def nothing_allowed(masks: Any, layout: Any) -> Any:
+    """Whether some choice of each mask ``(..., M)`` has no alternative left, booleans ``(...)``; arrays or tensors."""
+    choices = choices_of(layout)
+    if isinstance(masks, th.Tensor):
+        return ~th.stack([part.any(dim=-1) for part in masks.split(choices, dim=-1)]).all(dim=0)
+    return ~np.logical_or.reduceat(masks, np.cumsum([0, *choices[:-1]]), axis=-1).all(axis=-1)
 
 
 def check_mask_key(key: Any, observation_space: spaces.Space[Any], layout: Any) -> None:

@@ -18,13 +18,13 @@ from ppo_plus.envs.checks import CheckedEnvs
 from ppo_plus.envs.normalization import Normalizing, VecNormalizeTransitions
 from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
-from ppo_plus.policy.distributions import widest
-from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, warn_of_order
+from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, nothing_allowed, warn_of_order
 from ppo_plus.policy.observations import require_finite
 from ppo_plus.policy.policies import Step, not_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, estimate, next_carry, restart, where
 from ppo_plus.trees import tree_leaves, tree_map
+from ppo_plus.update.minibatch import read
 
 
 def in_tensors(env: VecEnv | None) -> bool:
@@ -156,7 +156,7 @@ class TensorCollector:
         :raises FloatingPointError: they are not finite, since an observation or a reward was not
         """
         if self._normalizing is not None:
-            statistics = _read(self._normalizing.tensors())
+            statistics = [part.numpy() for part in read(self._normalizing.tensors())]
             if not np.isfinite(statistics[0]).all():
                 self._explain(None, statistics[0])
             self._normalizing.write(statistics)
@@ -280,15 +280,14 @@ class TensorCollector:
         dones, timeouts = self._table("dones"), self._table("timeouts")
         known = timeouts & self._here(th.stack(self._known))
         unknown = timeouts & ~known
-        suspicious, (n_known, n_unknown), episodes, log, *statistics = _read(
-            [
-                self._suspicious(known),
-                th.stack([known.sum(), unknown.sum()]),
-                _last_episodes(dones, self._table("returns"), self._table("lengths"), plan.window),
-                self._log.means(plan.device),
-                *([] if self._normalizing is None else self._here(self._normalizing.tensors())),
-            ]
-        )
+        facts = [
+            self._suspicious(known),
+            th.stack([known.sum(), unknown.sum()]),
+            _last_episodes(dones, self._table("returns"), self._table("lengths"), plan.window),
+            self._log.means(plan.device),
+            *([] if self._normalizing is None else self._here(self._normalizing.tensors())),
+        ]
+        suspicious, (n_known, n_unknown), episodes, log, *statistics = (fact.numpy() for fact in read(facts))
         if suspicious.any():
             self._explain(known, statistics[0] if statistics else None)
         if self._normalizing is not None:
@@ -346,7 +345,7 @@ class TensorCollector:
         not_all_finite = ~th.isfinite(th.stack(sums)).all()
         if masks is None:
             return not_all_finite
-        return not_all_finite | _nothing_allowed(_stored_masks(buffer, masks), choices_of(masks.layout)).any()
+        return not_all_finite | nothing_allowed(_stored_masks(buffer, masks), masks.layout).any()
 
     def _explain(self, known: th.Tensor | None, watch: np.ndarray | None) -> None:
         """Raise an error for what is wrong with the steps so far, if anything is.
@@ -376,7 +375,7 @@ class TensorCollector:
         require_finite("observation", as_numpy(self.position.obs), self._step)
         if masks is not None:
             stored = _stored_masks(buffer, masks)
-            for row, i in _nothing_allowed(stored, choices_of(masks.layout)).nonzero().tolist():
+            for row, i in nothing_allowed(stored, masks.layout).nonzero().tolist():
                 raise ValueError(masks.forbids_all(i, first + row, as_numpy(stored[row, i])))
 
 
@@ -407,14 +406,6 @@ class _Log:
         return {name if "/" in name else f"env/{name}": value for name, value in logged.items()}
 
 
-def _read(tensors: list[th.Tensor]) -> list[np.ndarray]:
-    """Tensors from a device, in one copy."""
-    parts = [tensor.reshape(-1).to(widest(tensor.device)) for tensor in tensors]
-    numbers = th.cat(parts).cpu().numpy()
-    sizes = np.cumsum([len(part) for part in parts])[:-1]
-    return [part.reshape(tensor.shape) for part, tensor in zip(np.split(numbers, sizes), tensors, strict=True)]
-
-
 def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, window: int) -> th.Tensor:
     """The last episodes of tables ``(T, N)``, newest first, ``(3, K)``: whether there is one, its return and length."""
     where = th.arange(dones.numel(), device=dones.device).masked_fill(~dones.flatten(), -1)
@@ -442,8 +433,3 @@ def _stored_masks(buffer: Any, source: MaskSource) -> th.Tensor:
     """The masks of a rollout, booleans ``(T, N, M)``."""
     masks = buffer.stored("masks") if source.key is None else buffer.stored("observations")[source.key]
     return masks.flatten(2).bool()  # type: ignore[no-any-return]
-
-
-def _nothing_allowed(masks: th.Tensor, choices: Sequence[int]) -> th.Tensor:
-    """In which masks ``(..., M)`` some choice has no alternative left."""
-    return ~th.stack([part.any(dim=-1) for part in th.split(masks, list(choices), dim=-1)]).all(dim=0)
