@@ -9,6 +9,7 @@ so code that reads or overrides those keeps working. For environments in tensors
 import copy
 import math
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from stable_baselines3.common import buffers as sb3
 from ppo_plus.formulas.losses import bootstrap_timeouts, gae, normalize
 from ppo_plus.policy.distributions import make_distribution, to_device
 from ppo_plus.policy.policies import Carry, Memory
-from ppo_plus.trees import tree_map
+from ppo_plus.trees import tree_flatten, tree_map
 from ppo_plus.update.minibatch import Batch, pick
 
 #: Attributes of the buffer that are the first fields of a :class:`Batch`, in order.
@@ -53,7 +54,7 @@ def _stored(name: str) -> Any:
     def write(buffer: "RolloutBuffer", value: Any) -> None:
         if isinstance(value, dict):
             for key, part in value.items():
-                buffer._arrays[name][key][...] = part
+                buffer._arrays[name][key] = part
         else:
             buffer._arrays[name][...] = value
 
@@ -243,11 +244,8 @@ class RolloutBuffer:
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages over the whole rollout."""
-        advantages = self._tensors["advantages"]
-        if self.valid is None:
-            advantages.copy_(normalize(advantages))
-        else:
-            self.advantages[self.valid] = normalize(advantages[th.from_numpy(self.valid)]).numpy()
+        advantages, counted = self._tensors["advantages"], ... if self.valid is None else th.from_numpy(self.valid)
+        advantages[counted] = normalize(advantages[counted])
 
     def twin(self) -> "RolloutBuffer":
         """The same rollout with copies of :data:`ESTIMATED`, so that new estimates leave this one unchanged."""
@@ -261,10 +259,13 @@ class RolloutBuffer:
         stored = stored.T if self.memories else stored
         stored.copy_(values.view(stored.shape))
 
-    def column(self, name: str) -> th.Tensor:
-        """One of the stored tensors as :meth:`on_device` has it."""
-        stored = self._tensors[name]
-        return _flatten(stored.transpose(0, 1) if self.memories else stored, self.device)  # type: ignore[no-any-return]
+    def column(self, name: str) -> Any:
+        """One of the stored tensors, or a dict of them, as :meth:`on_device` has it; ``None``: it is not stored."""
+
+        def flat(tensor: th.Tensor) -> th.Tensor:
+            return to_device((tensor.transpose(0, 1) if self.memories else tensor).flatten(0, 1), self.device)
+
+        return tree_map(flat, self._tensors.get(name))
 
     def minibatches(
         self, batch_size: int | None = None, rollout: Batch | None = None
@@ -309,29 +310,23 @@ class RolloutBuffer:
     def on_device(self) -> Batch:
         """The whole rollout on the device, with steps and environments in one dimension: step by step, or with memory
         environment by environment, so that sequences are contiguous."""
-        if not self.memories:
-            return self._flat(self._tensors)
-        by_env: Any = tree_map(lambda tensor: tensor.transpose(0, 1), self._tensors)
-        memory: Any = tree_map(lambda *parts: th.stack(parts, dim=1).flatten(0, 1), *self.memories)
-        return self._flat(by_env)._replace(
-            carry=Carry(memory),
-            episode_starts=_flatten(by_env["episode_starts"], self.device).bool(),
-            valid=None if self.valid is None else th.from_numpy(self.valid.T.reshape(-1)).to(self.device),
-        )
-
-    def _flat(self, tensors: dict[str, Any]) -> Batch:
-        batch = Batch(*(_flatten(tensors[name], self.device) for name in STORED))
-        if not tensors["params"].shape[2]:
+        batch = Batch(*map(self.column, STORED), masks=self.column("masks"))
+        if not self._tensors["params"].shape[2]:
             # The policy does not return them.
             batch = batch._replace(old_params=None)
-        masks = tensors.get("masks")
-        return batch if masks is None else batch._replace(masks=_flatten(masks, self.device))
+        if not self.memories:
+            return batch
+        return batch._replace(
+            carry=Carry(tree_map(lambda *parts: th.stack(parts, dim=1).flatten(0, 1), *self.memories)),
+            episode_starts=self.column("episode_starts").bool(),
+            valid=None if self.valid is None else th.from_numpy(self.valid.T.reshape(-1)).to(self.device),
+        )
 
     def _make_room(self, name: str, rows: Any) -> None:
         """Allocate what is stored under a name, unless it fits rows already: those of a rollout's first step determine
         shapes and dtypes."""
         rows = tree_map(_as_stored, rows)
-        if not _fits(self._tensors.get(name), rows):
+        if _kinds(rows) != _kinds(tree_map(itemgetter(0), self._tensors.get(name))):
             self._tensors[name] = tree_map(lambda row: row.new_zeros((self.buffer_size, *row.shape)), rows)
             self._arrays[name] = _views(self._tensors[name])
 
@@ -371,13 +366,10 @@ def _as_stored(rows: Any) -> th.Tensor:
     return like.float() if like.is_floating_point() else like
 
 
-def _fits(stored: Any, rows: Any) -> bool:
-    """Whether a nesting of tensors ``(T, N, ...)`` can store rows ``(N, ...)``."""
-    if isinstance(rows, dict):
-        return isinstance(stored, dict) and all(_fits(stored.get(key), row) for key, row in rows.items())
-    if not isinstance(stored, th.Tensor):
-        return False
-    return (stored.shape[1:], stored.dtype, stored.device) == (rows.shape, rows.dtype, rows.device)
+def _kinds(rows: Any) -> Any:
+    """The structure of a nesting of tensors, with their shapes, dtypes and devices."""
+    leaves, structure = tree_flatten(rows)
+    return structure, [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
 
 
 def _put(stored: Any, pos: int, rows: Any) -> None:
@@ -390,7 +382,3 @@ def _put(stored: Any, pos: int, rows: Any) -> None:
     else:
         # Three times slower, but truncating floats to integers is an error.
         np.copyto(stored[pos], rows, casting="same_kind")
-
-
-def _flatten(tensors: Any, device: th.device) -> Any:
-    return tree_map(lambda tensor: to_device(tensor.flatten(0, 1), device), tensors)
