@@ -93,12 +93,7 @@ class SB3Interface:
         return values.flatten(), th.stack([log_prob, -log_prob if entropy is None else entropy], dim=1)
 
     # There is no memory.
-
-    def init_memory(self, n_envs: int) -> Any:
-        return {}
-
-    def prepare_rollout(self, rollout: Any) -> Any:
-        return rollout
+    init_memory, prepare_rollout = ActorCriticPolicy.init_memory, ActorCriticPolicy.prepare_rollout
 
     def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:
         return super().predict_values(obs)  # type: ignore[misc, no-any-return]

@@ -21,19 +21,27 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
     """:raises TypeError, ValueError: an argument is unknown, of the wrong kind, or out of range"""
     _check_names(policy_class, policy_kwargs)
     _check_net_arch(policy_kwargs.get("net_arch"))
-    _check_activation(policy_kwargs.get("activation_fn", nn.Tanh))
+    activation_fn = policy_kwargs.get("activation_fn", nn.Tanh)
+    try:
+        # A function may make modules: `partial(nn.LeakyReLU, 0.1)` does, `torch.relu` does not.
+        makes_modules = isinstance(activation_fn, type) or isinstance(activation_fn(), nn.Module)
+    except Exception:
+        makes_modules = False
+    if not makes_modules:
+        raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class, such as torch.nn.ReLU")
     extractor = policy_kwargs.get("features_extractor_class")
     if extractor is not None and not callable(extractor):
         raise TypeError(f"policy_kwargs: features_extractor_class={extractor!r} must be a class")
     optimizer_class = policy_kwargs.get("optimizer_class", th.optim.Adam)
+    name = f"policy_kwargs: optimizer_class={optimizer_class!r}"
     if not callable(optimizer_class):
-        raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class, such as torch.optim.Adam")
+        raise TypeError(f"{name} must be a class, such as torch.optim.Adam")
     if isinstance(optimizer_class, type) and not hasattr(optimizer_class, "step"):
-        raise ValueError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be an optimizer of torch")
+        raise ValueError(f"{name} must be an optimizer of torch")
     if isinstance(optimizer_class, type) and issubclass(optimizer_class, (th.optim.LBFGS, th.optim.SparseAdam)):
         raise ValueError(
-            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, or sparse gradients, "
-            "which PPO does not have: use a first-order optimizer of dense gradients, such as torch.optim.Adam"
+            f"{name} needs the loss as a closure, or sparse gradients, which PPO does not have: use a first-order "
+            "optimizer of dense gradients, such as torch.optim.Adam"
         )
 
 
@@ -44,8 +52,8 @@ def accepted_names(policy_class: type) -> set[str] | None:
         if "__init__" not in vars(base):
             continue
         parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
-        names |= {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        names |= {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
         if not base.__module__.startswith("ppo_plus."):
             # A custom class may take further names from its **kwargs.
@@ -54,16 +62,16 @@ def accepted_names(policy_class: type) -> set[str] | None:
 
 
 def _check_names(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
-    known = accepted_names(policy_class)
+    accepted = accepted_names(policy_class)
     for name, value in policy_kwargs.items():
         if name in PASSED_BY_PPO_PLUS:
             remedy = f"PPO_Plus(..., {name}={value!r})" if name == "use_sde" else "leave it out"
             raise TypeError(f"policy_kwargs: {name}={value!r} is passed to the policy by PPO_Plus: {remedy}")
-        if known is None or name in known:
+        if accepted is None or name in accepted:
             continue
-        likely = nearest(name, known)
-        every = ", ".join(sorted(known - {*PASSED_BY_PPO_PLUS}))
-        remedy = f"it takes {every}" if likely is None else f"did you mean {likely}?"
+        likely = nearest(name, accepted)
+        names = ", ".join(sorted(accepted - {*PASSED_BY_PPO_PLUS}))
+        remedy = f"it takes {names}" if likely is None else f"did you mean {likely}?"
         raise TypeError(f"policy_kwargs: {name}={value!r} is not an argument of {policy_class.__name__}: {remedy}")
 
 
@@ -92,33 +100,21 @@ def _check_sizes(name: str, sizes: Any) -> None:
         require_int(f"{name}[{i}]", size, 1)
 
 
-def _check_activation(activation_fn: Any) -> None:
-    try:
-        # A function may make modules: `partial(nn.LeakyReLU, 0.1)` does, `torch.relu` does not.
-        made = isinstance(activation_fn, type) or isinstance(activation_fn(), nn.Module)
-    except Exception:
-        made = False
-    if not made:
-        raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class, such as torch.nn.ReLU")
-
-
 def split_network(
-    name: str, given: NetworkLike, input_dim: int, output_dim: int, device: th.device
+    name: str, network: NetworkLike, input_dim: int, output_dim: int, device: th.device
 ) -> tuple[nn.Sequential, nn.Module, int]:
     """A custom network in SB3's two parts, hidden layers and last layer, and the size between them.
 
     A network that is not an ``nn.Sequential`` is one layer.
     """
-    if isinstance(given, nn.Module) or not callable(given):
-        network = copy.deepcopy(given)
-    else:
-        network = given(input_dim, output_dim)
-    if not isinstance(network, nn.Module) or (isinstance(network, nn.Sequential) and not len(network)):
+    is_function = callable(network) and not isinstance(network, nn.Module)
+    module: Any = network(input_dim, output_dim) if is_function else copy.deepcopy(network)
+    layers = list(module) if isinstance(module, nn.Sequential) else [module]
+    if not layers or not isinstance(module, nn.Module):
         raise TypeError(
-            f"policy_kwargs: {name}={given!r} must be a module with layers, or a function "
+            f"policy_kwargs: {name}={network!r} must be a module with layers, or a function "
             "(input_dim, output_dim) -> module"
         )
-    layers = list(network) if isinstance(network, nn.Sequential) else [network]
     hidden, last = nn.Sequential(*layers[:-1]).to(device), layers[-1].to(device)
     latent = _output_of(name, hidden, th.zeros(1, input_dim, device=device))
     output = _output_of(name, last, latent)
