@@ -434,6 +434,13 @@ ROLLOUT = (
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
+        "tensors-of-an-evaluation",
+        "rollout/tensor_collector.py",
+        "tree_map(th.clone, (stepped.obs, stepped.rewards, stepped.final_obs))",
+        "stepped.obs, stepped.rewards, stepped.final_obs",
+        "tests/rollout/test_tensor_collector.py",
+    ),
+    Fault(
         "tensors-final-unmasked",
         "rollout/tensor_collector.py",
         "unknown = timeouts & ~known",

@@ -567,7 +567,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     @_last_obs.setter
     def _last_obs(self, obs: Any) -> None:
         if obs is None and self.collector is not None:
-            self.collector.interrupt()
+            self.collector.flush()
         self.position.obs = obs
 
     @property

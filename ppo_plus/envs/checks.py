@@ -128,11 +128,11 @@ def as_reward(reward: Any) -> float:
 
 
 def as_rewards(rewards: Any, n_envs: int, step: int) -> np.ndarray:
-    """Rewards as floats of shape ``(N,)``.
+    """Rewards as a new array of floats, shape ``(N,)``.
 
     :raises ValueError: they are something else
     """
-    array = np.asarray(rewards)
+    array = np.array(rewards)
     if array.shape not in ((n_envs,), (n_envs, 1)) or array.dtype.kind not in "biuf":
         raise ValueError(
             f"env returned rewards of shape {array.shape} and dtype {array.dtype} for {n_envs} environments, step "

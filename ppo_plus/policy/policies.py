@@ -304,10 +304,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             "actor": ("policy_net", "latent_dim_pi", self.features_dim),
             "critic": ("value_net", "latent_dim_vf", self.vf_features_dim),
         }[name]
-        given = self._networks[name]
-        if given is None:
+        network = self._networks[name]
+        if network is None:
             return nn.Linear(getattr(self.mlp_extractor, latent_dim), output_dim)
-        hidden, last, size = split_network(name, given, input_dim, output_dim, self.device)
+        hidden, last, size = split_network(name, network, input_dim, output_dim, self.device)
         setattr(self.mlp_extractor, hidden_layers, hidden)
         setattr(self.mlp_extractor, latent_dim, size)
         return last
@@ -399,9 +399,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Features of a :class:`ppo_plus.Batch`, after memory if there is any: the first half of the policy."""
         if batch.features is not None:
             return batch.features  # type: ignore[no-any-return]
-        if batch.carry is None:
-            return self.encode(batch.observations)
-        return self.encode_sequences(batch.observations, batch.carry.memory, batch.episode_starts)
+        return self.encode_sequences(batch.observations, batch.carry and batch.carry.memory, batch.episode_starts)
 
     # A kind of memory overrides these six (:class:`ppo_plus.WithMemory`); here are those of a policy without memory.
 

@@ -224,15 +224,10 @@ class Collector:
         self._env, self._checked = env, CheckedEnvs(env, lambda: self._step)
         if self.position.obs is None:
             restart(self.position, env, self._checked)
-
-    def interrupt(self) -> None:
-        """Something else is going to use the environments: their episodes end here, as at a time limit."""
-        if self.pending is not None:
-            # A wrapper may write into the observations that it has just returned.
-            self.pending = self.pending._replace(new_obs=copy.deepcopy(self.pending.new_obs))
+        self.position.obs = mapped(np.array, self.position.obs)
 
     def flush(self) -> None:
-        """Write pending statistics to the environments' wrappers before outside code reads them."""
+        """Prepare for other code that reads or steps the environments."""
 
     def leave(self) -> None:
         """End the rollout early: the next one continues from where the pending step led."""
@@ -248,17 +243,15 @@ class Collector:
         """
         plan, position = self._plan, self.position
         masks = None if plan.masks is None else plan.masks.read(self._env, position.obs, self._step)
-        # Copies: environments may return the same arrays in each step, and a transition is stored after the next one.
-        obs, starts = mapped(np.array, position.obs), np.array(position.starts, dtype=bool)
+        obs, starts = position.obs, np.asarray(position.starts, dtype=bool)
         obs_tensor, chosen = self._choose(obs, starts, masks)
         env_actions = plan.policy.distribution.to_env(chosen.actions)
         with self._checked:
             new_obs, rewards, new_starts, infos = self._env.step(env_actions)
             self._step += 1
-            if new_starts.dtype != bool or new_starts.ndim != 1:
-                new_starts = new_starts.reshape(len(infos)).astype(bool)
-            if rewards.shape != new_starts.shape or rewards.dtype.kind != "f":
-                rewards = as_rewards(rewards, len(infos), self._step)
+            # Copies: environments may return the same arrays in each step, also in an evaluation by a callback.
+            new_obs, new_starts = mapped(np.array, new_obs), np.array(new_starts, dtype=bool).reshape(len(infos))
+            rewards = as_rewards(rewards, len(infos), self._step)
             self._checked.require_finite(new_obs, rewards)
         dones = new_starts
         if np.count_nonzero(new_starts):
@@ -376,8 +369,7 @@ class Collector:
         self.estimate = partial(
             estimate,
             policy,
-            # A copy: code that uses the environments before advantages are recomputed may write into these.
-            obs=to_tensors(mapped(np.array, position.obs), device=self._plan.device),
+            obs=to_tensors(position.obs, device=self._plan.device),
             carry=position.carry,
             starts=th.tensor(position.starts),
             limited=tuple(th.tensor(indices, dtype=th.long) for indices in limited),

@@ -6,9 +6,10 @@ limits there were, what to log, the statistics of a ``VecNormalize``) is compute
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -87,7 +88,8 @@ class LazyLocals(dict[str, Any]):
         return dict(self.items())
 
 
-class TensorStep(NamedTuple):
+@dataclass
+class TensorStep:
     """A step of environments in tensors."""
 
     obs: Any  # the observations before it
@@ -151,7 +153,7 @@ class TensorCollector:
         self._normalizing = Normalizing(env, self._simulator.device) if isinstance(env, VecNormalize) else None
 
     def flush(self) -> None:
-        """Write pending statistics to the environments' wrappers before outside code reads them.
+        """Prepare for other code that reads or steps the environments: write pending statistics into their wrapper.
 
         :raises FloatingPointError: they are not finite, since an observation or a reward was not
         """
@@ -160,6 +162,11 @@ class TensorCollector:
             if not np.isfinite(statistics[0]).all():
                 self._explain(None, statistics[0])
             self._normalizing.write(statistics)
+        if self.pending is not None:
+            # Copies: the simulator may write into what it has returned.
+            stepped = self.pending.stepped
+            obs, rewards, final_obs = tree_map(th.clone, (stepped.obs, stepped.rewards, stepped.final_obs))
+            self.pending.stepped = stepped._replace(obs=obs, rewards=rewards, final_obs=final_obs)
 
     def leave(self) -> None:
         """End the rollout early: the next one continues from where the pending step led."""
@@ -168,14 +175,6 @@ class TensorCollector:
             stepped = self.pending.stepped
             self.position.obs, self.position.starts = self._here((stepped.obs, stepped.dones))
         self.pending = self._normalizing = None
-
-    def interrupt(self) -> None:
-        """Something else is going to use the environments: their episodes end here, as at a time limit."""
-        self.flush()
-        if self.pending is not None:
-            # The simulator may write into the observations that it has just returned.
-            stepped = self.pending.stepped
-            self.pending = self.pending._replace(stepped=stepped._replace(obs=tree_map(th.clone, stepped.obs)))
 
     def _here(self, tensors: Any) -> Any:
         return tree_map(lambda tensor: tensor.to(self._plan.device), tensors)
@@ -218,9 +217,9 @@ class TensorCollector:
         if self._normalizing is not None:
             stepped = self._normalizing(stepped)
         self._step += 1
-        rewards = Lazy(lambda: as_numpy(stepped.rewards))
-        self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, rewards)
-        return self.pending
+        rewards = Lazy(lambda: as_numpy(pending.stepped.rewards))
+        pending = self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, rewards)
+        return pending
 
     def locals(self) -> dict[str, Any]:
         """What callbacks find of the pending step in their ``locals``, under SB3's names; copied to the host on

@@ -44,27 +44,63 @@ def test_it_collects_without_an_algorithm():
 class Reusing(VecEnvWrapper):
     """Returns the same arrays in each step, as environments in shared memory do."""
 
+    obs = results = None
+
+    def _in_place(self, mine, new):
+        if mine is None:
+            return new
+        mine[...] = new
+        return mine
+
     def reset(self):
-        self.obs, self.results = self.venv.reset(), None
+        self.obs = self._in_place(self.obs, self.venv.reset())
         return self.obs
 
     def step_wait(self):
         obs, *results, infos = self.venv.step_wait()
-        self.results = self.results or results
-        for mine, new in zip((self.obs, *self.results), (obs, *results), strict=True):
-            mine[...] = new
+        self.obs = self._in_place(self.obs, obs)
+        self.results = list(map(self._in_place, self.results or [None, None], results))
         return self.obs, *self.results, infos
 
 
-def test_environments_may_return_the_same_arrays_in_each_step():
-    rollouts = []
+class Interrupting(BaseCallback):
+    """Evaluates in the training environments after some steps."""
+
+    def __init__(self, *steps):
+        super().__init__()
+        self.steps = steps
+
+    def _on_step(self):
+        if self.n_calls in self.steps:
+            self.model.evaluate(1)
+        return True
+
+
+class Looking(BaseCallback):
+    """Notes what it sees of each step, as references."""
+
+    def _on_training_start(self):
+        self.seen = []
+
+    def _on_step(self):
+        self.seen.append([self.locals[name] for name in ("new_obs", "rewards", "dones")])
+        return True
+
+
+@pytest.mark.parametrize("steps", [(), (5, 37, 64)])
+def test_environments_may_return_the_same_arrays_in_each_step(steps):
+    rollouts, seen = [], []
     for wrap in (lambda env: env, Reusing):
-        env = wrap(vec(ACTIONS["discrete"]))
-        model = PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu").learn(128)
-        rollouts.append(model.rollout_buffer)
+        env, looking = wrap(vec(ACTIONS["discrete"])), Looking()
+        model = PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
+        rollouts.append(model.learn(128, [Interrupting(*steps), looking]).rollout_buffer)
+        seen.append(looking.seen)
     for name in ("observations", "rewards", "episode_starts", "advantages"):
         np.testing.assert_array_equal(*(getattr(rollout, name) for rollout in rollouts))
     assert rollouts[0].episode_starts.any()
+    for own, reused in zip(*seen, strict=True):
+        for array, other in zip(own, reused, strict=True):
+            np.testing.assert_array_equal(array, other)
 
 
 def test_pickling_keeps_the_position_and_no_rollout():
@@ -75,15 +111,6 @@ def test_pickling_keeps_the_position_and_no_rollout():
     for mine, other in zip(copied.carry.memory["actor"], collector.position.carry.memory["actor"], strict=True):
         assert th.equal(mine, other)
     assert nothing is None
-
-
-def test_an_interruption_keeps_the_observations_of_the_pending_step():
-    collector, plan, model = collected()
-    returned = Collector(plan, model.env, collector.position, 5)
-    step = returned.step()
-    returned.interrupt()
-    assert returned.pending.new_obs is not step.new_obs
-    np.testing.assert_array_equal(returned.pending.new_obs, step.new_obs)
 
 
 def test_episodes_restart_after_an_interruption():

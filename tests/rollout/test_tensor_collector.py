@@ -255,20 +255,32 @@ def test_the_host_asks_the_device_once_a_rollout(masks, wrap, monkeypatch):
     assert counts == [["read"]] * 2
 
 
-def test_an_interrupted_rollout_matches_numpy():
-    class Interrupting(BaseCallback):
-        def _on_step(self):
-            if self.n_calls == 5:
-                self.model.evaluate(2)
-            return True
+class Interrupting(BaseCallback):
+    def _on_step(self):
+        if self.n_calls in (5, 7):
+            self.model.evaluate(2)
+        return True
 
-    models = []
+
+@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["alone", "VecNormalize"])
+@pytest.mark.parametrize("looks", [False, True])
+def test_an_interrupted_rollout_matches_numpy(looks, wrap):
+    models, seen = [], []
     for env in twins(ACTIONS["discrete"], limit=7):
-        model = make(VecNormalize(as_vec_env(env))).learn(96, Interrupting())
-        models.append(model)
+        looking = Looking()
+        callbacks = [Interrupting(), looking] if looks else Interrupting()
+        models.append(make(wrap(as_vec_env(env))).learn(96, callbacks))
+        seen.append(looking.seen)
     # Evaluation steps each environment as often, in both.
     assert_same(*models, exact=False)
     assert models[1].rollout_buffer.episode_starts.sum() == models[0].rollout_buffer.episode_starts.sum()
+    for numpy, tensors in zip(*seen, strict=True):
+        for name in ("new_obs", "rewards", "dones"):
+            np.testing.assert_allclose(numpy[name], tensors[name], 1e-4, 1e-5, err_msg=name)
+        finals = [[info.get("terminal_observation") for info in step["infos"]] for step in (numpy, tensors)]
+        for expected, final_obs in zip(*finals, strict=True):
+            assert (expected is None) == (final_obs is None)
+            expected is None or np.testing.assert_allclose(final_obs, expected, 1e-4, 1e-5)
 
 
 class Faulty(TensorTwin):
@@ -302,12 +314,6 @@ def test_numbers_that_are_not_finite_stop_training(what, at, wrap):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_an_interruption_hides_no_numbers_that_are_not_finite(training):
-    class Interrupting(BaseCallback):
-        def _on_step(self):
-            if self.n_calls == 5:
-                self.model.evaluate(1)
-            return True
-
     model = make(VecNormalize(as_vec_env(Faulty("reward", 3)), training=training))
     before = weights(model)
     with pytest.raises(FloatingPointError, match="environment 1"):
