@@ -120,7 +120,7 @@ def estimate(
     limited: Places,
     final_obs: Any,
     unknown: Places | None = None,
-    failed: tuple[list[int], list[int]] | None = None,
+    failed: Sequence[list[int]] | None = None,
 ) -> None:
     """Bootstrap from the policy's present values of final and last observations, and estimate the advantages of a
     rollout.
@@ -364,7 +364,7 @@ class Collector:
         policy, position, buffer = self._plan.policy, self.position, self._plan.buffer
         if self._resets:
             buffer.exclude(*_columns(self._resets))
-        *limited, final_obs = _columns(self._limited) if self._limited else ([], [], [])
+        rows, columns, final_obs = _columns(self._limited) if self._limited else ([], [], [])
         to_tensors = partial(to_network, space=policy.observation_space)
         self.estimate = partial(
             estimate,
@@ -372,7 +372,7 @@ class Collector:
             obs=to_tensors(position.obs, device=self._plan.device),
             carry=position.carry,
             starts=th.tensor(position.starts),
-            limited=tuple(th.tensor(indices, dtype=th.long) for indices in limited),
+            limited=(th.tensor(rows, dtype=th.long), th.tensor(columns, dtype=th.long)),
             final_obs=to_tensors(_stacked(final_obs), device=buffer.storage) if final_obs else None,
             failed=_columns(self._failed) if self._failed else None,
         )

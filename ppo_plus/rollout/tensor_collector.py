@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch as th
@@ -149,7 +149,7 @@ class TensorCollector:
         # Episodes are begun through SB3's interface, which is NumPy's.
         position.obs, position.starts = self._here(tree_map(th.as_tensor, (position.obs, position.starts)))
         #: The environments without the ``VecNormalize`` around them.
-        self._simulator: Any = env.unwrapped
+        self._simulator = cast(TensorVecEnv, env.unwrapped)
         self._normalizing = Normalizing(env, self._simulator.device) if isinstance(env, VecNormalize) else None
 
     def flush(self) -> None:
