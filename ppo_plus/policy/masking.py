@@ -182,7 +182,7 @@ def nothing_allowed(masks: Any, layout: Any) -> Any:
     """Whether some choice of each mask ``(..., M)`` has no alternative left, booleans ``(...)``; arrays or tensors."""
     choices = choices_of(layout)
     if isinstance(masks, th.Tensor):
-        return ~th.stack([part.any(dim=-1) for part in masks.split(choices, dim=-1)]).all(dim=0)
+        return ~th.stack([part.any(dim=-1) for part in th.split(masks, choices, dim=-1)]).all(dim=0)
     return ~np.logical_or.reduceat(masks, np.cumsum([0, *choices[:-1]]), axis=-1).all(axis=-1)
 
 

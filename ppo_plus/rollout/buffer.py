@@ -24,7 +24,7 @@ from ppo_plus.trees import tree_flatten, tree_map
 from ppo_plus.update.minibatch import Batch, pick
 
 #: Attributes of the buffer that are the first fields of a :class:`Batch`, in order.
-STORED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
+STORED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params", "masks")
 #: Observations whose values are computed at once: many, which costs less, but images of so many still fit into memory.
 AT_ONCE = 1024
 #: What there is one number of for each transition.
@@ -310,7 +310,7 @@ class RolloutBuffer:
     def on_device(self) -> Batch:
         """The whole rollout on the device, with steps and environments in one dimension: step by step, or with memory
         environment by environment, so that sequences are contiguous."""
-        batch = Batch(*map(self.column, STORED), masks=self.column("masks"))
+        batch = Batch(*map(self.column, STORED))
         if not self._tensors["params"].shape[2]:
             # The policy does not return them.
             batch = batch._replace(old_params=None)
