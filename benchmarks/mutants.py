@@ -443,8 +443,8 @@ ROLLOUT = (
     Fault(
         "tensors-final-unmasked",
         "rollout/tensor_collector.py",
-        "unknown = timeouts & ~known",
-        "unknown = timeouts",
+        "known, unknown = timeouts & known, timeouts & ~known",
+        "known, unknown = timeouts & known, timeouts",
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(

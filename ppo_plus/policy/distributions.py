@@ -298,8 +298,8 @@ class Categorical(ActionDistribution):
         return lambda actions: (actions.long().reshape(-1, *space.shape) + start).to(dtype)
 
     def to_torch(self, params: th.Tensor) -> Any:
-        each = [TorchCategorical(logits=p) for p in self._split(params)]
-        return each[0] if isinstance(self.action_space, spaces.Discrete) else each
+        choices = [TorchCategorical(logits=logits) for logits in self._split(params)]
+        return choices[0] if isinstance(self.action_space, spaces.Discrete) else choices
 
 
 class Bernoulli(ActionDistribution):
@@ -373,10 +373,9 @@ class Product(ActionDistribution):
         subspaces = _subspaces(action_space)
         if not subspaces:
             raise ValueError(f"{name}={action_space} is empty: give it at least one subspace")
-        keys = action_space.spaces if isinstance(action_space, spaces.Dict) else range(len(subspaces))
         self.parts = [
             make_distribution(sub, squash_output and _has_box(sub), f"{name}[{key!r}]")
-            for key, sub in zip(keys, subspaces, strict=True)
+            for key, sub in subspaces.items()
         ]
         #: The sizes of each part, by name.
         self._sizes = {"choices": [sum(part.choices) for part in self.parts]}
@@ -389,7 +388,7 @@ class Product(ActionDistribution):
     def mask_layout(self) -> Any:
         return _structured(self.action_space, [part.mask_layout for part in self.parts])
 
-    def _each(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
+    def _call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         """Call a method of each part with the part's own arguments."""
         return [getattr(part, method)(*own) for part, *own in zip(self.parts, *arguments, strict=True)]
 
@@ -398,56 +397,56 @@ class Product(ActionDistribution):
 
     def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         std = None if std is None else std.expand(net.shape[0], self.gaussian_dim)
-        each = self._split(net, "net_dim"), self._split(std, "gaussian_dim"), self._split(masks, "choices")
-        return th.cat(self._each("params", *each), dim=1)
+        arguments = self._split(net, "net_dim"), self._split(std, "gaussian_dim"), self._split(masks, "choices")
+        return th.cat(self._call("params", *arguments), dim=1)
 
     def sample(self, params: th.Tensor) -> th.Tensor:
-        return _joined(self._each("sample", self._split(params)), params)
+        return _joined(self._call("sample", self._split(params)), params)
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
-        return _joined(self._each("from_noise", self._split(params), self._split(z, "noise_dim")), params)
+        return _joined(self._call("from_noise", self._split(params), self._split(z, "noise_dim")), params)
 
     def mode(self, params: th.Tensor) -> th.Tensor:
-        return _joined(self._each("mode", self._split(params)), params)
+        return _joined(self._call("mode", self._split(params)), params)
 
     def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        return th.stack(self._each("log_prob", self._split(params), self._split(actions, "action_dim"))).sum(dim=0)
+        return th.stack(self._call("log_prob", self._split(params), self._split(actions, "action_dim"))).sum(dim=0)
 
     def entropy(self, params: th.Tensor) -> th.Tensor:
-        return th.stack(self._each("entropy", self._split(params))).sum(dim=0)
+        return th.stack(self._call("entropy", self._split(params))).sum(dim=0)
 
     def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
-        return th.stack(self._each("kl", self._split(old), self._split(new))).sum(dim=0)
+        return th.stack(self._call("kl", self._split(old), self._split(new))).sum(dim=0)
 
     def to_env(self, actions: np.ndarray) -> list[Any]:
         ends = np.cumsum(self._sizes["action_dim"])[:-1]
-        each = np.split(actions.reshape(len(actions), self.action_dim), ends, axis=1)
-        columns = [_elements(*of) for of in zip(_subspaces(self.action_space), self._each("to_env", each), strict=True)]
-        return [_structured(self.action_space, row) for row in zip(*columns, strict=True)]
+        columns = self._call("to_env", np.split(actions.reshape(len(actions), self.action_dim), ends, axis=1))
+        parts = [_elements(part.action_space, column) for part, column in zip(self.parts, columns, strict=True)]
+        return [_structured(self.action_space, row) for row in zip(*parts, strict=True)]
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
-        each, space = [part.tensors_to_env(device) for part in self.parts], self.action_space
+        functions = [part.tensors_to_env(device) for part in self.parts]
 
         def convert(actions: th.Tensor) -> Any:
-            parts = self._split(actions, "action_dim")
-            return _structured(space, [to_env(part) for to_env, part in zip(each, parts, strict=True)])
+            columns = zip(functions, self._split(actions, "action_dim"), strict=True)
+            return _structured(self.action_space, [to_env(column) for to_env, column in columns])
 
         return convert
 
     def to_torch(self, params: th.Tensor) -> list[Any]:
-        return self._each("to_torch", self._split(params))
+        return self._call("to_torch", self._split(params))
 
     def std(self, params: th.Tensor) -> th.Tensor | None:
-        stds = [std for std in self._each("std", self._split(params)) if std is not None]
+        stds = [std for std in self._call("std", self._split(params)) if std is not None]
         return th.cat(stds, dim=1) if stds else None
 
     def noise_log_std(self, log_std: th.Tensor) -> th.Tensor:
         log_std = log_std.expand(*log_std.shape[:-1], self.gaussian_dim)
-        return th.cat(self._each("noise_log_std", self._split(log_std, "gaussian_dim")), dim=-1)
+        return th.cat(self._call("noise_log_std", self._split(log_std, "gaussian_dim")), dim=-1)
 
 
-def _subspaces(space: "spaces.Dict | spaces.Tuple[Any]") -> Sequence[spaces.Space[Any]]:
-    return list(space.spaces.values()) if isinstance(space, spaces.Dict) else space.spaces
+def _subspaces(space: "spaces.Dict | spaces.Tuple[Any]") -> dict[Any, spaces.Space[Any]]:
+    return dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
 
 
 def _structured(space: "spaces.Dict | spaces.Tuple[Any]", parts: Sequence[Any]) -> Any:
@@ -456,7 +455,7 @@ def _structured(space: "spaces.Dict | spaces.Tuple[Any]", parts: Sequence[Any]) 
 
 def _has_box(space: spaces.Space[Any]) -> bool:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return any(map(_has_box, _subspaces(space)))
+        return any(map(_has_box, _subspaces(space).values()))
     return isinstance(space, spaces.Box)
 
 

@@ -123,10 +123,9 @@ class TensorCollector:
         self.pending: TensorStep | None = None
         self._step = step
         self._to_env = plan.policy.distribution.tensors_to_env(plan.device)
-        #: What each step returned, without what is in the buffer.
-        self._steps: list[Stepped] = []
-        #: For each step, which environments have their final observation in the buffer, booleans ``(N,)``.
-        self._known: list[th.Tensor] = []
+        #: Of each step: which episodes have ended, which a time limit ended, which have their final observation in the
+        #: buffer; their returns and lengths so far. Each has shape ``(N,)``.
+        self._episodes: list[tuple[th.Tensor, ...]] = []
         self._log = _Log()
         self._use(env)
 
@@ -262,8 +261,7 @@ class TensorCollector:
         rewards, final_obs = self._here((rewards, final_obs))
         actions, values, log_probs, params = step.chosen
         self._plan.buffer.add(step.obs, actions, rewards, step.starts, values, log_probs, params, step.masks, final_obs)
-        self._steps.append(stepped._replace(obs=None, final_obs=None, timeouts=timeouts))
-        self._known.append(known)
+        self._episodes.append((dones, timeouts, known, stepped.returns, stepped.lengths))
         self.n_steps += 1
         self.pending = None
 
@@ -276,13 +274,13 @@ class TensorCollector:
         :raises ValueError: a mask allowed nothing
         """
         plan, position, buffer = self._plan, self.position, self._plan.buffer
-        dones, timeouts = self._table("dones"), self._table("timeouts")
-        known = timeouts & self._here(th.stack(self._known))
-        unknown = timeouts & ~known
+        tables = (self._here(th.stack(column)) for column in zip(*self._episodes, strict=True))
+        dones, timeouts, known, returns, lengths = tables
+        known, unknown = timeouts & known, timeouts & ~known
         facts = [
             self._suspicious(known),
             th.stack([known.sum(), unknown.sum()]),
-            _last_episodes(dones, self._table("returns"), self._table("lengths"), plan.window),
+            _last_episodes(dones, returns, lengths, plan.window),
             self._log.means(plan.device),
             *([] if self._normalizing is None else self._here(self._normalizing.tensors())),
         ]
@@ -316,11 +314,6 @@ class TensorCollector:
             if there
         ]
         return Report(infos, self._log.named(log))
-
-    def _table(self, name: str) -> th.Tensor:
-        """An entry of all steps, shape ``(T, N)``."""
-        table: th.Tensor = self._here(th.stack([getattr(step, name) for step in self._steps]))
-        return table
 
     def _warn_of_unknown(self) -> None:
         if not self.position.has_warned:
