@@ -1,9 +1,9 @@
 """Memory of policies: the interface of its kinds.
 
-The algorithm asks five things of a policy: empty memory (``init_memory``), one step of each environment
-(``encode_step``), whole sequences (``encode_sequences``), what is counted once per rollout (``prepare_rollout``), and
-the state of ``predict`` (``memory_to_state``, ``state_to_memory``). A policy without memory has the trivial ones of
-:class:`~ppo_plus.policy.policies.ActorCriticPolicy`.
+A kind of memory says what there is before the first step (``init_memory``), what one step of each environment makes of
+it (``encode_step``), what whole sequences make of it (``encode_sequences``), what is counted once per rollout
+(``prepare_rollout``), and which of it is the state of ``predict`` (``memory_to_state``, ``state_to_memory``).
+:class:`~ppo_plus.policy.policies.ActorCriticPolicy` has these six methods of a policy without memory.
 """
 
 from typing import Any
@@ -50,10 +50,10 @@ class WithMemory(ActorCriticPolicy):
         return tuple(part.transpose(0, 1) for part in tree_leaves(memory))
 
     def state_to_memory(self, state: Any, n_envs: int) -> Memory:
-        return state_to_memory(state, self.init_memory(n_envs), n_envs)
+        return state_to_memory(state, self.init_memory(n_envs))
 
 
-def state_to_memory(state: Any, empty: Memory, n_envs: int) -> Memory:
+def state_to_memory(state: Any, empty: Memory) -> Memory:
     """Memory like ``empty`` with the numbers of a ``state`` of ``predict``; ``None``: ``empty`` itself.
 
     :raises ValueError: the state has another shape
@@ -61,12 +61,12 @@ def state_to_memory(state: Any, empty: Memory, n_envs: int) -> Memory:
     if state is None:
         return empty
     leaves, structure = tree_flatten(empty)
-    needed = [(leaf.shape[1], n_envs, *leaf.shape[2:]) for leaf in leaves]
+    needed = [(leaf.shape[1], len(leaf), *leaf.shape[2:]) for leaf in leaves]
     shapes = [np.shape(part) for part in state]
     if shapes != needed:
         raise ValueError(
-            f"state has arrays of shapes {shapes}, but {n_envs} observations need {needed}: pass what predict returned "
-            "for as many, or None at the start"
+            f"state has arrays of shapes {shapes}, but {len(leaves[0])} observations need {needed}: pass what predict "
+            "returned for as many, or None at the start"
         )
     parts = zip(state, leaves, strict=True)
     return structure.unflatten(

@@ -15,10 +15,12 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first, maybe_transpose
 from stable_baselines3.common.torch_layers import NatureCNN
+from torch import nn
 from torch.nn import functional as F
 
 from ppo_plus.policy.distributions import to_device
 from ppo_plus.require import LARGEST, nearest
+from ppo_plus.trees import tree_leaves
 
 Preprocess = Callable[[Any], Any]
 
@@ -115,18 +117,20 @@ def _part(name: str, keys: Any, space: spaces.Space, mask_key: str | None) -> sp
     """The part of a Dict space that an argument names, checked; ``None``: everything."""
     if keys is None:
         return space
-    given = f"policy_kwargs: {name}={keys!r}"
+    argument = f"policy_kwargs: {name}={keys!r}"
     if not isinstance(space, spaces.Dict):
-        raise ValueError(f"{given} names entries of Dict observations, but these are {space}: leave it out")
+        raise ValueError(f"{argument} names entries of Dict observations, but these are {space}: leave it out")
     if not isinstance(keys, (list, tuple)) or not keys or not all(isinstance(key, str) for key in keys):
-        raise TypeError(f"{given} must be a list of names, such as {list(space)[:1]}")
+        raise TypeError(f"{argument} must be a list of names, such as {list(space)[:1]}")
     for key in keys:
         if key == mask_key:
-            raise ValueError(f"{given} names the action mask (action_mask_key), which is not a feature: leave it out")
+            raise ValueError(
+                f"{argument} names the action mask (action_mask_key), which is not a feature: leave it out"
+            )
         if key not in space.spaces:
             likely = nearest(key, space)
             remedy = f"use some of {list(space)}" if likely is None else f"did you mean {likely!r}?"
-            raise ValueError(f"{given} names {key!r}, which is not an entry of the observations: {remedy}")
+            raise ValueError(f"{argument} names {key!r}, which is not an entry of the observations: {remedy}")
     return _only(space, keys)
 
 
@@ -141,7 +145,7 @@ def make_preprocess(space: spaces.Space, normalize_images: bool = True) -> Prepr
     Images become floats in ``[0, 1]``, choices one-hot vectors, everything else floats.
     """
     if isinstance(space, spaces.Dict):
-        return partial(_each, {key: make_preprocess(sub, normalize_images) for key, sub in space.items()})
+        return partial(_by_key, {key: make_preprocess(sub, normalize_images) for key, sub in space.items()})
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         return partial(_one_hot, sizes.tolist(), th.from_numpy(np.array(space.start)).flatten().long())
@@ -202,7 +206,7 @@ def require_choices(observations: np.ndarray, space: "spaces.Discrete | spaces.M
         )
 
 
-def _each(functions: dict[str, Preprocess], observations: dict[str, th.Tensor]) -> dict[str, th.Tensor]:
+def _by_key(functions: dict[str, Preprocess], observations: dict[str, th.Tensor]) -> dict[str, th.Tensor]:
     return {key: function(observations[key]) for key, function in functions.items()}
 
 
@@ -270,4 +274,23 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
         f"the {what} that the environment returned is {why_not_finite(values)}: {values!r} in environment {env} at "
         f"step {step}. Nothing was learned from it: fix the environment, or wrap it to clip its numbers",
         env,
+    )
+
+
+def not_finite(policy: nn.Module, obs: Any, step: int | None = None) -> FloatingPointError:
+    """The error for a policy whose outputs for ``obs`` (tensors) are not finite; ``step`` as in ``require_finite``."""
+    weights = th.cat([weight.detach().flatten() for weight in policy.parameters()])
+    n_spoilt = int(weights.isfinite().logical_not().sum())
+    why = f"{n_spoilt} of its {len(weights)} weights are not finite"
+    if not n_spoilt:
+        largest = max(leaf.float().abs().max().item() for leaf in tree_leaves(obs))
+        why = f"its weights are up to {weights.abs().max():.3g}, the observations up to {largest:.3g}"
+    log_std = getattr(policy, "log_std", None)
+    if log_std is not None:
+        why += f", log_std is from {log_std.min():.3g} to {log_std.max():.3g}"
+    return FloatingPointError(
+        "the policy, not the environment, returned numbers that are not finite (action parameters, value or "
+        f"log-probability){'' if step is None else f' at step {step}'}, so no action was taken: {why}. Continue with a "
+        "model that was saved before, with a lower learning_rate, max_grad_norm or ent_coef (which raises log_std), or "
+        "normalize observations and rewards (VecNormalize)"
     )

@@ -27,8 +27,14 @@ from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDepende
 from ppo_plus.policy.arguments import NetworkLike, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution, to_device
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
-from ppo_plus.policy.observations import canonical_space, is_finite, make_preprocess, to_tensor, visible_spaces
-from ppo_plus.trees import tree_leaves
+from ppo_plus.policy.observations import (
+    canonical_space,
+    is_finite,
+    make_preprocess,
+    not_finite,
+    to_tensor,
+    visible_spaces,
+)
 
 #: Memory of a policy: any nesting of tensors whose first dimension is the environment; empty without memory.
 Memory = Any
@@ -99,25 +105,6 @@ def n_rows(obs: PyTorchObs) -> int:
     """The number of observations in a tensor, or in a dict of tensors."""
     # Not by len, which would make the number a constant of an exported program.
     return (next(iter(obs.values())) if isinstance(obs, dict) else obs).shape[0]
-
-
-def not_finite(policy: nn.Module, obs: Any, step: int | None = None) -> FloatingPointError:
-    """The error for a policy whose outputs for ``obs`` (tensors) are not finite; ``step`` as in ``require_finite``."""
-    weights = th.cat([weight.detach().flatten() for weight in policy.parameters()])
-    n_spoilt = int(weights.isfinite().logical_not().sum())
-    why = f"{n_spoilt} of its {len(weights)} weights are not finite"
-    if not n_spoilt:
-        largest = max(leaf.float().abs().max().item() for leaf in tree_leaves(obs))
-        why = f"its weights are up to {weights.abs().max():.3g}, the observations up to {largest:.3g}"
-    log_std = getattr(policy, "log_std", None)
-    if log_std is not None:
-        why += f", log_std is from {log_std.min():.3g} to {log_std.max():.3g}"
-    return FloatingPointError(
-        "the policy, not the environment, returned numbers that are not finite (action parameters, value or "
-        f"log-probability){'' if step is None else f' at step {step}'}, so no action was taken: {why}. Continue with a "
-        "model that was saved before, with a lower learning_rate, max_grad_norm or ent_coef (which raises log_std), or "
-        "normalize observations and rewards (VecNormalize)"
-    )
 
 
 class ActorCriticPolicy(sb3.ActorCriticPolicy):

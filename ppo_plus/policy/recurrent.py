@@ -286,7 +286,7 @@ class RecurrentMemory(WithMemory):
 
     def state_to_memory(self, state: Any, n_envs: int) -> Memory:
         memory = self.init_memory(n_envs)
-        return memory | {"actor": state_to_memory(state, memory["actor"], n_envs)}
+        return memory | {"actor": state_to_memory(state, memory["actor"])}
 
 
 class LSTMMemory(RecurrentMemory):
@@ -329,6 +329,6 @@ class MultiInputGruPolicy(GRUMemory, MultiInputPolicy):
 
 #: Policies with memory, by name.
 RECURRENT: dict[str, type[BasePolicy]] = {
-    each.__name__: each
-    for each in (MlpLstmPolicy, CnnLstmPolicy, MultiInputLstmPolicy, MlpGruPolicy, CnnGruPolicy, MultiInputGruPolicy)
+    policy.__name__: policy
+    for policy in (MlpLstmPolicy, CnnLstmPolicy, MultiInputLstmPolicy, MlpGruPolicy, CnnGruPolicy, MultiInputGruPolicy)
 }

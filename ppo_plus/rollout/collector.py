@@ -19,8 +19,8 @@ from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, 
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.distributions import to_device
 from ppo_plus.policy.masking import MaskSource
-from ppo_plus.policy.observations import is_finite, require_finite, to_network
-from ppo_plus.policy.policies import Carry, Step, not_finite
+from ppo_plus.policy.observations import is_finite, not_finite, require_finite, to_network
+from ppo_plus.policy.policies import Carry, Step
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
 from ppo_plus.trees import tree_map
 

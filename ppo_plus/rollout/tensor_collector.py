@@ -20,8 +20,8 @@ from ppo_plus.envs.normalization import Normalizing, VecNormalizeTransitions
 from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, nothing_allowed, warn_of_order
-from ppo_plus.policy.observations import require_finite
-from ppo_plus.policy.policies import Step, not_finite
+from ppo_plus.policy.observations import not_finite, require_finite
+from ppo_plus.policy.policies import Step
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, estimate, next_carry, restart, where
 from ppo_plus.trees import tree_leaves, tree_map
