@@ -43,6 +43,12 @@ class Position:
         #: Whether there has been a warning of time limits that are not known as such.
         self.has_warned = False
 
+    def warn_once(self, message: str) -> None:
+        """Warn of time limits that are not known as such, once for a model."""
+        if not self.has_warned:
+            self.has_warned = True
+            warnings.warn(message, stacklevel=5)
+
     def __getstate__(self) -> dict[str, Any]:
         # On the CPU, so that it can be loaded without a GPU.
         return tree_map(lambda part: part.cpu() if isinstance(part, th.Tensor) else part, vars(self))  # type: ignore[no-any-return]
@@ -342,22 +348,17 @@ class Collector:
             if is_limited and final_obs is not None:
                 # Copied: the environment may reuse the array before the rollout ends.
                 limited.append((i, copy.deepcopy(final_obs)))
-            elif is_limited:
-                self._warn_of_end(i, missing="terminal_observation", present=TIMEOUT)
-            elif is_limited is None and final_obs is not None:
-                self._warn_of_end(i, missing=TIMEOUT, present="terminal_observation")
+            elif is_limited or (is_limited is None and final_obs is not None):
+                missing, present = "terminal_observation", TIMEOUT
+                if not is_limited:
+                    missing, present = present, missing
+                self.position.warn_once(
+                    f"environment {i} ended an episode with {present!r} in its info but without {missing!r}, so it is "
+                    "learned as an end after which nothing follows, even if a time limit cut it off: have the "
+                    "environment set both, infos[i]['TimeLimit.truncated'] (whether only a time limit ended the "
+                    "episode) and infos[i]['terminal_observation'] (the last observation before the reset)"
+                )
         return limited
-
-    def _warn_of_end(self, i: int, missing: str, present: str) -> None:
-        if not self.position.has_warned:
-            self.position.has_warned = True
-            warnings.warn(
-                f"environment {i} ended an episode with {present!r} in its info but without {missing!r}, so it is "
-                "learned as an end after which nothing follows, even if a time limit cut it off: have the environment "
-                "set both, infos[i]['TimeLimit.truncated'] (whether only a time limit ended the episode) and "
-                "infos[i]['terminal_observation'] (the last observation before the reset)",
-                stacklevel=5,
-            )
 
     def finish(self) -> Report:
         """End the rollout: exclude the steps that only reset, and estimate advantages."""

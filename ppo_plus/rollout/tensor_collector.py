@@ -291,7 +291,10 @@ class TensorCollector:
             self._normalizing.write(statistics)
             self._normalizing = None
         if n_unknown:
-            self._warn_of_unknown()
+            position.warn_once(
+                "the simulator does not return final observations of episodes, so the value of the observation before "
+                f"stands for what a time limit has cut off: {self._simulator.env.remedy}"
+            )
         limited = _places(known, int(n_known))
         # Copies: the simulator may write into its own before advantages are recomputed.
         obs, carry, starts = tree_map(th.clone, (position.obs, position.carry, position.starts))
@@ -314,15 +317,6 @@ class TensorCollector:
             if there
         ]
         return Report(infos, self._log.named(log))
-
-    def _warn_of_unknown(self) -> None:
-        if not self.position.has_warned:
-            self.position.has_warned = True
-            warnings.warn(
-                "the simulator does not return final observations of episodes, so the value of the observation before "
-                f"stands for what a time limit has cut off: {self._simulator.env.remedy}",
-                stacklevel=5,
-            )
 
     def _suspicious(self, known: th.Tensor) -> th.Tensor:
         """Whether there may be something in the rollout that :meth:`_explain` finds, 0-d."""
