@@ -1,7 +1,7 @@
 """Policy classes written for SB3. One that overrides methods that SB3 calls runs as in SB3.
 
 The results of ``forward``, ``evaluate_actions`` and ``predict_values`` lack the parameters of the action distribution,
-so there is no exact KL; gSDE is for Box actions only, and there are no masks and no memory.
+so these have no exact KL, no masks and no memory, and gSDE for Box actions only.
 """
 
 import warnings

@@ -85,7 +85,7 @@ def _has_method(env: VecEnv) -> bool:
     try:
         if type(inner).has_attr is not VecEnv.has_attr:
             return inner.has_attr(METHOD)
-        # SB3 only tests whether this raises; but there are environments that have every attribute, as ``None``.
+        # SB3 only tests whether this raises; but some environments have every attribute, as ``None``.
         methods = inner.get_attr(METHOD)
     except (AttributeError, NotImplementedError):
         # Vector environments in other processes may not have single environments.
@@ -120,7 +120,7 @@ def as_masks(name: str, masks: Any, layout: Any) -> np.ndarray:
 def flat_masks(name: str, masks: Any, layout: Any) -> Any:
     """``N`` masks as one array or tensor ``(N, M)``.
 
-    :param name: theirs in messages
+    :param name: their name in messages
     :param masks: a list or an array of ``N`` masks; or one structure, whose arrays or tensors have ``N`` rows
     :raises ValueError: they have another structure or size than the layout
     """

@@ -1,9 +1,9 @@
 """Memory of policies: the interface of its kinds.
 
-A kind of memory says what there is before the first step (``init_memory``), what one step of each environment makes of
-it (``encode_step``), what whole sequences make of it (``encode_sequences``), what is counted once per rollout
-(``prepare_rollout``), and which of it is the state of ``predict`` (``memory_to_state``, ``state_to_memory``).
-:class:`~ppo_plus.policy.policies.ActorCriticPolicy` has these six methods of a policy without memory.
+It has six methods, which :class:`~ppo_plus.policy.policies.ActorCriticPolicy` defines for a policy without memory: the
+memory before the first step (``init_memory``), one step of each environment (``encode_step``), whole sequences
+(``encode_sequences``), what is counted once per rollout (``prepare_rollout``), and the state of ``predict``
+(``memory_to_state``, ``state_to_memory``).
 """
 
 from typing import Any

@@ -280,9 +280,9 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
 def not_finite(policy: nn.Module, obs: Any, step: int | None = None) -> FloatingPointError:
     """The error for a policy whose outputs for ``obs`` (tensors) are not finite; ``step`` as in ``require_finite``."""
     weights = th.cat([weight.detach().flatten() for weight in policy.parameters()])
-    n_spoilt = int(weights.isfinite().logical_not().sum())
-    why = f"{n_spoilt} of its {len(weights)} weights are not finite"
-    if not n_spoilt:
+    n_wrong = int(weights.isfinite().logical_not().sum())
+    why = f"{n_wrong} of its {len(weights)} weights are not finite"
+    if not n_wrong:
         largest = max(leaf.float().abs().max().item() for leaf in tree_leaves(obs))
         why = f"its weights are up to {weights.abs().max():.3g}, the observations up to {largest:.3g}"
     log_std = getattr(policy, "log_std", None)

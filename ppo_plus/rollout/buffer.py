@@ -27,9 +27,9 @@ from ppo_plus.update.minibatch import Batch, pick
 STORED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params", "masks")
 #: Observations whose values are computed at once: many, which costs less, but images of so many still fit into memory.
 AT_ONCE = 1024
-#: What there is one number of for each transition.
+#: Arrays with one number per transition.
 NUMBERS = ("rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
-#: What an estimate of advantages reads of the critic, or writes.
+#: Arrays that an estimate of advantages reads or writes.
 ESTIMATED = ("rewards", "values", "advantages", "returns")
 
 
@@ -207,7 +207,7 @@ class RolloutBuffer:
     def cut(self, steps: list[int], envs: list[int]) -> None:
         """Exclude steps (rows and their columns) in which an environment failed, which ended their episodes: the step
         before each is bootstrapped from the value of where it led, as if a time limit had been there."""
-        # Then the step has an advantage of 0, of which nothing goes to those before it.
+        # Then the step has an advantage of 0, and adds nothing to those before it.
         self.rewards[steps, envs] = self.values[steps, envs]
         self.exclude(steps, envs)
 

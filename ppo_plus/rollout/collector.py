@@ -31,20 +31,20 @@ Places = tuple[th.Tensor, th.Tensor]
 
 
 class Position:
-    """Where the environments are between two steps, and so between two rollouts: what a model saves of them."""
+    """Where the environments are between two steps, and so between two rollouts; a model saves it."""
 
     def __init__(self) -> None:
-        #: Last observations, arrays or tensors; ``None``: the environments are to be reset.
+        #: Last observations, arrays or tensors; ``None``: the next rollout resets the environments.
         self.obs: Any = None
         #: Which of them begin an episode, booleans ``(N,)``.
         self.starts: Any = None
-        #: Memory and held noise of each environment; ``None``: memory is cleared and noise drawn before the next step.
+        #: Memory and noise of each environment; ``None``: the next step clears memory and draws noise.
         self.carry: Carry | None = None
-        #: Whether there has been a warning of time limits that are not known as such.
+        #: Whether :meth:`warn_once` has warned.
         self.has_warned = False
 
     def warn_once(self, message: str) -> None:
-        """Warn of time limits that are not known as such, once for a model."""
+        """Warn of time limits that cannot be recognized, once for a model."""
         if not self.has_warned:
             self.has_warned = True
             warnings.warn(message, stacklevel=5)
@@ -74,9 +74,9 @@ class RolloutPlan:
 
 
 def next_carry(policy: Any, carry: Carry | None, starts: Any, sde_sample_freq: int | str, n_steps: int) -> Carry:
-    """The carry of the next step, with held noise drawn again if it is due.
+    """The carry of the next step: the noise is drawn again if it is due.
 
-    :param carry: that of the last step; ``None``: memory is cleared and noise drawn
+    :param carry: the carry of the last step; ``None``: memory is empty, and noise is drawn
     """
     if carry is None:
         return policy.init_carry(len(starts))  # type: ignore[no-any-return]
@@ -84,7 +84,7 @@ def next_carry(policy: Any, carry: Carry | None, starts: Any, sde_sample_freq: i
         is_due = n_steps == 0 or (sde_sample_freq > 0 and n_steps % sde_sample_freq == 0)
         return policy.renew_noise(carry, np.arange(len(starts))) if is_due else carry  # type: ignore[no-any-return]
     if isinstance(starts, th.Tensor) and starts.device.type != "cpu":
-        # To ask an accelerator which have begun an episode takes longer than to draw the noise of all.
+        # Asking an accelerator which episodes begin takes longer than drawing the noise of all environments.
         renewed = policy.renew_noise(carry, np.arange(len(starts)))
         return carry._replace(noise=where(starts, renewed.noise, carry.noise))
     starting = np.flatnonzero(starts)
@@ -103,17 +103,15 @@ class EnvStep(NamedTuple):
     new_obs: Any  # the next observations
     rewards: np.ndarray  # shape `(N,)`
     new_starts: np.ndarray  # which of `new_obs` begin an episode, booleans `(N,)`
-    dones: np.ndarray  # which episodes have ended: `new_starts` without steps that only reset (`ended`)
+    dones: np.ndarray  # which episodes have ended: `new_starts` without steps that only reset
     infos: Sequence[dict[str, Any]]
 
 
 class Report(NamedTuple):
-    """What is known of a rollout only when it has ended, because environments in tensors keep it on their device."""
+    """What a collector knows only at the end of a rollout; until then, environments in tensors keep it on a device."""
 
-    #: Of the last episodes that have ended, in order: the info dict a `Monitor` would have returned.
-    infos: Sequence[dict[str, Any]] = ()
-    #: What the simulator logged, averaged over the rollout.
-    log: dict[str, float] = {}
+    infos: Sequence[dict[str, Any]] = ()  # the infos that a `Monitor` would have returned for the last episodes
+    log: dict[str, float] = {}  # what the simulator logged, averaged over the rollout
 
 
 def estimate(
@@ -128,16 +126,16 @@ def estimate(
     unknown: Places | None = None,
     failed: Sequence[list[int]] | None = None,
 ) -> None:
-    """Bootstrap from the policy's present values of final and last observations, and estimate the advantages of a
-    rollout.
+    """Estimate the advantages of a rollout, bootstrapping from the policy's present values.
 
     :param buffer: the rollout's, or a twin of it
     :param obs: the observations after the last step, tensors
-    :param carry: what is remembered before them; ``None``: nothing
+    :param carry: the memory before them; ``None``: empty
     :param starts: which of them begin an episode, on the device of the storage
     :param limited: the transitions that a time limit, and nothing else, ended
     :param final_obs: their final observations, tensors on the device of the storage
-    :param unknown: those of which the final observation is not known: the value of the one before takes its place
+    :param unknown: the transitions with a time limit but no final observation: the value of the observation before is
+        used
     :param failed: the transitions in which an environment failed and was replaced
     """
     rows, columns = limited
@@ -216,8 +214,6 @@ class Collector:
         self._step = step
         #: Transitions that a time limit ended: row, column, final observation.
         self._limited: list[tuple[int, int, Any]] = []
-        #: Transitions in which a vector environment ignored the action and reset: row, column.
-        self._resets: list[tuple[int, int]] = []
         #: Steps that led nowhere, since the environment failed and was replaced: row, column.
         self._failed: list[tuple[int, int]] = []
         self._use(env)
@@ -328,12 +324,14 @@ class Collector:
         else:
             self.position.obs, self.position.starts = step.new_obs, starts
         self._limited += [(row, i, final_obs) for i, final_obs in limited]
+        buffer = self._plan.buffer
         if np.count_nonzero(self.position.starts):
             starting = np.flatnonzero(self.position.starts).tolist()
-            self._resets += [(row, i) for i in starting if is_reset(infos[i])]
             self._failed += [(row, i) for i in starting if RESTART in infos[i]]
+            if resets := [i for i in starting if is_reset(infos[i])]:
+                buffer.exclude([row] * len(resets), resets)
         actions, values, log_probs, params = step.chosen
-        self._plan.buffer.add(step.obs, actions, step.rewards, step.starts, values, log_probs, params, step.masks)
+        buffer.add(step.obs, actions, step.rewards, step.starts, values, log_probs, params, step.masks)
         self.n_steps += 1
         self.pending = None
 
@@ -361,10 +359,8 @@ class Collector:
         return limited
 
     def finish(self) -> Report:
-        """End the rollout: exclude the steps that only reset, and estimate advantages."""
+        """End the rollout: estimate advantages."""
         policy, position, buffer = self._plan.policy, self.position, self._plan.buffer
-        if self._resets:
-            buffer.exclude(*_columns(self._resets))
         rows, columns, final_obs = _columns(self._limited) if self._limited else ([], [], [])
         to_tensors = partial(to_network, space=policy.observation_space)
         self.estimate = partial(

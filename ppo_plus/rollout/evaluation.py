@@ -75,7 +75,7 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
     if not math.isfinite(mean):  # type: ignore[arg-type]
         raise FloatingPointError(
             f"the mean return of {n_eval_episodes} episodes is {mean}: a reward of env={env or vec_env!r} is not "
-            "finite. Mend the environment, or wrap it to clip its rewards"
+            "finite. Fix the environment, or wrap it to clip its rewards"
         )
     return float(mean), float(std)  # type: ignore[arg-type]
 

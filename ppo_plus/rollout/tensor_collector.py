@@ -293,7 +293,7 @@ class TensorCollector:
         if n_unknown:
             position.warn_once(
                 "the simulator does not return final observations of episodes, so the value of the observation before "
-                f"stands for what a time limit has cut off: {self._simulator.env.remedy}"
+                f"replaces that of the final one at a time limit: {self._simulator.env.remedy}"
             )
         limited = _places(known, int(n_known))
         # Copies: the simulator may write into its own before advantages are recomputed.
@@ -350,7 +350,7 @@ class TensorCollector:
             if all(leaf.isfinite().all() for leaf in _floats(obs)):
                 raise not_finite(self._plan.policy, obs, first + row)
         if watch is not None:
-            # All observations are normalized by what one of them has spoilt.
+            # One such number makes all normalized observations NaN.
             require_finite("sum of observations and rewards", watch, self._step)
         for row in range(self.n_steps):
             require_finite("observation", _row(buffer.stored("observations"), row), first + row)
@@ -373,7 +373,7 @@ class _Log:
         self._numbers: dict[str, list[float]] = {}
 
     def add(self, log: Mapping[str, Any]) -> None:
-        """What was logged in a step: numbers, and tensors of which the mean counts."""
+        """Add what was logged in a step: numbers, and tensors, whose mean is taken."""
         for name, value in log.items():
             if isinstance(value, th.Tensor):
                 self._tensors.setdefault(name, []).append(value.float().mean())
@@ -393,7 +393,7 @@ class _Log:
 
 
 def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, window: int) -> th.Tensor:
-    """The last episodes of tables ``(T, N)``, newest first, ``(3, K)``: whether there is one, its return and length."""
+    """The last episodes of tables ``(T, N)``, newest first, ``(3, K)``: whether it exists, its return and length."""
     where = th.arange(dones.numel(), device=dones.device).masked_fill(~dones.flatten(), -1)
     last = where.topk(min(window, len(where))).values
     entries = [table.flatten()[last.clamp(min=0)] for table in (returns, lengths)]
