@@ -105,6 +105,9 @@ ARMS = {
         by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}},
     ),
     "parallel": Arm(settings=RECIPE),
+    # What six runs of Hopper elsewhere looked well with: the recipe as parallel simulators have it, and smaller batches.
+    "simulators": Arm(settings=screening.PARALLEL.settings((-1,) * 10)),
+    "simulators-256": Arm(settings=screening.PARALLEL.settings((-1,) * 10) | {"batch_size": 256}),
     "parallel-swimmer": Arm(settings=RECIPE | {"gamma": 0.9999}),
     "parallel-swimmer-98": Arm(settings=RECIPE | {"gamma": 0.9999, "gae_lambda": 0.98}),
 }
@@ -291,6 +294,8 @@ NAMES = {
     "mujoco": "ppo_plus's settings",
     "mujoco-shared": "ppo_plus's shared settings",
     "parallel": "the recipe of parallel simulators",
+    "simulators": "the recipe of parallel simulators, unchanged",
+    "simulators-256": "the same, minibatches of 256",
     "parallel-swimmer": "the recipe with gamma 0.9999",
     "parallel-swimmer-98": "the recipe with gamma 0.9999, lambda 0.98",
     "recipe": "the recipe",
@@ -358,5 +363,10 @@ STAGES: dict[str, list[Cell]] = {
     ],
     # Runs of BipedalWalker are five times as long.
     "entries": [Cell("entry", task, range(20, 23 if "Bipedal" in task else 30)) for task in GOALS["entry"]],
+    # Looks at the goals: what two runs of HalfCheetah and six of Hopper were well with, with ten fresh seeds.
+    "goals": [
+        Cell("near-04", "HalfCheetah-v5", range(50, 60)),
+        *(Cell(arm, "Hopper-v5", range(50, 60)) for arm in ("simulators", "simulators-256")),
+    ],
     "atari": [Cell("atari", "PongNoFrameskip-v4", range(20, 21))],
 }
