@@ -105,7 +105,7 @@ ARMS = {
         by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}},
     ),
     "parallel": Arm(settings=RECIPE),
-    # What six runs of Hopper elsewhere looked well with: the recipe as parallel simulators have it, and smaller batches.
+    # What six runs of Hopper did well with: the recipe as parallel simulators have it, and smaller minibatches.
     "simulators": Arm(settings=screening.PARALLEL.settings((-1,) * 10)),
     "simulators-256": Arm(settings=screening.PARALLEL.settings((-1,) * 10) | {"batch_size": 256}),
     "parallel-swimmer": Arm(settings=RECIPE | {"gamma": 0.9999}),
