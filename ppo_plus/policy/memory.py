@@ -61,11 +61,13 @@ def state_to_memory(state: Any, empty: Memory) -> Memory:
     if state is None:
         return empty
     leaves, structure = tree_flatten(empty)
-    needed = [(leaf.shape[1], len(leaf), *leaf.shape[2:]) for leaf in leaves]
+    # Not by len, which would make the number a constant of an exported program.
+    n_envs = leaves[0].shape[0]
+    needed = [(leaf.shape[1], n_envs, *leaf.shape[2:]) for leaf in leaves]
     shapes = [np.shape(part) for part in state]
     if shapes != needed:
         raise ValueError(
-            f"state has arrays of shapes {shapes}, but {len(leaves[0])} observations need {needed}: pass what predict "
+            f"state has arrays of shapes {shapes}, but {n_envs} observations need {needed}: pass what predict "
             "returned for as many, or None at the start"
         )
     parts = zip(state, leaves, strict=True)
