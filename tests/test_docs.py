@@ -69,7 +69,7 @@ class StopAfterUpdate(BaseCallback):
 
 
 def stop_early(patch: pytest.MonkeyPatch) -> None:
-    """Let ``learn`` stop after its first update, which has one epoch, and compile nothing that did not ask for it."""
+    """Let ``learn`` stop after its first update, which is short, and compile nothing that did not ask for it."""
     learn = PPO_Plus.learn
 
     def learn_shortly(self, total_timesteps, callback=None, *args, **kwargs):
@@ -79,7 +79,9 @@ def stop_early(patch: pytest.MonkeyPatch) -> None:
         return learn(self, total_timesteps, CallbackList([*given, StopAfterUpdate()]), *args, **kwargs)
 
     patch.setattr(PPO_Plus, "learn", learn_shortly)
-    patch.setitem(inspect.unwrap(PPO_Plus.__init__).__kwdefaults__, "compile", False)
+    init = inspect.unwrap(PPO_Plus.__init__)
+    patch.setattr(init, "__defaults__", tuple(256 if default == 2048 else default for default in init.__defaults__))
+    patch.setitem(init.__kwdefaults__, "compile", False)
 
 
 def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:

@@ -176,7 +176,7 @@ TRAINED = {
 
 
 #: What another case holds in passing.
-SLOW = {"box_ent_coef", "gsde_one_std", "dict", "two_widths"}
+SLOW = {"box_ent_coef", "gsde_one_std", "dict", "two_widths", "unsorted_dict", "rmsprop", "last_minibatch_truncated"}
 
 
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")

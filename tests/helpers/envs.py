@@ -58,6 +58,17 @@ OBSERVATIONS = {
 POLICIES = {"image": "CnnPolicy", "dict": "MultiInputPolicy"}
 
 
+def own(space):
+    """A space with a separate generator, which environments must not share; ``copy.deepcopy`` takes longer."""
+    copied = copy.copy(space)
+    copied._np_random = None
+    if isinstance(space, spaces.Dict):
+        copied.spaces = {key: own(sub) for key, sub in space.spaces.items()}
+    elif isinstance(space, spaces.Tuple):
+        copied.spaces = tuple(map(own, space.spaces))
+    return copied
+
+
 class RandomEnv(gym.Env):
     """Random observations, rewards that depend on the action, and episodes that end in both ways.
 
@@ -70,9 +81,8 @@ class RandomEnv(gym.Env):
     """
 
     def __init__(self, action_space, observation_space=VECTOR, max_steps=7, p_end=0.1):
-        # Spaces hold the state of their generator: environments must not share them.
-        self.action_space = copy.deepcopy(action_space)
-        self.observation_space = copy.deepcopy(observation_space)
+        self.action_space = own(action_space)
+        self.observation_space = own(observation_space)
         self.max_steps = max_steps
         self.p_end = p_end
         #: Steps taken since the environment was made, over all episodes.

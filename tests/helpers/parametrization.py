@@ -64,8 +64,11 @@ def in_turn(cases, others):
 
 
 def sample(cases, n=1):
-    """Parameters of which only every ``n``-th is fast.
+    """Parameters of which only every ``n``-th is fast: of a product, ``n`` is best prime to the lengths of its axes.
 
-    :param cases: the values
+    :param cases: the values; for several arguments, tuples of them
     """
-    return [pytest.param(case, marks=() if i % n == 0 else pytest.mark.slow) for i, case in enumerate(cases)]
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if i % n == 0 else pytest.mark.slow)
+        for i, case in enumerate(cases)
+    ]

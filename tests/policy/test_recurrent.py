@@ -2,6 +2,7 @@
 
 import copy
 import io
+from itertools import product
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +13,7 @@ from envs import ACTIONS, OBSERVATIONS, MaskedEnv, RandomEnv, vec
 from models import SMALL, STRUCTURES, NoTraining, make_recurrent
 from networks import TwoTowers
 from optimizers import coefficients_at
+from parametrization import sample
 from processes import start
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.callbacks import BaseCallback
@@ -101,8 +103,7 @@ def saved(model):
     return file
 
 
-@pytest.mark.parametrize("observation", ["box", "image", "dict"])
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize(("structure", "observation"), sample(product(STRUCTURES, ["box", "image", "dict"]), 4))
 def test_a_taken_over_recurrent_ppo_acts_alike(structure, observation):
     policy = {"box": "MlpLstmPolicy", "image": "CnnLstmPolicy", "dict": "MultiInputLstmPolicy"}[observation]
     # sb3-contrib cannot take n-dimensional choices.
@@ -203,8 +204,7 @@ def rollout(model):
     return batch
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy"])
+@pytest.mark.parametrize(("policy", "structure"), sample(product(["MlpLstmPolicy", "MlpGruPolicy"], STRUCTURES), 3))
 def test_the_loss_is_that_of_each_episode_by_itself(policy, structure):
     """Values and log-probabilities, computed episode by episode with torch's own layers, and the loss from them."""
     model = make_recurrent(policy=policy, memory=STRUCTURES[structure], n_envs=3, n_steps=24, ent_coef=0.01)
@@ -264,9 +264,17 @@ def by_episode(policy, observations, memory, starts):
         )
 
 
-@pytest.mark.parametrize("kind", ["box", "box_squashed", "discrete", "multibinary", "mixed"])
-@pytest.mark.parametrize("exploration", ["white", "gsde"])
-@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy"])
+@pytest.mark.parametrize(
+    ("policy", "exploration", "kind"),
+    sample(
+        product(
+            ["MlpLstmPolicy", "MlpGruPolicy"],
+            ["white", "gsde"],
+            ["box", "box_squashed", "discrete", "multibinary", "mixed"],
+        ),
+        3,
+    ),
+)
 def test_gradient_of_the_loss_by_finite_differences(policy, exploration, kind):
     memory = dict(squash_output=True) if kind == "box_squashed" else {}
     action = "box" if kind == "box_squashed" else kind

@@ -3,6 +3,7 @@
 import copy
 import math
 import warnings
+from itertools import product
 
 import gymnasium as gym
 import numpy as np
@@ -228,9 +229,10 @@ def trained(callback=None, env_of=lambda: vec(ACTIONS["box"], max_steps=5), **kw
 
 
 @pytest.mark.parametrize(
-    "exploration", [{}, {"use_sde": True}, {"use_sde": True, "sde_sample_freq": "episode"}], ids=str
+    ("normalized", "exploration"),
+    sample(product([False, True], [{}, {"use_sde": True}, {"use_sde": True, "sde_sample_freq": "episode"}]), 4),
+    ids=str,
 )
-@pytest.mark.parametrize("normalized", [False, True])
 def test_evaluating_another_environment_does_not_alter_training(normalized, exploration):
     def env_of():
         env = vec(ACTIONS["box"], max_steps=5)

@@ -8,7 +8,7 @@ import torch as th
 from envs import ACTIONS, structured
 from gymnasium import spaces
 from models import spoil, weights
-from parametrization import all_pairs, in_turn
+from parametrization import all_pairs, in_turn, sample
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin, Twin, twins
@@ -64,9 +64,9 @@ def test_training_is_that_of_the_same_task_in_numpy(kind, policy):
     assert [each["r"] for each in infos] == pytest.approx([each["r"] for each in others], abs=1e-5)
 
 
-@pytest.mark.parametrize("masks", ["method", "key"])
-@pytest.mark.parametrize("memory", ["", "Lstm"])
-@pytest.mark.parametrize("kind", ["discrete_start", "mixed"])
+@pytest.mark.parametrize(
+    ("kind", "memory", "masks"), all_pairs(["discrete_start", "mixed"], ["", "Lstm"], ["method", "key"])
+)
 def test_masked_training_is_that_of_the_same_task_in_numpy(kind, memory, masks):
     numpy, tensors = train_twins(
         ACTIONS[kind], masks=masks, memory=memory, exploration="gsde", sde_sample_freq="episode"
@@ -96,8 +96,11 @@ def test_dict_observations_are_those_of_numpy(squash):
     assert_same(numpy, tensors, exact=not squash)
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"norm_reward": False}, {"norm_obs": False}, {"training": False}], ids=str)
-@pytest.mark.parametrize("is_dict", [False, True])
+@pytest.mark.parametrize(
+    ("is_dict", "kwargs"),
+    sample(product([False, True], [{}, {"norm_reward": False}, {"norm_obs": False}, {"training": False}]), 3),
+    ids=str,
+)
 def test_normalization_is_sb3s(is_dict, kwargs):
     if is_dict:
         kwargs = kwargs | {"norm_obs_keys": ["vector"]}
@@ -384,7 +387,7 @@ class Follows(TensorTwin):
 
 @pytest.mark.parametrize(
     ("kind", "memory", "normalize", "what"),
-    all_pairs(ACTIONS, ["", "Lstm"], [False, True], ["actor", "log_std", "critic"]),
+    sample(product(ACTIONS, ["", "Lstm"], [False, True], ["actor", "log_std", "critic"]), 11),
 )
 def test_a_policy_that_is_not_finite_stops_training_at_the_end(kind, memory, normalize, what):
     env = as_vec_env(Follows(3, ACTIONS[kind]))

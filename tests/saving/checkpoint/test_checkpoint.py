@@ -77,7 +77,7 @@ CASES = {
     "keys, memory": (lambda: envs(Search), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
-FAST = {"discrete", "normalized", "memory", "adaptive", "recomputed advantages"}
+FAST = {"discrete", "normalized", "memory"}
 
 
 class Rows(KVWriter):

@@ -112,9 +112,8 @@ def test_from_a_model_actions_are_the_same(case):
     assert_same_actions(ours, theirs, obs)
 
 
-@pytest.mark.parametrize("saved", sample(in_turn(CASES, ["path", "path_without_suffix", "file", "load"]), 3), ids=str)
-def test_from_a_saved_model_actions_are_the_same(saved, tmp_path):
-    case, how = saved
+@pytest.mark.parametrize(("case", "how"), sample(in_turn(CASES, ["path", "path_without_suffix", "file", "load"]), 3))
+def test_from_a_saved_model_actions_are_the_same(case, how, tmp_path):
     theirs = trained(case)
     theirs.save(tmp_path / "model.zip")
     options = {"device": "cpu", "trust_pickle": case in LAMBDAS}

@@ -437,9 +437,8 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize("damage", sample(DAMAGES, 3))
-def test_a_damaged_database_is_an_error_of_one_line(tmp_path, damage):
-    table, column, value = damage
+@pytest.mark.parametrize(("table", "column", "value"), sample(DAMAGES, 3))
+def test_a_damaged_database_is_an_error_of_one_line(tmp_path, table, column, value):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     study = optuna.create_study(storage=(storage := open_storage(url)), study_name="a")
     study.set_user_attr("a", 1)
