@@ -166,26 +166,26 @@ class RolloutBuffer:
         :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
         :param final_obs: the last observations of episodes that the step has ended, like ``obs``; ``None``: not known
         """
-        in_tensors = isinstance(action, th.Tensor)
+        in_tensors, pos = isinstance(action, th.Tensor), self.pos
         action = action.float() if in_tensors else np.asarray(action, dtype=np.float32)
         stored = self._tensors if in_tensors else self._arrays
         rows = {
             "observations": obs,
             "actions": action.reshape(self.n_envs, -1),
-            "rewards": reward,
-            "episode_starts": episode_start,
-            "values": value,
-            "log_probs": log_prob,
             "params": params,
             "masks": masks,
             "final_observations": final_obs,
         }
         for name, row in rows.items():
-            if row is None:
-                continue
-            if (self.pos == 0 and name not in NUMBERS) or name not in self._tensors:
-                self._make_room(name, row)
-            _put(stored[name], self.pos, row)
+            if row is not None:
+                if pos == 0 or name not in stored:
+                    self._make_room(name, row)
+                _put(stored[name], pos, row)
+        # Numbers have their room, of one dtype.
+        stored["rewards"][pos] = reward
+        stored["episode_starts"][pos] = episode_start
+        stored["values"][pos] = value
+        stored["log_probs"][pos] = log_prob
         self.pos, self.full = self.pos + 1, self.pos + 1 == self.buffer_size
 
     def stored(self, name: str) -> Any:
@@ -377,7 +377,7 @@ def _put(stored: Any, pos: int, rows: Any) -> None:
     if isinstance(rows, dict):
         for key, row in rows.items():
             _put(stored[key], pos, row)
-    elif isinstance(rows, th.Tensor) or rows.dtype.kind in (stored.dtype.kind, "b"):
+    elif isinstance(rows, th.Tensor) or rows.dtype.kind == stored.dtype.kind:
         stored[pos] = rows
     else:
         # Three times slower, but truncating floats to integers is an error.
