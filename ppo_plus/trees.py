@@ -1,4 +1,5 @@
-"""Trees of tuples, lists, dicts and ``None`` with tensors as leaves: optree's functions, typed for any tree."""
+"""Trees of tuples, lists, dicts and ``None`` with tensors as leaves: optree's functions, typed for any tree; and the
+device that a tensor is on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import optree
+import torch as th
 
 NAMESPACE = "ppo_plus"
 
@@ -29,3 +31,13 @@ tree_leaves: Callable[[Any], list[Any]] = partial(optree.tree_leaves, namespace=
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = partial(optree.tree_flatten, namespace=NAMESPACE)
 #: The structure alone.
 tree_structure: Callable[[Any], Any] = partial(optree.tree_structure, namespace=NAMESPACE)
+
+
+def widest(device: th.device) -> th.dtype:
+    """The floating-point type with the most digits on a device."""
+    return th.float32 if device.type == "mps" else th.float64
+
+
+def to_device(tensor: th.Tensor, device: th.device) -> th.Tensor:
+    """``tensor.to(device)``, without waiting for a GPU: CUDA puts memory that is not pinned aside before it returns."""
+    return tensor.to(device, non_blocking=device.type == "cuda")

@@ -21,7 +21,7 @@ from ppo_plus.distributed.ranks import Fingerprint, Ranks, RanksError, differ_by
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments, total
-from ppo_plus.policy.distributions import to_device
+from ppo_plus.trees import to_device
 from ppo_plus.update.minibatch import Gradient, LossAndGradient
 
 #: A minibatch: the rollout and the rows of it.

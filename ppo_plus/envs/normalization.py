@@ -10,8 +10,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 from ppo_plus.envs.tensors.vec_env import Stepped
 from ppo_plus.formulas.moments import Moments
-from ppo_plus.policy.distributions import to_device, widest
 from ppo_plus.require import require_number
+from ppo_plus.trees import to_device, widest
 
 
 class VecNormalizeTransitions(VecNormalize):

@@ -29,6 +29,8 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Normal as TorchNormal
 from torch.nn import functional as F
 
+from ppo_plus.trees import to_device, widest
+
 
 class ActionDistribution(ABC):
     """A family of distributions over one action space."""
@@ -552,16 +554,6 @@ class BoundDistribution:
 def torch_dtype(dtype: Any) -> th.dtype:
     """The torch dtype of a NumPy dtype."""
     return th.from_numpy(np.empty(0, dtype)).dtype
-
-
-def widest(device: th.device) -> th.dtype:
-    """The floating-point type with the most digits on a device."""
-    return th.float32 if device.type == "mps" else th.float64
-
-
-def to_device(tensor: th.Tensor, device: th.device) -> th.Tensor:
-    """``tensor.to(device)``, without waiting for a GPU: CUDA puts memory that is not pinned aside before it returns."""
-    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def _log_softmax(logits: th.Tensor, dim: int) -> th.Tensor:

@@ -18,9 +18,8 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from torch import nn
 from torch.nn import functional as F
 
-from ppo_plus.policy.distributions import to_device
 from ppo_plus.require import LARGEST, nearest
-from ppo_plus.trees import tree_leaves
+from ppo_plus.trees import to_device, tree_leaves
 
 Preprocess = Callable[[Any], Any]
 

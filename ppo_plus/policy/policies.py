@@ -25,7 +25,7 @@ from torch import nn, optim
 
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise, WhiteNoise
 from ppo_plus.policy.arguments import NetworkLike, split_network
-from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution, to_device
+from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.observations import (
     canonical_space,
@@ -35,6 +35,7 @@ from ppo_plus.policy.observations import (
     to_tensor,
     visible_spaces,
 )
+from ppo_plus.trees import to_device
 
 #: Memory of a policy: any nesting of tensors whose first dimension is the environment; empty without memory.
 Memory = Any

@@ -18,9 +18,9 @@ from gymnasium import spaces
 from stable_baselines3.common import buffers as sb3
 
 from ppo_plus.formulas.losses import bootstrap_timeouts, gae, normalize
-from ppo_plus.policy.distributions import make_distribution, to_device
+from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.policies import Carry, Memory
-from ppo_plus.trees import tree_flatten, tree_map
+from ppo_plus.trees import to_device, tree_flatten, tree_map
 from ppo_plus.update.minibatch import Batch, pick
 
 #: Attributes of the buffer that are the first fields of a :class:`Batch`, in order.

@@ -14,7 +14,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from ppo_plus.compiling.torch_private import flatten, has_step_hooks
-from ppo_plus.policy.distributions import to_device
+from ppo_plus.trees import to_device
 
 #: Optimizers with a fused kernel on CPUs and GPUs; Adagrad's is for CPUs.
 FUSED = (optim.Adam, optim.AdamW, optim.SGD)

@@ -13,9 +13,8 @@ from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import as_if_compiling, autograd_grad, buffer_tables, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
-from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.policies import Carry, Features
-from ppo_plus.trees import tree_flatten, tree_leaves, tree_map
+from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, widest
 from ppo_plus.update.flat import concatenated, new_optimizer, trainable, views
 
 Observations = th.Tensor | dict[str, th.Tensor]

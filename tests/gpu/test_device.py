@@ -8,7 +8,7 @@ from simulated_device import waits
 from torch import nn, optim
 
 from ppo_plus.compiling.torch_private import optimizer_step
-from ppo_plus.policy.distributions import to_device
+from ppo_plus.trees import to_device
 from ppo_plus.update.minibatch import read
 
 CUDA = th.device("cuda")
