@@ -8,7 +8,6 @@ tensors. Their names: ``observation`` or ``observation.KEY``, ``action_masks``, 
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -39,6 +38,7 @@ from ppo_plus.trees import tree_leaves
 #: Wrappers that change neither observations nor actions.
 HARMLESS = (*RECORDERS, Monitor, Numbers, TimeLimit, OrderEnforcing, PassiveEnvChecker, Resumable, VecCheckNan)
 Normalization = Literal["environment"] | None
+Tensors = dict[str, th.Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,20 @@ class Raw:
             obs = wrapper.normalize_obs(obs) if normalizes else wrapper.transpose_observations(obs)
         return obs
 
-    def functions(self) -> list[dict[str, Callable[[th.Tensor], th.Tensor]]]:
-        """The same for tensors: by wrapper, and by the entry of the observations (``""``: the whole)."""
-        return [
-            _normalizers(wrapper) if isinstance(wrapper, VecNormalize) else _transposers(wrapper)
-            for wrapper in self.wrappers
-        ]
+    def processed_tensors(self, parts: Tensors) -> Tensors:
+        """The same for tensors, by entry; some may be missing."""
+        parts = dict(parts)
+        for wrapper in self.wrappers:
+            if isinstance(wrapper, VecTransposeImage):
+                keys = wrapper.image_space_keys if isinstance(wrapper.observation_space, spaces.Dict) else [""]
+                parts |= {key: parts[key].permute(0, 3, 1, 2) for key in keys if key in parts and not wrapper.skip}
+                continue
+            for key, rms in _moments(wrapper).items():
+                if key in parts:
+                    # In double precision, as VecNormalize.
+                    mean, std = map(th.tensor, (rms.mean, np.sqrt(rms.var + wrapper.epsilon)))
+                    parts[key] = ((parts[key].double() - mean) / std).clamp(-wrapper.clip_obs, wrapper.clip_obs).float()
+        return parts
 
     def parts(self) -> dict[str, Any]:
         """The spaces of the entries (``""``: the whole)."""
@@ -123,23 +131,6 @@ def _moments(wrapper: Any) -> dict[str, Any]:
     return {key: rms[key] for key in wrapper.norm_obs_keys or ()} if isinstance(rms, dict) else {"": rms}
 
 
-def _normalizers(wrapper: VecNormalize) -> dict[str, Callable[[th.Tensor], th.Tensor]]:
-    def normalize(obs: th.Tensor, mean: th.Tensor, std: th.Tensor) -> th.Tensor:
-        # In double precision, as VecNormalize.
-        return ((obs.double() - mean) / std).clamp(-wrapper.clip_obs, wrapper.clip_obs).float()
-
-    moments = {key: (rms.mean, np.sqrt(rms.var + wrapper.epsilon)) for key, rms in _moments(wrapper).items()}
-    return {
-        key: partial(normalize, mean=th.from_numpy(mean), std=th.from_numpy(std))
-        for key, (mean, std) in moments.items()
-    }
-
-
-def _transposers(wrapper: VecTransposeImage) -> dict[str, Callable[[th.Tensor], th.Tensor]]:
-    keys = wrapper.image_space_keys if isinstance(wrapper.observation_space, spaces.Dict) else [""]
-    return {} if wrapper.skip else {key: lambda obs: obs.permute(0, 3, 1, 2) for key in keys}
-
-
 def _name(wrapper: Any) -> str:
     frames = vars(wrapper).get("stack_size") or getattr(vars(wrapper).get("stacked_obs"), "n_stack", None)
     return type(wrapper).__name__ if frames is None else f"{type(wrapper).__name__} of {frames} frames"
@@ -147,7 +138,6 @@ def _name(wrapper: Any) -> str:
 
 # --- the policy -------------------------------------------------------------------------------------------------------
 
-Tensors = dict[str, th.Tensor]
 #: The dimension of any size in descriptions of shapes.
 BATCH = "batch"
 
@@ -187,7 +177,6 @@ class Deployed(nn.Module):
                 f"deterministic=False: the distribution of {type(policy).__name__} is not known, since it overrides "
                 "methods of SB3's policy: leave it out"
             )
-        self._functions = raw.functions()
         self._to_env = policy.distribution.tensors_to_env(th.device("cpu")) if policy.has_params else self._as_sb3
         self.inputs = list(self._inputs(model))
         if not deterministic:
@@ -218,8 +207,7 @@ class Deployed(nn.Module):
 
     def _observations(self, inputs: Tensors) -> Any:
         parts = {name.partition(".")[2]: part for name, part in inputs.items() if name.startswith("observation")}
-        for functions in self._functions:
-            parts |= {key: function(parts[key]) for key, function in functions.items() if key in parts}
+        parts = self.raw.processed_tensors(parts)
         return parts if isinstance(self.raw.space, spaces.Dict) else parts[""]
 
     def _named(self, actions: th.Tensor) -> Tensors:

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 import safetensors.torch
 import torch as th
-from stable_baselines3.common.save_util import open_path
 
 from ppo_plus.public import version_of
 from ppo_plus.saving.files import replacing
@@ -43,8 +42,7 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
     text = json.dumps(head, indent=1, allow_nan=False).encode()
     with opened_to_write(path_or_file) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(DESCRIPTION, text)
-        with archive.open(ARRAYS, "w", force_zip64=True) as member:
-            member.write(safetensors.torch.save(arrays))
+        archive.writestr(ARRAYS, safetensors.torch.save(arrays))
 
 
 def read(path_or_file: PathOrFile, kind: str, conversions: Mapping[int, Callable[[Any], Any]] = {}) -> Any:
@@ -84,9 +82,10 @@ def is_container(path_or_file: PathOrFile) -> bool:
 
 @contextmanager
 def opened(path_or_file: PathOrFile) -> Any:
-    """A file to read, with SB3's suffix if it has none; an open one stays open, at its position."""
+    """A file to read, also by its name without SB3's suffix; an open one stays open, at its position."""
     if isinstance(path_or_file, (str, Path)):
-        with open_path(Path(path_or_file), "r", suffix="zip") as file:
+        path, zipped = Path(path_or_file), Path(f"{path_or_file}.zip")
+        with (zipped if not path.is_file() and zipped.is_file() else path).open("rb") as file:
             yield file
     else:
         position = path_or_file.tell()

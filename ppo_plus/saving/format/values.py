@@ -189,23 +189,14 @@ class _Kind(NamedTuple):
     make: Callable[[Any], Any]
 
 
-def _scalar(value: np.generic) -> list[Any]:
-    number = value.item()
-    if value.dtype.kind not in "biuf" or type(number) not in (bool, int, float):
-        raise ValueError("is not a plain number: convert it")
-    return [_dtype(value.dtype), number]
-
-
 def _dtype(value: np.dtype[Any]) -> str:
     if not value.isnative or value.name not in NATIVE:
-        raise ValueError("is not a plain type of numbers: take it out")
+        raise ValueError("is not of a plain type of numbers: convert it")
     return value.name
 
 
 def _array(value: np.ndarray) -> th.Tensor:
-    if not value.dtype.isnative or value.dtype.name not in NATIVE:
-        raise ValueError("contains no plain numbers: convert it")
-    return th.from_numpy(np.array(value, order="C").view(value.dtype.name))
+    return th.from_numpy(np.array(value, order="C").view(_dtype(value.dtype)))
 
 
 def _tensor(value: th.Tensor) -> th.Tensor:
@@ -265,7 +256,12 @@ _KINDS: dict[type, _Kind] = {
     th.dtype: _Kind("torch.dtype", str, str, _TORCH_TYPES.__getitem__),
     th.device: _Kind("device", str, str, th.device),
     np.dtype: _Kind("dtype", str, _dtype, find_dtype),
-    np.generic: _Kind("scalar", list, _scalar, lambda content: find_dtype(content[0]).type(content[1])),
+    np.generic: _Kind(
+        "scalar",
+        list,
+        lambda scalar: [_dtype(scalar.dtype), scalar.item()],
+        lambda content: find_dtype(content[0]).type(content[1]),
+    ),
     np.ndarray: _Kind("array", th.Tensor, _array, th.Tensor.numpy),
     th.Tensor: _Kind("tensor", th.Tensor, _tensor, lambda tensor: tensor),
     # The writer reduces these, by the paths in messages and names of arrays.
