@@ -250,8 +250,8 @@ POLICY = (
     Fault(
         "actor-sees-critics",
         "policy/policies.py",
-        "canonical_space(self.actor_space), **",
-        "canonical_space(self.critic_space), **",
+        "return self._make_extractor(self.actor_space)",
+        "return self._make_extractor(self.critic_space)",
         "tests/policy/test_actor_and_critic_keys.py",
     ),
     Fault(

@@ -41,10 +41,9 @@ from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.masking import find_masks
-from ppo_plus.policy.observations import explained
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
-from ppo_plus.process import full_precision, has_convolutions, keep_freed_memory, torch_threads, worth_threads
+from ppo_plus.process import assigned, full_precision, has_convolutions, keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
@@ -278,23 +277,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.rollout_buffer = self._make_buffer()
         # Passed only if set: a policy class written for SB3 may not accept them.
         custom: dict[str, Any] = {"exploration": settings.exploration, "action_mask_key": settings.action_mask_key}
-        try:
-            self.policy = adapt_policy_class(self.policy_class)(
-                self.observation_space,
-                self.action_space,
-                partial(value_at, name="learning_rate", schedule=self.lr_schedule),
-                use_sde=self.use_sde,
-                **{name: value for name, value in custom.items() if value is not None},
-                **self.policy_kwargs,
-            ).to(self.device)
-        except (AssertionError, RuntimeError) as error:
-            # SB3's networks check their observations by assertions.
-            normalize_images = self.policy_kwargs.get("normalize_images", True)
-            if explanation := explained(error, self.observation_space, normalize_images):
-                raise explanation from error
-            if isinstance(error, RuntimeError):
-                raise
-            raise ValueError(f"policy={self.policy_class.__name__}: {error}") from error
+        self.policy = adapt_policy_class(self.policy_class)(
+            self.observation_space,
+            self.action_space,
+            partial(value_at, name="learning_rate", schedule=self.lr_schedule),
+            use_sde=self.use_sde,
+            **{name: value for name, value in custom.items() if value is not None},
+            **self.policy_kwargs,
+        ).to(self.device)
         optimizer = self.policy.optimizer
         if optimizer.state and self.device.type != "cpu":
             # State that was made with the optimizer stayed on the CPU.
@@ -305,11 +295,10 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """As SB3's; environments that cannot be seeded give a warning."""
-        env, self.env = self.env, None
-        super().set_random_seed(seed)
-        self.env = env
-        if env is not None and seed is not None:
-            seed_envs(env, seed)
+        with assigned(self, env=None):
+            super().set_random_seed(seed)
+        if self.env is not None and seed is not None:
+            seed_envs(self.env, seed)
 
     def _seed_ranks(self) -> None:
         """Seed processes that train together differently: weights are drawn alike, environments and noise are not."""
@@ -451,8 +440,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         return total, callbacks
 
     def _plan_compiling(self, total_timesteps: int) -> None:
-        planned = self._gradient_steps(total_timesteps)
-        foreign = None if self.policy.compilable else f"{self.policy_class.__name__} overrides methods of SB3's policy"
+        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
+        foreign = None if self.policy.has_params else f"{self.policy_class.__name__} overrides methods of SB3's policy"
         self.compilation.plan(self.settings.compile, planned, self.device, foreign)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
@@ -472,10 +461,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Whether training is compiled, true or false; printed, it says why."""
         is_own = self._n_updates and type(self).train is not PPO_Plus.train
         return self.compilation.status(f"{type(self).__name__}.train" if is_own else None)
-
-    def _gradient_steps(self, total_timesteps: float) -> int:
-        """Gradient steps that a call of ``learn`` takes with so many timesteps, over all processes."""
-        return self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
 
     def learn(
         self: SelfPPO_Plus,
@@ -700,8 +685,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, self.shared.reduction, reads)
         with self.updater.start(rule, numbers, self.device) as update:
             for epoch in self._epochs():
-                for data, indices in epoch:
-                    update.step(data, indices)
+                for rollout, indices in epoch:
+                    update.step(rollout, indices)
                     if update.stopped:
                         break
                 update.end_epoch()
@@ -873,16 +858,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         return export(self, path, deterministic, normalization)
 
     def _excluded_save_params(self) -> list[str]:
-        return [
-            *super()._excluded_save_params(),
-            "settings",
-            "built_layout",
-            "_warned_of_masks",
-            "collector",
-            "call",
-            "ranks",
-            "shared",
-        ]
+        made_again = ["settings", "built_layout", "_warned_of_masks", "collector", "call", "ranks", "shared"]
+        return [*super()._excluded_save_params(), *made_again]
 
     @classmethod
     def from_sb3(

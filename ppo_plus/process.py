@@ -31,6 +31,19 @@ def has_convolutions(policy: nn.Module) -> bool:
     return any(isinstance(part, CONVOLUTIONS) for part in policy.modules())
 
 
+@contextmanager
+def assigned(owner: Any, **values: Any) -> Iterator[None]:
+    """Give attributes of an object other values in the block."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
 class _Threads:
     """Blocks of :func:`torch_threads`, which threads of Python may be in at the same time."""
 

@@ -21,7 +21,7 @@ from ppo_plus.envs.checks import check_spaces
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import Coefficients, PPOLoss
-from ppo_plus.formulas.schedules import Constant, Schedule, Unknown, make_schedule, value_at
+from ppo_plus.formulas.schedules import Schedule, Unknown, make_schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.recurrent import MlpLstmPolicy
@@ -134,13 +134,10 @@ class Settings:
         :param progress_remaining: from 1 at the start of training to 0 at its end
         :raises ValueError: a value is out of range
         """
-        values: dict[str, Any] = {}
-        for name, schedule in self.schedules.items():
-            if schedule is None or isinstance(schedule, Constant):
-                values[name] = schedule and float(schedule.value)
-            else:
-                values[name] = value_at(progress_remaining, name, schedule, LOWEST[name])
-        return values
+        return {
+            name: None if schedule is None else value_at(progress_remaining, name, schedule, LOWEST[name])
+            for name, schedule in self.schedules.items()
+        }
 
     def check_unchanged(self, before: "Settings") -> None:
         """:raises ValueError: an argument that the model is built with has been assigned"""
@@ -229,8 +226,7 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
 
 
 def _check_kinds(settings: Settings) -> None:
-    if not isinstance(settings.policy_class, type):
-        raise TypeError(f"policy={settings.policy_class!r} must be the name of a policy, or a policy class")
+    require_kind("policy", settings.policy_class, type, "the name of a policy, or a policy class")
     adapt_policy_class(settings.policy_class)
     buffer_class = settings.buffer_class
     if buffer_class.get is not RolloutBuffer.get and buffer_class.minibatches is RolloutBuffer.minibatches:
@@ -246,12 +242,9 @@ def _check_kinds(settings: Settings) -> None:
 
 
 def _check_ranges(settings: Settings) -> None:
-    if settings.seed is not None:
-        require_int("seed", settings.seed, 0)
-    require_int("n_steps", settings.n_steps, 1)
-    require_int("batch_size", settings.batch_size, 1)
-    require_int("n_epochs", settings.n_epochs, 1)
-    require_int("stats_window_size", settings.stats_window_size, 1)
+    require_int("seed", settings.seed, 0, or_none=True)
+    for name in ("n_steps", "batch_size", "n_epochs", "stats_window_size"):
+        require_int(name, getattr(settings, name), 1)
     require_number("gamma", settings.gamma, 0, 1)
     require_number("gae_lambda", settings.gae_lambda, 0, 1)
     require_number("max_grad_norm", settings.max_grad_norm, 0, above=True)
@@ -283,15 +276,14 @@ def _check_memory(n_steps: int, n_envs: int, observation_space: spaces.Space, ac
 def _check_exploration(settings: Settings) -> None:
     if settings.sde_sample_freq not in ("episode", -1):
         require_int('sde_sample_freq (or -1, or "episode")', settings.sde_sample_freq, 1)
-    if settings.sde_sample_freq == "episode" and not adapt_policy_class(settings.policy_class).compilable:
+    if settings.sde_sample_freq == "episode" and not adapt_policy_class(settings.policy_class).has_params:
         raise ValueError(
             f'sde_sample_freq="episode" does not reach policy={settings.policy_class!r}, which overrides methods of '
             "SB3's policy: use a number, or derive it from ppo_plus.ActorCriticPolicy"
         )
     if settings.exploration is None:
         return
-    if not isinstance(settings.exploration, NoiseProcess):
-        raise TypeError(f"exploration={settings.exploration!r} must be a NoiseProcess, such as ColoredNoise(0.5)")
+    require_kind("exploration", settings.exploration, NoiseProcess, "a NoiseProcess, such as ColoredNoise(0.5)")
     if settings.use_sde:
         raise ValueError(f"use_sde=True and exploration={settings.exploration!r} exclude each other: leave one out")
 

@@ -24,7 +24,7 @@ from ppo_plus.policy.observations import to_network
 from ppo_plus.rollout.collector import prepare_act
 from ppo_plus.update.flat import moments, packed, trainable
 from ppo_plus.update.minibatch import FINITE, UpdateRule
-from ppo_plus.update.update import CompiledMinibatch
+from ppo_plus.update.update import whole_compiled
 
 pytestmark = needs_compiler
 
@@ -647,7 +647,7 @@ def test_an_optimizer_gets_its_state_after_a_skipped_step():
     data.returns[:16] = th.nan
     rule = UpdateRule(model.policy, model.compute_loss, KLControl(), 0.5)
     with packed(model.policy.optimizer) as lent:
-        minibatch = CompiledMinibatch(rule, Compiled(rule, "the update"), lent, coefficients_at(model))
+        minibatch = whole_compiled(rule, Compiled(rule, "the update"), lent, coefficients_at(model))
         state = KLControl().init()
         for first in (0, 16, 32):
             state, _, record = minibatch(data, state, th.arange(first, first + 16))

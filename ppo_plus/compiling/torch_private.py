@@ -9,7 +9,7 @@ import platform
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch as th
@@ -18,6 +18,7 @@ from torch._utils import _flatten_dense_tensors
 from torch.autograd import Variable
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ppo_plus.process import assigned
 from ppo_plus.trees import tree_leaves, tree_map
 
 #: Whether this is a version of torch whose gradients and optimizers are known, and are called directly.
@@ -52,7 +53,7 @@ def inductor_options() -> Iterator[dict[str, Any]]:
     """
     from torch._inductor import config, cpu_vec_isa
 
-    find, capability = cpu_vec_isa.valid_vec_isa_list, th.backends.cpu.get_cpu_capability().lower()
+    capability = th.backends.cpu.get_cpu_capability().lower()
     if platform.machine() in ("x86_64", "AMD64"):
         with config.patch("cpp.vec_isa_ok", True):
             # The truth value of AVX-512 also tests for bfloat16.
@@ -60,11 +61,8 @@ def inductor_options() -> Iterator[dict[str, Any]]:
     else:
         sets = [cpu_vec_isa.pick_vec_isa()]
     width = sets[0].bit_width() if sets else 0
-    cpu_vec_isa.valid_vec_isa_list = lambda: sets  # type: ignore[assignment]
-    try:
+    with assigned(cpu_vec_isa, valid_vec_isa_list=lambda: sets):
         yield OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
-    finally:
-        cpu_vec_isa.valid_vec_isa_list = find
 
 
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,15 +197,9 @@ def original(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
-@contextmanager
-def as_if_compiling() -> Iterator[None]:
+def as_if_compiling() -> AbstractContextManager[None]:
     """Make torch's optimizers compute with tensors throughout, as under ``torch.compile``."""
-    before = getattr(th.compiler, "_is_compiling_flag", False)
-    th.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        th.compiler._is_compiling_flag = before
+    return assigned(th.compiler, _is_compiling_flag=True)
 
 
 @contextmanager

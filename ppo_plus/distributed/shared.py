@@ -26,6 +26,8 @@ from ppo_plus.update.minibatch import Gradient, LossAndGradient
 
 #: A minibatch: the rollout and the rows of it.
 Rows = tuple[Any, th.Tensor]
+#: Returns what has to be the same in all processes.
+Facts = Callable[[], dict[str, Any]]
 
 
 class SingleProcess:
@@ -45,13 +47,7 @@ class SingleProcess:
         return infos, dones
 
     def synchronize(
-        self,
-        env: Any,
-        keep_training: bool,
-        keep: int,
-        num_timesteps: int,
-        facts: Callable[[], dict[str, Any]],
-        policy: nn.Module,
+        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: Facts, policy: nn.Module
     ) -> tuple[bool, list[dict[str, Any]], int]:
         """End a rollout: statistics of ``env`` become those of all processes, and weights that differ by rounding are
         made the same. Returns whether all want to continue, infos of at most ``keep`` episodes of each to log now, and
@@ -130,13 +126,7 @@ class SharedTraining(SingleProcess):
         return [], None
 
     def synchronize(
-        self,
-        env: Any,
-        keep_training: bool,
-        keep: int,
-        num_timesteps: int,
-        facts: Callable[[], dict[str, Any]],
-        policy: nn.Module,
+        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: Facts, policy: nn.Module
     ) -> tuple[bool, list[dict[str, Any]], int]:
         self.ranks.require_same({**facts(), **self.scheduled})
         statistics = _statistics(env)

@@ -172,17 +172,12 @@ def make_kl_control(kl_control: "str | KLControl", has_target: bool) -> KLContro
     """
     if isinstance(kl_control, KLControl):
         return kl_control
+    remedy = f"one of {sorted(KL_CONTROLS)} or a KLControl object"
     if not isinstance(kl_control, str):
-        raise TypeError(f"kl_control={kl_control!r} must be one of {sorted(KL_CONTROLS)} or a KLControl object")
+        raise TypeError(f"kl_control={kl_control!r} must be {remedy}")
     if kl_control not in KL_CONTROLS:
-        raise ValueError(
-            f"kl_control={kl_control!r} is unknown: use one of {sorted(KL_CONTROLS)} or a KLControl object"
-        )
-    if has_target:
-        return KL_CONTROLS[kl_control]()
-    if kl_control == "stop":
-        return KLControl()
-    raise ValueError(f"kl_control={kl_control!r} needs a target: set target_kl, for example target_kl=0.01")
+        raise ValueError(f"kl_control={kl_control!r} is unknown: use {remedy}")
+    return KL_CONTROLS[kl_control]() if has_target or kl_control != "stop" else KLControl()
 
 
 def same_control(control: KLControl, other: KLControl) -> bool:

@@ -5,6 +5,7 @@ They are combined and separated again in double precision, by the formulas of Ch
 """
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import NamedTuple
 
 import torch as th
@@ -58,7 +59,4 @@ class Moments(NamedTuple):
 
 def total(parts: Iterable[Moments]) -> Moments:
     """The moments of all parts together; there must be at least one."""
-    first, *others = parts
-    for other in others:
-        first = first.plus(other)
-    return first
+    return reduce(Moments.plus, parts)

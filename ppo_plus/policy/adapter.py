@@ -58,9 +58,7 @@ class SB3Interface:
     """Implements the interface of our policies by the methods of an SB3 policy; the first of the base classes."""
 
     remembers = False
-    #: Whether it may be compiled.
-    compilable = False
-    #: Whether the parameters of its action distribution are known.
+    #: Whether the parameters of its action distribution are known, without which nothing is compiled.
     has_params = False
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -130,7 +128,7 @@ def overridden(policy_class: type) -> list[str]:
 
 def warn_of_overrides(policy_class: type) -> None:
     """Warn about the features that a policy class lacks if it overrides methods that SB3 calls."""
-    if not adapt_policy_class(policy_class).compilable:
+    if not adapt_policy_class(policy_class).has_params:
         warnings.warn(
             f"policy={policy_class.__name__} overrides {', '.join(overridden(policy_class))}: it runs as in SB3, "
             "uncompiled, and without exact KL, gSDE off Box, masks and memory. For these derive it from "

@@ -5,7 +5,6 @@ any shape. The conversion for a space is chosen once, when the policy is built. 
 precision raise an error.
 """
 
-import traceback
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first, maybe_transpose
-from stable_baselines3.common.torch_layers import NatureCNN
+from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from torch import nn
 from torch.nn import functional as F
 
@@ -57,39 +56,37 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
     raise ValueError(f"{name}={space} is not supported: {remedy}")
 
 
-def explained(error: Exception, space: spaces.Space, normalize_images: bool) -> ValueError | None:
-    """What an error of SB3's NatureCNN means, with the remedy; ``None``: the error came from elsewhere."""
-    if NatureCNN.__init__.__code__ not in (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)):
-        return None
-    entries = space.items() if isinstance(space, spaces.Dict) else [(None, space)]
-    for key, sub in entries:
-        problem = _problem_of_image(sub, normalize_images)
-        if problem and (key is None or is_image_space(sub, normalized_image=not normalize_images)):
-            place = "observation_space" if key is None else f"observation_space[{key!r}]"
-            return ValueError(f"{place}={sub} does not fit SB3's NatureCNN: {problem}")
-    return None
+def check_images(extractor: Any, space: spaces.Space, normalized: bool, name: str = "observation_space") -> None:
+    """:raises ValueError: SB3's NatureCNN, if that is the features extractor, cannot read the images of a space"""
+    if extractor is CombinedExtractor and isinstance(space, spaces.Dict):
+        for key, sub in space.items():
+            if is_image_space(sub, normalized_image=normalized):
+                check_images(NatureCNN, sub, normalized, f"{name}[{key!r}]")
+    problem = _problem_of_image(space, normalized) if extractor is NatureCNN else None
+    if problem:
+        raise ValueError(f"{name}={space} does not fit SB3's NatureCNN: {problem}")
 
 
-def _problem_of_image(space: spaces.Space, normalize_images: bool) -> str | None:
+def _problem_of_image(space: spaces.Space, normalized: bool) -> str | None:
     """Why NatureCNN cannot read images of a space, with the remedy."""
     shape = space.shape or ()
     if len(shape) == 2:
         return f"give it a channel, gymnasium.wrappers.ReshapeObservation(env, {(*shape, 1)})"
     if not isinstance(space, spaces.Box) or len(shape) != 3:
         return 'it is not an image: use "MlpPolicy", or "MultiInputPolicy" for a Dict'
-    if not normalize_images and not is_image_space_channels_first(space):
-        return "its channels are last: with normalize_images=False put them first, with TransformObservation"
-    if normalize_images and not is_image_space(space):
+    if not is_image_space(space, normalized_image=normalized):
         return (
             "return images as uint8 from 0 to 255; or, if they are scaled already, put channels first and pass "
             "policy_kwargs=dict(normalize_images=False)"
         )
-    if min(shape[1:]) < LEAST_PIXELS:
-        return (
-            f"images need {LEAST_PIXELS} x {LEAST_PIXELS} pixels: enlarge them (ResizeObservation of Gymnasium, for "
-            "channels last), or pass a smaller network as policy_kwargs=dict(features_extractor_class=...)"
-        )
-    return None
+    if min(shape[1:]) >= LEAST_PIXELS:
+        return None
+    if normalized and not is_image_space_channels_first(space):
+        return "its channels are last: with normalize_images=False put them first, with TransformObservation"
+    return (
+        f"images need {LEAST_PIXELS} x {LEAST_PIXELS} pixels: enlarge them (ResizeObservation of Gymnasium, for "
+        "channels last), or pass a smaller network as policy_kwargs=dict(features_extractor_class=...)"
+    )
 
 
 def visible_spaces(

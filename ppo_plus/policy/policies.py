@@ -29,6 +29,7 @@ from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution,
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.observations import (
     canonical_space,
+    check_images,
     is_finite,
     make_preprocess,
     not_finite,
@@ -152,9 +153,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     default_features_extractor: type[BaseFeaturesExtractor] = FlattenExtractor
     #: Whether it has memory (:class:`ppo_plus.WithMemory`).
     remembers = False
-    #: Whether it may be compiled.
-    compilable = True
-    #: Whether the parameters of its action distribution are known.
+    #: Whether the parameters of its action distribution are known, without which nothing is compiled.
     has_params = True
     #: Attributes that neither acting nor evaluating depends on.
     not_constant = frozenset({"optimizer", "optimizer_class", "optimizer_kwargs", "_noise", "lr_schedule", "_networks"})
@@ -251,7 +250,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         """Create a features extractor for what the actor sees."""
-        return self.features_extractor_class(canonical_space(self.actor_space), **self.features_extractor_kwargs)
+        return self._make_extractor(self.actor_space)
+
+    def _make_extractor(self, space: spaces.Space) -> BaseFeaturesExtractor:
+        kwargs = self.features_extractor_kwargs
+        check_images(self.features_extractor_class, space, kwargs.get("normalized_image", False))
+        return self.features_extractor_class(canonical_space(space), **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
@@ -259,8 +263,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self._preprocess_critic = make_preprocess(self.critic_space, self.normalize_images)
         extractor = self.features_extractor = self.pi_features_extractor = self.make_features_extractor()
         if self.actor_space is not self.critic_space:
-            space = canonical_space(self.critic_space)
-            extractor = self.features_extractor_class(space, **self.features_extractor_kwargs)
+            extractor = self._make_extractor(self.critic_space)
         elif not self.share_features_extractor:
             extractor = self.make_features_extractor()
         self.vf_features_extractor = extractor

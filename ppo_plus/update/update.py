@@ -270,59 +270,58 @@ def compiled_minibatch(
     if compiled is None:
         return in_place(rule, lent, coefficients)
     if whole:
-        return CompiledMinibatch(rule, compiled, lent, coefficients)
-    return in_place(rule, lent, coefficients, CompiledGradient(rule, compiled, lent, coefficients))
+        return whole_compiled(rule, compiled, lent, coefficients)
+    return in_place(rule, lent, coefficients, gradient_compiled(rule, compiled, lent, coefficients))
 
 
-class CompiledGradient:
+def gradient_compiled(
+    rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients
+) -> GradientFunction:
     """Loss and gradient of a process's part of a minibatch, compiled; with memory, from the encoder on, which runs
     eagerly."""
+    vector = trainable(lent)[0].data
+    bound_to: Any = None
+    bound: Any = None
 
-    def __init__(self, rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients):
-        self._rule, self._compiled, self._coefficients = rule, compiled, coefficients
-        self._vector = trainable(lent)[0].data
-        #: The rollout that the compiled form is bound to, and the bound form.
-        self._rollout: Any = None
-        self._bound: Any = None
-
-    def __call__(self, rollout: Batch, state: KLState, indices: th.Tensor) -> LossAndGradient:
-        rule = self._rule
+    def gradient_of(rollout: Batch, state: KLState, indices: th.Tensor) -> LossAndGradient:
+        nonlocal bound_to, bound
         # The number of valid transitions decides shapes, which a compiled form has fixed; and if compiling has failed,
         # hooks on weights must see the gradient of the weights themselves.
-        if rollout.valid is not None or self._compiled.failure is not None:
-            return rule.own_gradient(self._coefficients, rollout, state, indices)
-        if self._rollout is not rollout:
-            train_state = TrainState(self._vector, rule.list_others(), {})
-            self._rollout, self._bound = rollout, self._compiled.bind(train_state, self._coefficients, rollout)
+        if rollout.valid is not None or compiled.failure is not None:
+            return rule.own_gradient(coefficients, rollout, state, indices)
+        if bound_to is not rollout:
+            train_state = TrainState(vector, rule.list_others(), {})
+            bound_to, bound = rollout, compiled.bind(train_state, coefficients, rollout)
         if not rule.policy.remembers:
-            return self._bound(state, indices)  # type: ignore[no-any-return]
-        return rule.gradient_by_parts(partial(self._bound, state, indices), pick(rollout, indices))
+            return bound(state, indices)  # type: ignore[no-any-return]
+        return rule.gradient_by_parts(partial(bound, state, indices), pick(rollout, indices))
+
+    return gradient_of
 
 
-class CompiledMinibatch:
+def whole_compiled(rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients) -> Minibatch:
     """Minibatches in the compiled form of an :class:`UpdateRule`."""
+    eager = in_place(rule, lent, coefficients)
+    fresh, full_size = not moments(lent), 0
+    bound_to: Any = None
+    bound: Any = None
 
-    def __init__(self, rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients):
-        self._rule, self._compiled, self._lent, self._coefficients = rule, compiled, lent, coefficients
-        self._eager = in_place(rule, lent, coefficients)
-        self._fresh = not moments(lent)
-        self._full_size = 0
-        self._rollout: Any = None
-        self._bound: Any = None
-
-    def __call__(self, rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:
-        if self._rollout is not rollout:
+    def minibatch(rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:
+        nonlocal fresh, full_size, bound_to, bound
+        if bound_to is not rollout:
             # The trace needs a full minibatch, and the optimizer's state, which its first step may create.
-            self._full_size = max(self._full_size, len(indices))
-            if self._fresh or len(indices) < self._full_size:
-                outcome = self._eager(rollout, state, indices)
+            full_size = max(full_size, len(indices))
+            if fresh or len(indices) < full_size:
+                outcome = eager(rollout, state, indices)
                 # A step that was skipped has not made the state yet.
-                self._fresh = self._fresh and not bool(outcome[2][FINITE])
+                fresh = fresh and not bool(outcome[2][FINITE])
                 return outcome
-            (vector,) = trainable(self._lent)
+            (vector,) = trainable(lent)
             vector.grad = None  # the compiled form leaves none
             # Only now, since a module may have replaced a buffer, or have a new one.
-            train_state = TrainState(vector.data, self._rule.list_others(), moments(self._lent))
-            fixed = train_state, self._coefficients, rollout
-            self._rollout, self._bound = rollout, self._compiled.bind(*fixed, plain=partial(self._eager, rollout))
-        return self._bound(state, indices)  # type: ignore[no-any-return]
+            train_state = TrainState(vector.data, rule.list_others(), moments(lent))
+            bound_to = rollout
+            bound = compiled.bind(train_state, coefficients, rollout, plain=partial(eager, rollout))
+        return bound(state, indices)  # type: ignore[no-any-return]
+
+    return minibatch
