@@ -34,6 +34,7 @@ help:
 
 train: $(RUNTIME)
 	$(BIN)/ppo-plus train --env CartPole-v1
+	@echo "or: source $(BIN)/activate, and then ppo-plus enjoy --env CartPole-v1 (ppo-plus --help lists all commands)"
 
 test: $(DEV)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests

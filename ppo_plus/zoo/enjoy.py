@@ -7,9 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from PIL import Image
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import tile_images
 
 from ppo_plus import PPO_Plus
 from ppo_plus.policy.distributions import make_distribution
@@ -106,7 +108,7 @@ def enjoy(player: Player, n_timesteps: int) -> None:
 
 def record(player: Player, n_timesteps: int, path: Path) -> None:
     """Play in environments with ``render_mode="rgb_array"``, write a ``.gif`` or ``.mp4``, and print its path."""
-    fps = player.env.get_attr("metadata")[0].get("render_fps", 30)
+    fps = (player.env.get_attr("metadata")[0] or {}).get("render_fps") or 30
     frames = _frames(player, n_timesteps)
     path.parent.mkdir(parents=True, exist_ok=True)
     (_write_gif if path.suffix.lower() == ".gif" else _write_video)(frames, path, fps)
@@ -133,6 +135,18 @@ def _write_video(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
 
 def _frames(player: Player, n_timesteps: int) -> Iterator[np.ndarray]:
     for _ in player.play(n_timesteps):
-        frame = player.env.render("rgb_array")
-        assert frame is not None, "the environment renders nothing"
-        yield frame
+        yield tile_images([_rgb(image) for image in player.env.get_images()])
+
+
+def _rgb(image: Any) -> np.ndarray:
+    """A picture as RGB from 0 to 255, ``(H, W, 3)``. An environment may render floats up to 1, or shades of gray."""
+    pixels = np.asarray(image)
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.ndim != 3 or pixels.dtype == object:
+        raise gym.error.UnsupportedMode(
+            f"the environment's render() returned {image!r}: with render_mode='rgb_array', return an array (H, W, 3)"
+        )
+    if np.issubdtype(pixels.dtype, np.floating) and pixels.max() <= 1:
+        pixels = 255 * pixels
+    return np.broadcast_to(np.clip(pixels, 0, 255).astype(np.uint8)[..., :3], (*pixels.shape[:2], 3))

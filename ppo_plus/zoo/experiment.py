@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
@@ -13,15 +14,18 @@ import gymnasium as gym
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize, unwrap_vec_normalize
 from tqdm import tqdm
 
-from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
-from ppo_plus.envs.checks import LeanVecEnv, check_spaces
-from ppo_plus.envs.make_vec import require_vec_env
+from ppo_plus import PPO_Plus, SupervisedVecEnv
+from ppo_plus.envs.checks import LeanVecEnv
+from ppo_plus.envs.make_vec import require_vec_env, resumable
+from ppo_plus.policy.observations import LEAST_PIXELS
 from ppo_plus.process import torch_threads
 from ppo_plus.saving import statistics
 from ppo_plus.zoo.hyperparams import (
+    STRATEGIES,
     builtin_file,
     errors_of,
     format_literal,
@@ -29,7 +33,6 @@ from ppo_plus.zoo.hyperparams import (
     positive_int,
     read_arguments,
     read_entry,
-    read_hyperparameter,
     read_literal,
     read_mapping,
     require_known,
@@ -210,11 +213,12 @@ def parse_settings(
         **dict.fromkeys(PARTS, partial(_parts, packages)),
         "env_kwargs": read_arguments,
         "monitor_kwargs": read_arguments,
-        "policy_kwargs": _policy_kwargs,
+        "policy_kwargs": partial(_policy_kwargs, packages),
     }
-    settings = {"n_timesteps": None, **settings}
+    # YAML's None is text.
+    settings = {name: None if value == "None" else value for name, value in {"n_timesteps": None, **settings}.items()}
     named = {name: read(name, settings[name]) for name, read in readers.items() if name in settings}
-    rest = {name: read_hyperparameter(name, value) for name, value in settings.items() if name not in readers}
+    rest = {name: _hyperparameter(packages, name, value) for name, value in settings.items() if name not in readers}
     return Experiment(env_id, **named, hyperparams=rest)
 
 
@@ -235,7 +239,10 @@ def _parts(packages: Collection[str] | None, name: str, value: Any) -> tuple[Par
     for item in value if isinstance(value, list) else [] if value is None else [value]:
         mapping = {item: None} if isinstance(item, str) else item
         if not isinstance(mapping, dict) or len(mapping) != 1 or not isinstance(next(iter(mapping)), str):
-            raise ValueError(f"{name}: {item!r} must be a dotted name, or a mapping of one such name to its arguments")
+            raise ValueError(
+                f"{name}: {item!r} must be a dotted name, or a mapping of one such name to its arguments (indented below "
+                "it, or name: {argument: value})"
+            )
         ((dotted, kwargs),) = mapping.items()
         with errors_of(name):
             part = Part(dotted, import_class(dotted, PARTS[name], packages), read_arguments(dotted, kwargs))
@@ -263,11 +270,25 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
     return arguments
 
 
-def _policy_kwargs(name: str, value: Any) -> dict[str, Any]:
-    arguments = read_arguments(name, value)
+def _hyperparameter(packages: Collection[str] | None, name: str, value: Any) -> Any:
+    """A number (whole where the argument's default is: ``2e3``), a word, a call (``ColoredNoise(beta=0.5)``), or
+    arguments."""
+    if str(name).endswith("_kwargs"):
+        return read_arguments(name, value, packages)
+    if isinstance(value, str):
+        return read_literal(name, value) if value.partition("(")[0] in STRATEGIES else value
+    parameter = signature(PPO_Plus).parameters.get(name)
+    whole = parameter is not None and type(parameter.default) is int and isinstance(value, float)
+    return int(value) if whole and value.is_integer() else value
+
+
+def _policy_kwargs(packages: Collection[str] | None, name: str, value: Any) -> dict[str, Any]:
+    arguments = read_arguments(name, value, packages)
     for key, item in arguments.items():
         if isinstance(item, str) and str(key).endswith(("_fn", "_class")):
-            raise ValueError(f"policy_kwargs: {key}={item!r} must be a class, such as nn.ReLU or th.optim.Adam")
+            if "." not in item:
+                raise ValueError(f"policy_kwargs: {key}={item!r} must be a class, such as nn.ReLU or th.optim.Adam")
+            arguments[key] = read_literal(name, item, packages)
     return arguments
 
 
@@ -307,27 +328,25 @@ def make_envs(
     own = experiment.eval_env_kwargs if evaluation else None
     env_kwargs = {**deepcopy(experiment.env_kwargs if own is None else own), **env_kwargs}
     make: Any = partial(gym.make, find_env(experiment.env_id))
+    wrappers = experiment.env_wrapper
     kind: dict[str, Any] = {"vec_env_cls": LeanVecEnv}
     if experiment.vec_env == "subproc" or restarts > 0 or timeout is not None:
         # A mistake raises its own error here; in a worker process it would only end the process.
         make(**env_kwargs).close()
-        supervision = {"restarts": restarts, "timeout": timeout, "report": _print}
+        # Above the progress bar, if there is one.
+        supervision = {"restarts": restarts, "timeout": timeout, "report": partial(tqdm.write, file=sys.stderr)}
         kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}
-    env = make_vec_env(
+    env: VecEnv = make_vec_env(
         make,
         n_envs,
         seed=seed + first,
         start_index=first,
         monitor_dir=None if monitor_dir is None else str(monitor_dir),
         monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
-        wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
+        wrapper_class=lambda single: resumable(_wrap(single, wrappers)),
         env_kwargs=env_kwargs,
         **kind,
     )
-    return _wrap_vec_env(env, experiment, evaluation)
-
-
-def _wrap_vec_env(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecEnv:
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         arguments = dict(experiment.normalize)
@@ -343,17 +362,6 @@ def _wrap_vec_env(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecE
     return PPO_Plus._wrap_env(env)
 
 
-def _print(line: str) -> None:
-    """Print above the progress bar, if there is one."""
-    tqdm.write(line, file=sys.stderr)
-
-
-def _resumable(env: Any, parts: tuple[Part, ...]) -> Resumable:
-    wrapped = _wrap(env, parts)
-    check_spaces(wrapped)
-    return Resumable(wrapped)
-
-
 def _wrap(env: Any, parts: tuple[Part, ...]) -> Any:
     return reduce(lambda wrapped, part: part(wrapped), parts, env)
 
@@ -365,6 +373,17 @@ def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plu
     # Orthogonal initialization rounds differently on several threads; the weights should depend on the seed only.
     with torch_threads(1):
         return PPO_Plus(experiment.policy, env, **arguments)
+
+
+def fitting_policy(experiment: Experiment) -> str | type:
+    """The experiment's policy, or if that is ``MlpPolicy`` and does not fit the observations, the one that does."""
+    if experiment.policy != "MlpPolicy":
+        return experiment.policy
+    with closing(make_envs(experiment.replace(vec_env="dummy"), 1)) as env:
+        space = env.observation_space
+    if isinstance(space, gym.spaces.Dict):
+        return "MultiInputPolicy"
+    return "CnnPolicy" if is_image_space(space) and min((space.shape or ())[1:]) >= LEAST_PIXELS else "MlpPolicy"
 
 
 def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:

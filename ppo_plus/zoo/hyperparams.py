@@ -20,7 +20,7 @@ import yaml
 
 import ppo_plus
 from ppo_plus.require import nearest
-from ppo_plus.zoo.installation import is_atari
+from ppo_plus.zoo.installation import import_class, is_atari
 
 #: Modules whose classes Python text may name: the real module, and the required base class.
 MODULES = {
@@ -34,35 +34,38 @@ STRATEGIES = "WhiteNoise StateDependentNoise ColoredNoise EarlyStop AdaptivePena
 ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=...)"
 
 
-def parse_literal(text: str) -> Any:
+def parse_literal(text: str, packages: Collection[str] | None = ()) -> Any:
     """Read Python text of settings files. The syntax tree is evaluated by hand, so that nothing in the text is run.
 
-    :raises ValueError: the text is not made of :data:`ALLOWED` only
+    :param packages: packages whose networks and optimizers the text may name, such as ``my_nets.Extractor``; ``None``:
+        any
+    :raises ValueError: the text is not made of :data:`ALLOWED` and these only
     """
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body)
+        return _value(ast.parse(text.strip(), mode="eval").body, packages)
     except SyntaxError as error:
-        raise ValueError(f"{_quoted(text)} is not a Python expression ({error.msg})") from None
+        raise ValueError(f"{shortened(text, 57)!r} is not a Python expression ({error.msg})") from None
     except (MemoryError, RecursionError):
-        raise ValueError(f"{_quoted(text)} is nested too deeply") from None
+        raise ValueError(f"{shortened(text, 57)!r} is nested too deeply") from None
 
 
-def _value(node: ast.AST) -> Any:
+def _value(node: ast.AST, packages: Collection[str] | None) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
         case ast.List(elts=items):
-            return [_value(item) for item in items]
+            return [_value(item, packages) for item in items]
         case ast.Tuple(elts=items):
-            return tuple(_value(item) for item in items)
+            return tuple(_value(item, packages) for item in items)
         case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant | ast.UnaryOp) for key in keys):
-            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
-        case ast.Call(func=ast.Name(id=name), args=[], keywords=pairs) if all(pair.arg for pair in pairs) and (
+            pairs = zip(keys, values, strict=True)
+            return {_value(key, ()): _value(value, packages) for key, value in pairs if key is not None}
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=words) if all(word.arg for word in words) and (
             name == "dict" or name in STRATEGIES
         ):
-            arguments = {str(pair.arg): _value(pair.value) for pair in pairs}
+            arguments = {str(word.arg): _value(word.value, packages) for word in words}
             try:
                 return arguments if name == "dict" else getattr(ppo_plus, name)(**arguments)
             except TypeError as error:
@@ -76,11 +79,14 @@ def _value(node: ast.AST) -> Any:
             if isinstance(cls, type) and issubclass(cls, getattr(module, parent)):
                 return cls
             raise ValueError(f"{ast.unparse(node)} is not a torch {parent.lower()} class")
-    raise ValueError(f"{_quoted(ast.unparse(node))} is not allowed: write only {ALLOWED}")
+        case ast.Attribute() if packages != () and re.fullmatch(r"[\w.]+", ast.unparse(node)):
+            return import_class(ast.unparse(node), _torch_classes(), packages)
+    raise ValueError(f"{shortened(ast.unparse(node), 57)!r} is not allowed: write only {ALLOWED}")
 
 
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 57 else f"{text[:57]}...")
+def _torch_classes() -> tuple[type, ...]:
+    """The base classes of networks and optimizers."""
+    return tuple(getattr(import_module(path), parent) for path, parent in sorted(set(MODULES.values())))
 
 
 def format_literal(value: Any) -> str:
@@ -109,6 +115,8 @@ def format_literal(value: Any) -> str:
                     return f"{owner}.{name}"
             if module == NAMES.get(name):
                 return name
+            if issubclass(value, _torch_classes()) and vars(import_module(module)).get(name) is value:
+                return f"{module}.{name}"
         case _ if (name := type(value).__name__) in STRATEGIES and type(value) is getattr(ppo_plus, name):
             arguments = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
             return f"{name}({_format_arguments(arguments)})"
@@ -119,8 +127,8 @@ def _format_arguments(arguments: dict[str, Any]) -> str:
     return ", ".join(f"{name}={format_literal(value)}" for name, value in arguments.items())
 
 
-#: A class that a mapping may name without being Python text as a whole.
-CLASS = re.compile(r"(nn|(th|torch)\.(nn|optim))\.\w+")
+#: Python text that a value of a mapping may be: torch's classes, ``None`` (which YAML does not know), and tuples.
+LITERAL = re.compile(r"(nn|(th|torch)\.(nn|optim))\.\w+|None|\([-+.,e\d ]*\)")
 #: Maximum number of characters that a message quotes.
 MAX_MESSAGE = 500
 #: Maximum number of values in a file, with those that aliases repeat.
@@ -174,15 +182,25 @@ def _items(loader: Any, node: Any) -> tuple[Any, ...]:
     return tuple(loader.construct_sequence(node, deep=True))
 
 
-_PYTHON = "tag:yaml.org,2002:python/"
-Loader.add_constructor(f"{_PYTHON}tuple", _items)
-Loader.add_constructor(f"{_PYTHON}object/apply:collections.OrderedDict", lambda *args: dict(*_items(*args)))
+_TAG = "tag:yaml.org,2002:"
+Loader.add_constructor(f"{_TAG}python/tuple", _items)
+Loader.add_constructor(f"{_TAG}python/object/apply:collections.OrderedDict", lambda *args: dict(*_items(*args)))
+# Numbers as in Python and YAML 1.2. In YAML 1.1, 1e5 is text, 010 is 8, and 1:30 is 90.
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag not in (f"{_TAG}int", f"{_TAG}float")]
+    for first, forms in Loader.yaml_implicit_resolvers.items()
+}
+_DIGITS = "0|[1-9][0-9_]*"
+_NUMBERS = {
+    "int": rf"[-+]?({_DIGITS}|0x[0-9a-fA-F]+)",
+    "float": rf"[-+]?((({_DIGITS})(\.[0-9_]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)",
+}
+for _name, _form in _NUMBERS.items():
+    Loader.add_implicit_resolver(_TAG + _name, re.compile(f"({_form})$"), list("-+.0123456789"))
 
 
 def read_mapping(source: Path) -> dict[str, Any]:
     """Read a YAML file that contains a mapping of plain data. ``ValueError``: invalid YAML, or not a mapping."""
-    if not source.exists():
-        raise FileNotFoundError(f"{source}: no such file")
     text = source.read_bytes()
     try:
         loader = Loader(text)
@@ -221,9 +239,9 @@ def require_known(name: Any, valid: Collection[str], where: str = "") -> None:
         raise ValueError(f"unknown key {name!r}{where}: {remedy}")
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = MAX_MESSAGE) -> str:
     """A text, cut to what a message may quote."""
-    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 @contextmanager
@@ -248,36 +266,17 @@ def positive_int(name: str, value: Any) -> int:
     return int(number)
 
 
-def read_literal(name: str, value: Any) -> Any:
+def read_literal(name: str, value: Any, packages: Collection[str] | None = ()) -> Any:
     """A value, which is Python text if it is a string."""
     with errors_of(name):
-        return parse_literal(value) if isinstance(value, str) else value
+        return parse_literal(value, packages) if isinstance(value, str) else value
 
 
-def read_arguments(name: str, value: Any) -> dict[str, Any]:
-    """A mapping, or Python text of one; ``None`` is an empty one. ``nn.X`` in its values becomes the class."""
-    value = read_literal(name, value)
+def read_arguments(name: str, value: Any, packages: Collection[str] | None = ()) -> dict[str, Any]:
+    """A mapping, or Python text of one; ``None`` is an empty one. Its values may be :data:`LITERAL`."""
+    value = read_literal(name, value, packages)
     mapping = require_mapping(name, {} if value is None else value)
-    return {
-        key: read_literal(name, item) if isinstance(item, str) and CLASS.fullmatch(item) else item
-        for key, item in mapping.items()
-    }
-
-
-def read_hyperparameter(name: Any, value: Any) -> Any:
-    """A number (also text such as ``1e-3``), a word, a call such as ``ColoredNoise(beta=0.5)``, or arguments."""
-    if str(name).endswith("_kwargs"):
-        return read_arguments(name, value)
-    if not isinstance(value, str):
-        return value
-    if value.partition("(")[0] in STRATEGIES:
-        return read_literal(name, value)
-    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", value):
-        raise ValueError(f"{name}={value!r} is a string: write the number without quotes")
-    try:
-        return float(value)
-    except ValueError:
-        return value
+    return {key: read_literal(name, item) if LITERAL.fullmatch(str(item)) else item for key, item in mapping.items()}
 
 
 def plain(value: Any) -> Any:

@@ -29,7 +29,7 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
     module, _, name = env_id.rpartition(":")
     if module:
         import_packages([module])
-    atari = is_atari(name)  # registers ALE's environments if they are installed
+    atari = is_atari(name) or re.search("NoFrameskip|Deterministic|-ram", name)  # which registers ALE's if installed
     try:
         return gym.spec(name)
     except gym.error.Error as error:
@@ -69,26 +69,30 @@ def _search_current_folder() -> None:
         sys.path.append(folder)
 
 
-def import_class(name: str, parent: type, packages: Collection[str] | None = ALLOWED_PACKAGES) -> type:
+def import_class(
+    name: str, parents: type | tuple[type, ...], packages: Collection[str] | None = ALLOWED_PACKAGES
+) -> type:
     """Import a class by its dotted name.
 
     :param packages: packages that the name, and the class itself, must come from; ``None``: any, which may run any code
-    :raises ValueError: another package, no such class, or not a subclass of ``parent``
+    :raises ValueError: another package, no such class, or not a subclass of one of ``parents``
     """
     module_name, _, class_name = name.rpartition(".")
     if packages is None:
         _search_current_folder()
     elif not _is_within(module_name, packages):
         raise ValueError(
-            f"{name!r} is in none of the packages that settings may import from ({', '.join(packages)}): "
-            "use --trust-config, or packages=None in Python, if you trust the file"
+            f"{name!r} is in none of the packages that settings may import from ({', '.join(packages)}): if you trust "
+            f"the file, add --gym-packages {name.partition('.')[0]}, or --trust-config for all (Python: packages=None)"
         )
     try:
         cls = getattr(import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{name!r} cannot be imported ({error}): is its package installed?") from None
-    if not isinstance(cls, type) or not issubclass(cls, parent):
-        raise ValueError(f"{name!r} is not a subclass of {parent.__module__}.{parent.__qualname__}")
+    parents = parents if isinstance(parents, tuple) else (parents,)
+    if not isinstance(cls, type) or not issubclass(cls, parents):
+        names = " or ".join(f"{parent.__module__}.{parent.__qualname__}" for parent in parents)
+        raise ValueError(f"{name!r} is not a subclass of {names}")
     # A module of an allowed package may itself have imported the class from elsewhere.
     if packages is not None and not _is_within(cls.__module__, packages):
         raise ValueError(f"{name!r} comes from {cls.__module__}, which settings may not import from")

@@ -9,11 +9,13 @@ generator and is slow.
 import csv
 import io
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -112,12 +114,15 @@ def average(runs: list[Returns]) -> Curve:
 
 
 def read_evaluations(folder: Path) -> Returns:
-    """Timesteps and mean returns of a run's evaluations; empty if there are none."""
+    """Timesteps and mean returns of a run's evaluations; empty if there are none, or if the file is damaged."""
     path = folder / "evaluations.npz"
-    if not path.is_file():
+    try:
+        with np.load(path) as saved:
+            return saved["timesteps"].astype(float), saved["results"].mean(axis=1)
+    except (OSError, EOFError, ValueError, LookupError, BadZipFile) as error:
+        if not isinstance(error, FileNotFoundError):
+            print(f"left out: {path}, which is damaged", file=sys.stderr)
         return np.empty(0), np.empty(0)
-    with np.load(path) as saved:
-        return saved["timesteps"].astype(float), saved["results"].mean(axis=1)
 
 
 def read_training(folder: Path) -> Returns:
@@ -129,12 +134,18 @@ def read_training(folder: Path) -> Returns:
 
 
 def read_episodes(folder: Path) -> Returns:
-    """The number of timesteps trained at the end of each episode of a run, over all environments, and the returns."""
+    """The number of timesteps trained at the end of each episode of a run, over all environments, and the returns.
+    A last line that is half written, as a killed run leaves it, is left out."""
     rows: list[tuple[float, float, float]] = []
     for path in folder.glob("*monitor.csv"):
-        with path.open(newline="") as file:
-            start = json.loads(file.readline().lstrip("#"))["t_start"]
-            rows += [(start + float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(file)]
+        *lines, last = path.read_text("utf-8", errors="replace").split("\n")
+        if last or not lines:
+            print(f"left out: the last line of {path}, which is half written", file=sys.stderr)
+        try:
+            start = json.loads(lines[0].lstrip("#"))["t_start"] if lines else 0.0
+            rows += [(start + float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(lines[1:])]
+        except (ValueError, LookupError, TypeError, csv.Error) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
     episodes = np.array(rows).reshape(-1, 3)
     episodes = episodes[np.argsort(episodes[:, 0], kind="stable")]
     return np.cumsum(episodes[:, 1]), episodes[:, 2]
@@ -171,7 +182,8 @@ def picture(path: Path, *titles: str, size: tuple[float, float] = (6.5, 4.5)) ->
     from matplotlib.figure import Figure  # not pyplot, which needs a display and keeps global state
     from matplotlib.ticker import EngFormatter
 
-    settings: Any = {**SETTINGS, "axes.prop_cycle": cycler(color=COLORS)}
+    # Names are text, not formulas, even with dollar signs.
+    settings: Any = {**SETTINGS, "axes.prop_cycle": cycler(color=COLORS), "text.parse_math": False}
     with mpl.rc_context(settings):
         figure = Figure(figsize=(size[0] * len(titles), size[1]))
         panels = list(figure.subplots(1, len(titles), squeeze=False)[0])

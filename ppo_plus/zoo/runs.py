@@ -30,6 +30,7 @@ class Options:
     keep_checkpoints: int = 3
     trained_agent: str | None = None  # a model (`.zip`) to continue from, with its networks; `None`: a new model
     trust_model: bool = False
+    gym_packages: list[str] | None = None  # packages that the command of the run imported
     tensorboard_log: str | None = None
     restart_envs: int = 0  # how many failed environments to replace, over all for training, and over all for evaluation
     env_timeout: float | None = None  # limit of seconds for a step or a reset of an environment

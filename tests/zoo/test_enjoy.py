@@ -8,10 +8,12 @@ import sys
 import zipfile
 from collections import OrderedDict
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
 from envs import ACTIONS, MaskedEnv, vec
+from gymnasium.envs.classic_control import CartPoleEnv
 from PIL import Image, ImageSequence
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -145,6 +147,39 @@ def test_videos_of_any_size(tmp_path, size, caplog):
     _write_video(iter(np.zeros((5, *size, 3), np.uint8)), path, 30)
     assert caplog.text == ""
     assert imageio.get_reader(path).get_meta_data()["size"] == (size[1] + size[1] % 2, size[0] + size[0] % 2)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [np.full((4, 6, 3), 200, np.uint8), np.full((4, 6, 3), 200.0), np.full((4, 6), 200 / 255), np.full((4, 6, 1), 200)],
+    ids=["RGB", "floats", "gray floats", "gray"],
+)
+@pytest.mark.parametrize("fps", [None, 25])
+def test_pictures_of_any_kind_are_recorded(tmp_path, image, fps):
+    class Drawing(CartPoleEnv):
+        metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
+
+        def render(self):
+            return image
+
+    env = make_vec_env(Drawing, 2, env_kwargs={"render_mode": "rgb_array"})
+    record(Player(PPO_Plus("MlpPolicy", env, device="cpu"), env, True), 3, tmp_path / "x.gif")
+    with Image.open(tmp_path / "x.gif") as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    assert pixels.shape == (8, 6, 3) and (pixels == 200).all()
+
+
+@pytest.mark.parametrize("image", [None, [], "ascii"])
+def test_an_environment_that_renders_no_picture(tmp_path, image):
+    class Drawing(CartPoleEnv):
+        def render(self):
+            return image
+
+    env = make_vec_env(Drawing, env_kwargs={"render_mode": "rgb_array"})
+    with pytest.raises(
+        gym.error.UnsupportedMode, match=r"render\(\) returned .*: with render_mode='rgb_array', return"
+    ):
+        record(Player(PPO_Plus("MlpPolicy", env, device="cpu"), env, True), 3, tmp_path / "x.gif")
 
 
 def test_missing_model(run):

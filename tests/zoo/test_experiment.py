@@ -189,10 +189,27 @@ def test_actor_keys_is_a_list_of_names(settings, text):
 
 
 def test_numbers_that_yaml_takes_for_text(settings):
-    path = settings("default: {n_timesteps: 1e5, gamma: 9e-1, learning_rate: 1e-3, clip_range: lin_2e-1}")
-    experiment = load_experiment("Foo-v0", path)
+    text = "gamma: 9e-1, learning_rate: 1e-3, clip_range: lin_2e-1, n_steps: 2e3, batch_size: !!float 64"
+    experiment = load_experiment("Foo-v0", settings(f"default: {{n_timesteps: 1e5, {text}}}"))
     assert experiment.n_timesteps == 100_000
-    assert experiment.hyperparams == {"gamma": 0.9, "learning_rate": 0.001, "clip_range": "lin_2e-1"}
+    numbers = {"gamma": 0.9, "learning_rate": 0.001, "clip_range": "lin_2e-1", "n_steps": 2000, "batch_size": 64}
+    assert experiment.hyperparams == numbers
+    assert [type(experiment.hyperparams[name]) for name in ("n_steps", "batch_size")] == [int, int]
+
+
+@pytest.mark.parametrize("none", ["None", "'None'", "null"])
+def test_none_as_people_write_it(settings, none):
+    names = ("target_kl", "clip_range_vf", "frame_stack", "normalize", "env_wrapper", "policy_kwargs")
+    entry = ", ".join(f"{name}: {none}" for name in names)
+    experiment = load_experiment("Foo-v0", settings(f"default: {{n_timesteps: 1, {entry}, env_kwargs: {{x: {none}}}}}"))
+    expected = Experiment("Foo-v0", 1, hyperparams={"target_kl": None, "clip_range_vf": None}, env_kwargs={"x": None})
+    assert experiment == expected
+
+
+def test_tuples_as_people_write_them(settings):
+    wrapper = "env_wrapper:\n    - gymnasium.wrappers.ResizeObservation:\n        shape: (8, 8)"
+    (part,) = load_experiment("Foo-v0", settings(f"default:\n  n_timesteps: 1\n  {wrapper}")).env_wrapper
+    assert part.kwargs == {"shape": (8, 8)}
 
 
 def test_policy_by_dotted_name(settings):
@@ -237,10 +254,9 @@ def test_with_hyperparams_checks_names():
         ("5: 6", "unknown key 5: valid keys are .*, batch_size,"),
         ("seed: 5", "unknown key 'seed'"),
         ("tensorboard_log: x", "unknown key 'tensorboard_log'"),
-        ('n_steps: "64"', "n_steps='64' is a string: write the number without quotes"),
-        ("gamma: '.9'", "gamma='.9' is a string: write the number without quotes"),
         ("n_envs: 0", "n_envs must be a positive whole number, not 0"),
         ("n_envs: many", "n_envs must be a positive whole number, not 'many'"),
+        ("n_timesteps: 1:30", "n_timesteps must be a positive whole number, not '1:30'"),
         ("frame_stack: -1", "frame_stack must be a positive whole number, not -1"),
         ("env_kwargs: [1]", r"env_kwargs must be a mapping .* \[1\]"),
         ("normalize: 3", "normalize must be a mapping .* 3"),
@@ -257,12 +273,13 @@ def test_with_hyperparams_checks_names():
     ],
 )
 def test_bad_setting_names_file_entry_and_key(settings, setting, message):
-    path = settings(f"Foo-v0: {{n_timesteps: 1, {setting}}}")
+    length = "" if setting.startswith("n_timesteps") else "n_timesteps: 1, "
+    path = settings(f"Foo-v0: {{{length}{setting}}}")
     with pytest.raises(ValueError, match=f"settings.yml, Foo-v0: .*{message}"):
         load_experiment("Foo-v0", path)
 
 
-@pytest.mark.parametrize("overrides", [{"gama": 0.5}, {"policy_kwargs": "open('x')"}, {"gamma": "0.5"}])
+@pytest.mark.parametrize("overrides", [{"gama": 0.5}, {"policy_kwargs": "open('x')"}, {"frame_stack": "0.5"}])
 def test_the_file_is_not_blamed_for_overrides(settings, overrides):
     with pytest.raises(ValueError) as error:
         load_experiment("Foo-v0", settings("Foo-v0: {n_timesteps: 1}"), overrides)
@@ -276,14 +293,26 @@ def test_length_of_training_is_required(settings):
 
 
 def test_trusted_settings_import_from_any_package(settings, tmp_path, monkeypatch):
-    (tmp_path / "my_wrappers.py").write_text("import gymnasium as gym\nclass Mine(gym.Wrapper): pass\n")
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium as gym, torch as th\nclass Wrapper(gym.Wrapper): pass\nclass Net(th.nn.Module): pass\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    path = settings("Foo-v0: {n_timesteps: 1, env_wrapper: my_wrappers.Mine}")
-    with pytest.raises(ValueError, match="--trust-config"):
-        load_experiment("Foo-v0", path)
-    for packages in (None, ["my_wrappers"]):
-        (part,) = load_experiment("Foo-v0", path, packages=packages).env_wrapper
-        assert part.cls.__name__ == "Mine"
+    for written in ("{features_extractor_class: mine.Net}", "dict(features_extractor_class=mine.Net)"):
+        path = settings(f"Foo-v0: {{n_timesteps: 1, env_wrapper: mine.Wrapper, policy_kwargs: {written}}}")
+        with pytest.raises(ValueError, match="'mine.Wrapper' is in none of.*--gym-packages mine, or --trust-config"):
+            load_experiment("Foo-v0", path)
+        with pytest.raises(
+            ValueError, match="policy_kwargs: 'mine.Net' is in none of.*--gym-packages mine, or --trust"
+        ):
+            load_experiment("Foo-v0", path, {"env_wrapper": None})
+        for packages in (None, ["mine"]):
+            experiment = load_experiment("Foo-v0", path, packages=packages)
+            assert experiment.env_wrapper[0].cls.__name__ == "Wrapper"
+            assert experiment.policy_kwargs["features_extractor_class"].__name__ == "Net"
+            # As a run is recorded, and read again.
+            assert parse_settings("Foo-v0", experiment.settings(), packages) == experiment
+    with pytest.raises(ValueError, match="'mine.Wrapper' is not a subclass of torch.nn.* or torch.optim"):
+        load_experiment("Foo-v0", path, {"policy_kwargs": {"optimizer_class": "mine.Wrapper"}}, packages=["mine"])
 
 
 def test_evaluation_is_deterministic_but_for_atari():

@@ -102,9 +102,34 @@ def test_ordinary_merges_of_all_kinds(settings):
     assert read_mapping(path) == {
         "A": {"x": 1, "y": 2},
         "B": {"x": 1, "y": 3},
-        "C": {"x": 1, "y": 3, "z": 16, "w": ["1e3", 1500.0, 1000]},
-        "D": {"x": 1, "y": 3, "w": ["1e3", 1500.0, 1000], "n": 123456789012345678901234567890},
+        "C": {"x": 1, "y": 3, "z": 16, "w": [1000.0, 1500.0, 1000]},
+        "D": {"x": 1, "y": 3, "w": [1000.0, 1500.0, 1000], "n": 123456789012345678901234567890},
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e5", 1e5),
+        ("-2E-3", -2e-3),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("+.5e1", 5.0),
+        ("0", 0),
+        ("1_000", 1000),
+        (".inf", float("inf")),
+        # YAML 1.1 would make numbers of these, which nobody means.
+        ("1:30", "1:30"),
+        ("1:30.5", "1:30.5"),
+        ("010", "010"),
+        ("0b1", "0b1"),
+        ("1e", "1e"),
+        ("'1e5'", "1e5"),
+    ],
+)
+def test_numbers_are_those_of_python(settings, text, value):
+    (read,) = read_mapping(settings(f"a: {text}")).values()
+    assert read == value and type(read) is type(value)
 
 
 def test_missing_file(tmp_path):

@@ -40,6 +40,15 @@ def test_missing():
         find_env("no_such_module:Foo-v0")
 
 
+@pytest.mark.parametrize("name", ["ALE/Pong-v5", "PongNoFrameskip-v4", "PongDeterministic-v0", "Pong-ram-v4"])
+def test_atari_games_without_their_package(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    monkeypatch.setattr(gym.envs.registration, "registry", {})
+    monkeypatch.setattr(installation.gym, "registry", {})
+    with pytest.raises(gym.error.Error, match=f"{name} needs .*install ale-py"):
+        find_env(name)
+
+
 def test_old_names_of_atari_games():
     pytest.importorskip("ale_py", reason="ale-py is not installed")
     assert is_atari("PongNoFrameskip-v4")

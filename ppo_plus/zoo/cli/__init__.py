@@ -5,7 +5,9 @@ arguments that does everything in which a mistake of the user can show, and retu
 """
 
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppo_plus.zoo.interrupts import INTERRUPTED, ending_at_once
@@ -26,16 +28,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
             # Only here: an error during the work is not a mistake of the user, and shows its traceback.
             try:
                 work = args.prepare(args)
-            except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
-                parser.error(str(error) or type(error).__name__)
+            except Exception as error:
+                frames = own_frames(error)
+                mistakes = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
+                if "traceback" in args or not (frames or isinstance(error, mistakes)):
+                    raise
+                message = str(error) or type(error).__name__
+                if frames:
+                    print(*traceback.format_list(frames), sep="", end="", file=sys.stderr)
+                    message = f"{type(error).__name__}: {message} (--traceback shows all)"
+                parser.fail(message)
         try:
             work()
-        except gym.error.DependencyNotInstalled as error:
-            # Many environments import the package that they draw with only when they draw.
-            parser.error(str(error))
+        except (gym.error.DependencyNotInstalled, gym.error.UnsupportedMode) as error:
+            # Many environments find out what they draw with, and how, only when they draw.
+            parser.fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The last lines of the user's code that an error, or what caused it, passed: neither this package's code, nor an
+    installed package's, nor Python's."""
+    ours = [Path(__file__).parents[2], Path(traceback.__file__).parent]
+    frames: list[traceback.FrameSummary] = []
+    cause: BaseException | None = error
+    while cause is not None and not frames:
+        for frame in traceback.extract_tb(cause.__traceback__):
+            path = Path(frame.filename)
+            installed = {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, ours))
+            frames += [] if installed or frame.filename.startswith("<") else [frame]
+        cause = cause.__cause__ or cause.__context__
+    return frames[-3:]
 
 
 def make_parser() -> "Parser":

@@ -5,21 +5,49 @@ Torch and SB3 take seconds to load. Commands import them where they use them, so
 
 import argparse
 import re
+import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES
-from ppo_plus.zoo.runs import ALGO
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages
+from ppo_plus.zoo.runs import ALGO, RunFolder
 
 #: Help of ``--trust-model``.
 TRUST_MODEL = "read SB3's pickles, which can run code, and allow the run's settings to import from any package"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, without the usage text."""
+    """An argument parser whose errors are one line, without the usage text, with the option that was meant."""
+
+    words: Sequence[str] = ()
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        help = "show the whole traceback of an error before the work begins"
+        self.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=help)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments, all of which must be known."""
+        self.words = sys.argv[1:] if args is None else args
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End the program."""
+        """End the program because of its arguments, and say which options they may have meant."""
+        from ppo_plus.require import nearest
+
+        options = self._option_string_actions
+        for name in (word.partition("=")[0] for word in self.words):
+            if name.startswith("--") and not any(option.startswith(name) for option in options):
+                likely = nearest(name, options)
+                message += "" if likely is None else f"; {name}: did you mean {likely}?"
+        self.fail(message)
+
+    def fail(self, message: str) -> NoReturn:
+        """End the program with a line and exit code 2."""
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
@@ -72,6 +100,19 @@ def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
     return None if args.trust_config else (*ALLOWED_PACKAGES, *(name.split(".")[0] for name in args.gym_packages))
 
 
+def import_named(args: argparse.Namespace, folder: RunFolder | None = None) -> None:
+    """Import the packages that the command names, also before the colon of ``--env``, and those that the command of a
+    run named. These must be named again, unless the run is trusted."""
+    given = [*args.gym_packages, (getattr(args, "env", None) or "").rpartition(":")[0]]
+    named: list[str] = []
+    if folder is not None:
+        named = [*(folder.arguments().get("gym_packages") or []), folder.env_id.rpartition(":")[0]]
+        if not args.trust_config and not {*named, ""} <= {*given, ""}:
+            raise ValueError(f"{folder.path} imports packages of yours: add --gym-packages {' '.join(named)}")
+    args.gym_packages = list(dict.fromkeys(filter(None, [*given, *named])))
+    import_packages(args.gym_packages)
+
+
 def key_value(text: str) -> tuple[str, Any]:
     """``key:value``, as in rl_zoo3; the value is Python text without code, or a plain word."""
     import yaml
@@ -86,6 +127,8 @@ def key_value(text: str) -> tuple[str, Any]:
     except ValueError as error:
         if re.fullmatch(r"[A-Za-z][\w.+-]*", value):
             return key, yaml.safe_load(value)  # a word, such as lin_3e-4 or true
+        if key.endswith("_kwargs") and re.search(r"[A-Za-z]\w*\.[A-Za-z]", value):
+            return key, value  # it names a class, and is read where it is known which packages are allowed
         raise argparse.ArgumentTypeError(f"{key}: {error}") from None
 
 

@@ -29,11 +29,12 @@ from ppo_plus.zoo.cli.arguments import (
     add_option,
     allowed_packages,
     duration,
+    import_named,
     key_value,
     seed,
     whole_number,
 )
-from ppo_plus.zoo.installation import command, has_screen, import_packages, pip_install, this_command
+from ppo_plus.zoo.installation import command, has_screen, pip_install, this_command
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
 from ppo_plus.zoo.runs import Options, RunFolder, file_name, open_run
 
@@ -46,7 +47,10 @@ if TYPE_CHECKING:
 #: Options that change a run when it is resumed.
 CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "tensorboard_log")
 #: Arguments that may be given together with ``--resume``.
-WITH_RESUME = {"resume", "processes", "command", "prepare", "gym_packages", "trust_config", *CHANGED_BY_RESUME}
+WITH_RESUME = {
+    *("resume", "processes", "command", "prepare", "gym_packages", "trust_config", "traceback"),
+    *CHANGED_BY_RESUME,
+}
 
 TRAIN = """
 Train PPO_Plus, evaluate it during training, and save the last model, the best model and a learning curve in a new
@@ -115,11 +119,11 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     from ppo_plus.zoo.installation import find_env
 
     # The errors below come before the import of torch, which takes seconds.
-    import_packages(args.gym_packages)
+    import_named(args)
     find_env(args.env)
     source = Path(args.conf_file) if args.conf_file else builtin_file()
     entry, _ = read_entry(args.env, source, args.variant)
-    from ppo_plus.zoo.experiment import load_experiment
+    from ppo_plus.zoo.experiment import fitting_policy, load_experiment
 
     flags = {"n_timesteps": args.n_timesteps, "n_envs": args.n_envs, "n_threads": args.num_threads}
     overrides = {**dict(args.hyperparams), **{name: value for name, value in flags.items() if value is not None}}
@@ -138,6 +142,10 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     )
     if entry == "default":
         print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)
+        policy = experiment.policy if "policy" in overrides else fitting_policy(experiment)
+        if policy != experiment.policy:
+            print(f"the policy is {policy}, which fits the observations", file=sys.stderr)
+        experiment = experiment.replace(policy=policy)
     return experiment
 
 
@@ -208,7 +216,7 @@ def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[]
     """Build an interrupted run in the state of its last checkpoint."""
     from ppo_plus.zoo.train import resume
 
-    import_packages(args.gym_packages)
+    import_named(args, folder)
     changes = {name: getattr(args, name) for name in CHANGED_BY_RESUME if getattr(args, name) is not None}
     return partial(_train, resume(folder, allowed_packages(args), **changes), args)
 
@@ -235,7 +243,8 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
     """The command that plays the trained model, or resumes the run."""
     from ppo_plus.saving.checkpoint.checkpoint import files, steps_of
 
-    packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
+    named = run.options.gym_packages
+    packages = ["--gym-packages", *named] if named else []
     if finished:
         folder: list[object] = [] if args.log_folder == "logs" else ["-f", args.log_folder]
         if args.resume is not None:
@@ -265,7 +274,7 @@ COUNTS = {
     "n_evals": ("--n-evaluations N", 10, "most evaluations of each run; the steps between two are whole rollouts"),
     "n_eval_episodes": ("--eval-episodes N", 10, "episodes of each evaluation"),
     "n_eval_envs": ("--n-eval-envs N", 1, "number of evaluation environments"),
-    "last_evals": ("--last-evals N", 3, "the score of a run is the mean of its last N evaluations"),
+    "last_evals": ("--last-evals N", None, "the score of a run is the mean of its last N evaluations (default: 3)"),
     "n_finalists": ("--finalists N", 3, "number of trials to compare with the baselines"),
     "race_seeds": ("--race-seeds N", 2, "additional seeds of the best trials; 0: no race"),
     "confirm_seeds": ("--confirm-seeds N", 10, "unseen seeds, at least 10; 0: no confirmation"),
@@ -365,10 +374,8 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
 
     if args.env is None:
         raise ValueError("the following arguments are required: --env")
-    module, colon, _ = args.env.rpartition(":")
-    if colon:
-        # Gymnasium imports it, and workers must be allowed to.
-        args.gym_packages = [*args.gym_packages, module]
+    # All, if there are fewer than by default.
+    args.last_evals = args.last_evals or min(Plan.last_evals, args.n_evals)
     name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
@@ -410,7 +417,7 @@ def _print_entry(task: "TuningTask", entry: Path) -> None:
 def prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
     from ppo_plus.zoo.tune.study import TuningWorker, read_task
 
-    import_packages(args.gym_packages)
+    import_named(args)
     study = _study(args, args.storage, args.study_name)
     return TuningWorker(study, read_task(study, allowed_packages(args)), supervision).work
 

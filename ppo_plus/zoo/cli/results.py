@@ -16,10 +16,11 @@ from ppo_plus.zoo.cli.arguments import (
     add_gym_packages,
     add_option,
     allowed_packages,
+    import_named,
     seed,
     whole_number,
 )
-from ppo_plus.zoo.installation import draw_without_screen, import_packages, pip_install, require_drawing
+from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run, runs_of
 
 ALGO_HELP = "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm"
@@ -120,8 +121,8 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
 
 def prepare_export(args: argparse.Namespace) -> Callable[[], None]:
     """Export the policy, since most that can go wrong shows there."""
-    import_packages(args.gym_packages)
     folder = open_run(Path(args.run), "RUN")
+    import_named(args, folder)
     model = _model(args, folder)
     from ppo_plus.zoo.enjoy import make_player
 
@@ -135,10 +136,11 @@ def prepare_export(args: argparse.Namespace) -> Callable[[], None]:
 
 def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
     """The run, and one of its models."""
-    import_packages(args.gym_packages)
     # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
     folder = find_folder(Path(args.log_folder), args.env, args.exp_id, (args.algo, ALGO))
-    return folder, _model(args, folder)
+    model = _model(args, folder)
+    import_named(args, folder if model.is_file() else None)
+    return folder, model
 
 
 def _model(args: argparse.Namespace, folder: RunFolder) -> Path:

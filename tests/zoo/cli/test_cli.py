@@ -6,7 +6,9 @@ import runpy
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
+import yaml
 from command_line import ROOT, TRAIN, run, subcommands
 
 from ppo_plus import __version__
@@ -44,16 +46,122 @@ def test_scripts(folder, monkeypatch, capsys):
     assert ", 1 run\n" in done.out and (folder / "curves.svg").is_file()
 
 
-def test_packages_that_register_environments(folder, monkeypatch, capsys):
-    (folder / "my_envs.py").write_text(
-        "import gymnasium as gym\n"
-        "gym.register('Mine-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=5)\n"
-    )
+@pytest.fixture
+def my_envs(folder, monkeypatch):
+    """A package in the working folder, with environments and a wrapper."""
+    (folder / "my_envs").mkdir()
+    (folder / "my_envs" / "__init__.py").touch()
+    (folder / "my_envs" / "all.py").write_text(MY_ENVS)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    main(["train", "--env", "Mine-v0", "--gym-packages", "my_envs", "-n", "64", "-params", "n_steps:64", "--seed", "0"])
-    assert "Mine-v0: mean return 5.00" in capsys.readouterr().out
-    main(["enjoy", "--env", "Mine-v0", "--gym-packages", "my_envs", "--no-render", "-n", "9"])
+    yield
+    for name in [name for name in gym.registry if name.startswith("Mine")]:
+        gym.registry.pop(name)
+    for name in ("my_envs", "my_envs.all"):
+        sys.modules.pop(name, None)
+
+
+MY_ENVS = """
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Wrapper(gym.Wrapper):
+    pass
+
+class Named(CartPoleEnv):
+    def __init__(self, size=1, image=False, **kwargs):
+        assert size, "bad size"
+        super().__init__(**kwargs)
+        self.observation_space = gym.spaces.Box(0, 255, (36, 36, 3), np.uint8) if image else (
+            gym.spaces.Dict(a=self.observation_space)
+        )
+
+    def reset(self, **kwargs):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+gym.register("Mine-v0", CartPoleEnv, max_episode_steps=5)
+gym.register("Mine-Dict-v0", Named, max_episode_steps=5)
+gym.register("Mine-Image-v0", Named, max_episode_steps=5, kwargs={"image": True})
+"""
+SHORT = "-n 64 --seed 0 --no-progress --eval-freq -1 -params n_steps:64 compile:False".split()
+
+
+def test_packages_that_register_environments(folder, my_envs, check_one_line_error, capsys):
+    """All commands allow the same of a package, of which one module is named, and ask for what a run needs."""
+    options = ["--env", "Mine-v0", "--gym-packages", "my_envs.all"]
+    main(["train", *options, *SHORT, "env_wrapper:my_envs.all.Wrapper"])
+    shown = capsys.readouterr().out
+    assert "Mine-v0: mean return 5.00" in shown and shown.strip().endswith("--gym-packages my_envs.all")
+    main(["enjoy", *options, "--no-render", "-n", "9"])
     assert "episode 1: return 5.00, length 5" in capsys.readouterr().out
+    run = "logs/ppo_plus/Mine-v0_1"
+    for line in (
+        "enjoy --no-render --env Mine-v0",
+        "record --env Mine-v0",
+        f"export {run}",
+        f"train --resume {run}",
+    ):
+        check_one_line_error(line.split(), f"{run} imports packages of yours: add --gym-packages my_envs.all")
+    main("enjoy --env Mine-v0 --no-render -n 9 --trust-model".split())
+    assert "length 5" in capsys.readouterr().out
+
+
+def test_a_module_before_the_colon_is_a_package_that_is_named(my_envs, check_one_line_error, capsys):
+    main(["train", "--env", "my_envs.all:Mine-v0", *SHORT, "env_wrapper:my_envs.all.Wrapper"])
+    main("enjoy --env my_envs.all:Mine-v0 --no-render -n 9".split())
+    assert "length 5" in capsys.readouterr().out
+    check_one_line_error(["export", "logs/ppo_plus/my_envs.all-Mine-v0_1"], "add --gym-packages my_envs.all")
+
+
+@pytest.mark.parametrize(("kind", "policy"), [("Dict", "MultiInputPolicy"), ("Image", "CnnPolicy")])
+def test_the_default_policy_fits_the_observations(my_envs, capsys, kind, policy):
+    main(["train", "--env", f"Mine-{kind}-v0", "--gym-packages", "my_envs.all", "--dry-run"])
+    shown = capsys.readouterr()
+    assert f"the policy is {policy}, which fits the observations" in shown.err
+    assert yaml.safe_load(shown.out)[f"Mine-{kind}-v0"]["policy"] == policy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line", "message"),
+    [
+        (["--env", "Mine-Dict-v0", "--env-kwargs", "size:0"], 'assert size, "bad size"', "AssertionError: bad size"),
+        (["--env", "Mine-v0", "--gym-packages", "broken"], "import no_such_module", "No module named 'no_such_module'"),
+        (
+            ["--env", "Mine-v0", "-params", "policy_kwargs:dict(features_extractor_class=broken.Extractor)"],
+            "import no_such_module",
+            "'broken.Extractor' cannot be imported",
+        ),
+    ],
+)
+def test_an_error_in_the_users_code_shows_where(folder, my_envs, capsys, arguments, line, message):
+    (folder / "broken.py").write_text("import os\nimport no_such_module\n")
+    arguments = ["train", "--trust-config", "--gym-packages", "my_envs.all", *arguments]
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    *frames, last = capsys.readouterr().err.rstrip().splitlines()
+    assert stop.value.code == 2 and last.startswith("ppo-plus: error: ") and message in last
+    assert frames[-2].startswith(f'  File "{folder}/') and line in frames[-1]
+    assert not [frame for frame in frames if "File" in frame and str(folder) not in frame]
+    with pytest.raises((AssertionError, ImportError, ValueError)):
+        main([*arguments, "--traceback"])
+
+
+@pytest.mark.parametrize(
+    ("command", "likely"),
+    [
+        ("train --evn CartPole-v1", "--evn: did you mean --env?"),
+        ("enjoy --evn CartPole-v1", "--evn: did you mean --env?"),
+        ("plot --evn CartPole-v1", "--evn: did you mean --env?"),
+        ("train --env CartPole-v1 --timesteps 100", "--timesteps: did you mean --n-timesteps?"),
+        ("export x --deterministc", "unrecognized arguments: --deterministc"),
+        ("tune --env CartPole-v1 --max-trials 3", "--max-trials: did you mean --max-total-trials?"),
+    ],
+)
+def test_a_misspelled_option_is_suggested(folder, check_one_line_error, command, likely):
+    check_one_line_error(command.split(), likely)
 
 
 def test_version(capsys):

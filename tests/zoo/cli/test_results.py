@@ -78,6 +78,35 @@ def test_plot_leaves_out_missing_runs(folder, capsys):
     ]
 
 
+def test_a_killed_runs_half_written_files(folder, capsys):
+    """What is whole is drawn, and the file is named."""
+    whole = '#{"t_start": 1.0}\nr,l,t\n1.0,8,0.5\n2.0,8,1.5\n'
+    for number, (log, more) in enumerate({"monitor": "3.0,8,2", "empty": "", "header": '#{"t_st', "none": ""}.items()):
+        path = folder / "logs" / "ppo_plus" / f"CartPole-v1_{number}"
+        path.mkdir(parents=True)
+        (path / "0.monitor.csv").write_text({"empty": "", "header": ""}.get(log, whole) + more)
+        (path / "evaluations.npz").write_bytes(b"PK" if log == "header" else b"")
+        if log == "none":
+            np.savez(path / "evaluations.npz", timesteps=[8], results=[[1.0]])
+    main("plot -e CartPole-v1 -y train".split())
+    shown = capsys.readouterr()
+    assert "return 2.00 after 16 timesteps, mean of 2 runs" in shown.out
+    left_out = [line.rpartition("CartPole-v1_")[2] for line in shown.err.splitlines()]
+    assert sorted(left_out) == [f"{i}/0.monitor.csv, which is half written" for i in range(3)]
+    main("plot -e CartPole-v1".split())
+    shown = capsys.readouterr()
+    assert "return 1.00 after 8 timesteps, 1 run" in shown.out and shown.err.count("npz, which is damaged") == 3
+
+
+@pytest.mark.parametrize("label", [r"$\bad{$", "a_b^c", "$x$"])
+def test_labels_are_no_formulas(folder, capsys, label):
+    path = folder / "logs" / "ppo_plus" / "CartPole-v1_1"
+    path.mkdir(parents=True)
+    np.savez(path / "evaluations.npz", timesteps=[8], results=[[1.0]])
+    main(["plot", "-e", "CartPole-v1", "-l", label, "-o", "x.svg"])
+    assert f"CartPole-v1, {label}: return 1.00" in capsys.readouterr().out and (folder / "x.svg").is_file()
+
+
 def test_plot_says_where_it_cuts_runs(folder, capsys):
     for number, end in enumerate((1000, 4000), 1):
         path = folder / "logs" / "ppo_plus" / f"CartPole-v1_{number}"
