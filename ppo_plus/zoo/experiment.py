@@ -240,8 +240,8 @@ def _parts(packages: Collection[str] | None, name: str, value: Any) -> tuple[Par
         mapping = {item: None} if isinstance(item, str) else item
         if not isinstance(mapping, dict) or len(mapping) != 1 or not isinstance(next(iter(mapping)), str):
             raise ValueError(
-                f"{name}: {item!r} must be a dotted name, or a mapping of one such name to its arguments (indented below "
-                "it, or name: {argument: value})"
+                f"{name}: {item!r} must be a dotted name, or a mapping of one such name to its arguments, indented "
+                "below it, or name: {argument: value}"
             )
         ((dotted, kwargs),) = mapping.items()
         with errors_of(name):
