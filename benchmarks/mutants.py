@@ -612,14 +612,14 @@ COMPILING = (
     ),
     Fault(
         "stale-cache",
-        "compiling/compilation.py",
+        "compiling/compiled.py",
         "if known is not None and known.constants == constants:",
         "if known is not None:",
         "tests/compiling tests/test_compile.py",
     ),
     Fault(
         "pays-one-step-late",
-        "compiling/compilation.py",
+        "compiling/compiled.py",
         "n_steps < WORTH_COMPILING",
         "n_steps <= WORTH_COMPILING",
         "tests/test_compile.py",

@@ -25,7 +25,6 @@ from ppo_plus.formulas.losses import PPOLoss as PPOLoss
 from ppo_plus.formulas.schedules import constant as constant
 from ppo_plus.formulas.schedules import cosine as cosine
 from ppo_plus.formulas.schedules import linear as linear
-from ppo_plus.policy.memory import WithMemory as WithMemory
 from ppo_plus.policy.policies import ActorCriticPolicy as ActorCriticPolicy
 from ppo_plus.policy.policies import Carry as Carry
 from ppo_plus.policy.policies import CnnPolicy as CnnPolicy
@@ -41,6 +40,7 @@ from ppo_plus.policy.recurrent import MlpGruPolicy as MlpGruPolicy
 from ppo_plus.policy.recurrent import MlpLstmPolicy as MlpLstmPolicy
 from ppo_plus.policy.recurrent import MultiInputGruPolicy as MultiInputGruPolicy
 from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
+from ppo_plus.policy.recurrent import WithMemory as WithMemory
 from ppo_plus.ppo import PPO_Plus as PPO_Plus
 from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
 from ppo_plus.saving.checkpoint.checkpoint import Checkpoints as Checkpoints

@@ -24,7 +24,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.call import Call
-from ppo_plus.compiling.compilation import Compilation, CompileStatus
+from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
 from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
@@ -126,7 +126,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     :param compile: compile acting and updating. With memory, the part of an update after the recurrent layers is
         compiled, unless a vector environment has steps that only reset. ``"auto"``: on a CPU, from the call of
         ``learn`` on with which the model has planned enough gradient steps to save time
-        (:data:`ppo_plus.compiling.compilation.WORTH_COMPILING`); ``True``: always, with an error if it cannot;
+        (:data:`ppo_plus.compiling.compiled.WORTH_COMPILING`); ``True``: always, with an error if it cannot;
         ``False``: never. On an NVIDIA GPU, only ``True`` compiles. :attr:`compiled` says which
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to

@@ -4,7 +4,6 @@ import ctypes
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 #: Weights times transitions that are computed at once from which on several threads are faster than one.
 WORTH_THREADS = 20_000_000
+#: The threads of Python in blocks of :func:`torch_threads`, with torch's number of threads outside of all blocks.
+_OUTSIDE: dict[int, int] = {}
+_LOCK = threading.Lock()
 CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 
 
@@ -44,33 +46,24 @@ def assigned(owner: Any, **values: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-class _Threads:
-    """Blocks of :func:`torch_threads`, which threads of Python may be in at the same time."""
-
-    lock = threading.Lock()
-    #: How many blocks each thread of Python is in.
-    depth: Counter[int] = Counter()
-    #: Torch's number of threads outside of all blocks.
-    outside = 0
-
-
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Let torch use so many threads in the block."""
+    """Let torch use so many threads in the block. Several threads of Python may be in such blocks at the same time."""
     me = threading.get_ident()
-    with _Threads.lock:
-        if not _Threads.depth.total():
-            _Threads.outside = th.get_num_threads()
-        # A thread begins with the number that another one has set in its block.
-        before = th.get_num_threads() if _Threads.depth[me] else _Threads.outside
-        _Threads.depth[me] += 1
-    th.set_num_threads(number)
+    is_outermost = me not in _OUTSIDE
+    with _LOCK:
+        before = th.get_num_threads()
+        if is_outermost:
+            # A thread begins with the number that another one has set in its block.
+            before = _OUTSIDE[me] = next(iter(_OUTSIDE.values()), before)
     try:
+        th.set_num_threads(number)
         yield
     finally:
-        with _Threads.lock:
-            _Threads.depth -= Counter([me])
         th.set_num_threads(before)
+        if is_outermost:
+            with _LOCK:
+                del _OUTSIDE[me]
 
 
 @contextmanager

@@ -266,7 +266,7 @@ def test_constants_that_keep_changing_run_uncompiled():
         return True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
+        patch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1)
         for module in ("compilation", "compiled"):
             patch.setattr(f"ppo_plus.compiling.{module}.MAX_TRACES", 1)
         with pytest.warns(RuntimeWarning, match="self.weight changed 1 times"):
@@ -338,7 +338,7 @@ def mask(weight):
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 def test_hooks_on_weights_see_their_gradients(policy, monkeypatch):
     """Half of a layer is frozen by a hook, which nothing compiled knows of."""
-    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 0)
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 0)
     env = make_vec_env("CartPole-v1", 4, seed=0)
     model = PPO_Plus(policy, env, n_steps=32, batch_size=32, n_epochs=2, device="cpu")
     weight = model.policy.action_net.weight
@@ -498,7 +498,7 @@ class Remembering(ColoredNoise):
 @pytest.mark.parametrize("compile", [False, "auto"])
 @pytest.mark.slow
 def test_noise_with_a_custom_tensor(compile, monkeypatch):
-    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1)
     sizes = dict(n_steps=8, batch_size=8)
     model = PPO_Plus(
         "MlpPolicy", vec(ACTIONS["box"]), exploration=Remembering(), device="cpu", compile=compile, **sizes
@@ -520,7 +520,7 @@ def no_compiler():
     [("compile_graph", no_graph, "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
 )
 def test_code_that_cannot_be_compiled_trains_eagerly(monkeypatch, name, failing, reason, warnings):
-    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1)
     monkeypatch.setattr(f"ppo_plus.compiling.compiled.{name}", failing)
     results = []
     for compile in (False, "auto"):
@@ -548,7 +548,7 @@ def short(**kwargs):
 
 
 def test_gradient_steps_are_counted_over_calls_of_learn(monkeypatch):
-    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 4)
     model = short()
     assert str(model.compiled) == "no: learn has not been called yet"
     model.learn(128)
@@ -563,10 +563,10 @@ def test_gradient_steps_are_counted_over_calls_of_learn(monkeypatch):
 
 
 def test_a_model_continues_in_the_mode_that_it_was_trained_in(monkeypatch, tmp_path):
-    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 4)
     model = short()
     model._setup_learn(256)
-    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1_000_000)
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1_000_000)
     model.save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env="CartPole-v1", device="cpu")
     loaded._setup_learn(64)
@@ -578,7 +578,7 @@ def test_a_model_continues_in_the_mode_that_it_was_trained_in(monkeypatch, tmp_p
 
 
 def test_a_notice_is_printed_before_compiling(monkeypatch, capsys):
-    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 4)
     model = short(verbose=1)
     model._setup_learn(64)
     said = "training runs uncompiled: 1 gradient steps are planned; compiling starts at 4; compile=True compiles all"
@@ -589,7 +589,7 @@ def test_a_notice_is_printed_before_compiling(monkeypatch, capsys):
 
 def test_compiled_says_why_a_part_runs_uncompiled(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.compile_graph", no_graph)
-    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1)
     model = short()
     with pytest.warns(RuntimeWarning, match="uncompiled"):
         model.learn(128)

@@ -148,12 +148,18 @@ class Fingerprint(NamedTuple):
     norm: float  # the square root of the sum of the squares of its `n` numbers
     total: float  # their sum over `\sqrt{n}`, which changes by at most the norm of a change
 
+    @classmethod
+    def of(cls, tensor: th.Tensor) -> "Fingerprint":
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        numbers = flat.double()
+        checksum = zlib.crc32(flat.view(th.uint8).numpy())  # type: ignore[arg-type]
+        return cls(checksum, numbers.norm().item(), numbers.sum().item() / max(len(numbers), 1) ** 0.5)
+
     def is_near(self, other: "Fingerprint") -> bool:
         """Whether the two tensors may differ by rounding alone."""
-        if self.checksum == other.checksum:
-            return True
         allowed = ROUNDING * max(self.norm, other.norm, ROUNDING)
-        return abs(self.total - other.total) <= allowed and abs(self.norm - other.norm) <= allowed
+        near = abs(self.total - other.total) <= allowed and abs(self.norm - other.norm) <= allowed
+        return self.checksum == other.checksum or near
 
 
 def state_of(policy: Any) -> dict[str, th.Tensor]:
@@ -166,14 +172,7 @@ def state_of(policy: Any) -> dict[str, th.Tensor]:
 
 def fingerprints(policy: Any) -> dict[str, Fingerprint]:
     """The fingerprint of each entry of :func:`state_of` that is not a count."""
-
-    def of(tensor: th.Tensor) -> Fingerprint:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        numbers = flat.double()
-        checksum = zlib.crc32(flat.view(th.uint8).numpy())  # type: ignore[arg-type]
-        return Fingerprint(checksum, numbers.norm().item(), numbers.sum().item() / max(len(numbers), 1) ** 0.5)
-
-    return {name: of(tensor) for name, tensor in state_of(policy).items() if tensor.is_floating_point()}
+    return {name: Fingerprint.of(tensor) for name, tensor in state_of(policy).items() if tensor.is_floating_point()}
 
 
 def frozen(policy: th.nn.Module) -> list[str]:

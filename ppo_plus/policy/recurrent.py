@@ -1,4 +1,4 @@
-"""Policies with recurrent layers: any policy class, with LSTMs or GRUs before its hidden layers.
+"""Policies with memory: the base of its kinds, and any policy class with LSTMs or GRUs before its hidden layers.
 
 A policy class gets memory by one more base class: ``class CnnLstmPolicy(LSTMMemory, CnnPolicy)``. Arguments, structure,
 initial weights and the names in ``state_dict()`` are those of sb3-contrib's ``RecurrentPPO``. The difference: the state
@@ -14,16 +14,16 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
-from ppo_plus.policy.memory import WithMemory, state_to_memory
-from ppo_plus.policy.policies import CnnPolicy, Features, Memory, MultiInputPolicy
+from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, Features, Memory, MultiInputPolicy
 from ppo_plus.require import require_int, require_kind
-from ppo_plus.trees import Fixed
+from ppo_plus.trees import Fixed, tree_flatten, tree_leaves, tree_map
 
 State = tuple[th.Tensor, ...]
 #: Negated input of a closed gate: its sigmoid is 0.
@@ -32,6 +32,66 @@ CLOSED = 1e4
 MOST_STARTS = "most_starts"
 # With resets, cuDNN has to copy a layer's weights in each call. The filter applies to the whole process.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
+
+
+class WithMemory(ActorCriticPolicy):
+    """Adds memory to a policy class, as the first of its base classes.
+
+    A kind of memory implements :meth:`memory_dim`, ``init_memory`` and ``encode_step``. Its memory is any nesting of
+    tensors with at least two dimensions, of which the first is the environment. Sequences are computed step by step:
+    override ``encode_sequences`` where that can be done faster, and ``_build_memory`` to create layers.
+    """
+
+    remembers = True
+
+    def memory_dim(self, features_dim: int) -> int:
+        """The number of features that memory makes of ``features_dim`` features of an observation."""
+        raise NotImplementedError
+
+    def _build_mlp_extractor(self) -> None:
+        #: Features of observations, before memory.
+        self.input_dims = {"actor": int(self.features_dim), "critic": int(self.vf_features_dim)}
+        self.features_dim, self.vf_features_dim = map(self.memory_dim, self.input_dims.values())
+        super()._build_mlp_extractor()
+
+    def encode_sequences(self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None) -> Features:
+        n_sequences = len(tree_leaves(memory)[0])
+        inputs: Any = tree_map(lambda rows: rows.unflatten(0, (n_sequences, -1)), (obs, episode_starts))
+        steps = []
+        for t in range(tree_leaves(inputs)[0].shape[1]):
+            obs_now, starts_now = tree_map(lambda rows, t=t: rows[:, t], inputs)
+            features, memory = self.encode_step(obs_now, memory, starts_now)
+            steps.append(features)
+        return Features(*(th.stack(parts, dim=1).flatten(0, 1) for parts in zip(*steps, strict=True)))
+
+    def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
+        return tuple(part.transpose(0, 1) for part in tree_leaves(memory))
+
+    def state_to_memory(self, state: Any, n_envs: int) -> Memory:
+        return state_to_memory(state, self.init_memory(n_envs))
+
+
+def state_to_memory(state: Any, empty: Memory) -> Memory:
+    """Memory like ``empty`` with the numbers of a ``state`` of ``predict``; ``None``: ``empty`` itself.
+
+    :raises ValueError: the state has another shape
+    """
+    if state is None:
+        return empty
+    leaves, structure = tree_flatten(empty)
+    # Not by len, which would make the number a constant of an exported program.
+    n_envs = leaves[0].shape[0]
+    needed = [(leaf.shape[1], n_envs, *leaf.shape[2:]) for leaf in leaves]
+    shapes = [np.shape(part) for part in state]
+    if shapes != needed:
+        raise ValueError(
+            f"state has arrays of shapes {shapes}, but {n_envs} observations need {needed}: pass what predict "
+            "returned for as many, or None at the start"
+        )
+    parts = zip(state, leaves, strict=True)
+    return structure.unflatten(
+        th.as_tensor(part, dtype=leaf.dtype, device=leaf.device).transpose(0, 1) for part, leaf in parts
+    )
 
 
 class Layout:

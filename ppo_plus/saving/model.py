@@ -15,7 +15,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
 
-from ppo_plus.compiling.compilation import CompileStatus
+from ppo_plus.compiling.compiled import CompileStatus
 from ppo_plus.formulas.schedules import Unknown
 from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
 from ppo_plus.saving.format import container

@@ -102,11 +102,8 @@ def new_optimizer(like: Optimizer, parameter: th.Tensor) -> Optimizer:
 
 
 def _packable(optimizer: Optimizer, params: list[nn.Parameter]) -> bool:
-    if type(optimizer) not in ELEMENTWISE or len(optimizer.param_groups) > 1 or not params:
-        return False
-    if has_step_hooks(optimizer):
-        return False
-    if any(p.dtype != th.float32 or p.device != params[0].device for p in params):
+    elementwise = type(optimizer) in ELEMENTWISE and len(optimizer.param_groups) == 1 and not has_step_hooks(optimizer)
+    if not elementwise or not params or any(p.dtype != th.float32 or p.device != params[0].device for p in params):
         return False
     states = [optimizer.state.get(p, {}) for p in params]
     return all(

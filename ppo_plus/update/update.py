@@ -11,8 +11,7 @@ import torch as th
 from stable_baselines3.common.utils import update_learning_rate
 from torch.optim import Optimizer
 
-from ppo_plus.compiling.compilation import Compilation
-from ppo_plus.compiling.compiled import Compiled
+from ppo_plus.compiling.compiled import Compilation, Compiled
 from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
@@ -45,10 +44,8 @@ LARGE_STD = 1000.0
 
 def coefficients_of(values: Mapping[str, float | None]) -> Coefficients:
     """The values of schedules, by name of the argument, as tensors on the CPU."""
-    values = {**values, "target_kl": th.nan if values["target_kl"] is None else values["target_kl"]}
-    known = [name for name in Coefficients._fields if name in values]
-    tensors: dict[str, Any] = {name: None if values[name] is None else th.tensor(values[name]) for name in known}
-    return Coefficients(**tensors)
+    tensors: dict[str, Any] = {name: th.tensor(value) for name, value in values.items() if value is not None}
+    return Coefficients(**{"clip_range": None, "clip_range_vf": None, **tensors})
 
 
 class Updater:

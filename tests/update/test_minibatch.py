@@ -241,7 +241,7 @@ class Elsewhere(PPO_Plus):
 @needs_compiler
 @pytest.mark.usefixtures("traced")
 def test_a_loss_that_needs_the_encoder_elsewhere_runs_eagerly(monkeypatch):
-    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1)
     arguments = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", policy_kwargs=SMALL)
     eager = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=False, **arguments).learn(32)
     auto = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), **arguments)

@@ -9,7 +9,7 @@ import torch as th
 from envs import ACTIONS, vec
 
 from ppo_plus import KLControl, PPO_Plus
-from ppo_plus.compiling.compilation import Compilation
+from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
 from ppo_plus.update.flat import packed
 from ppo_plus.update.minibatch import COUNTED, UpdateRule
