@@ -29,7 +29,7 @@ from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
 from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
-from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, seed_envs, take_any_number
+from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, prepare, seed_envs
 from ppo_plus.envs.make_vec import as_vec_env
 from ppo_plus.envs.normalization import check_normalization
 from ppo_plus.envs.resumable.state import Resumable
@@ -352,7 +352,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             (single,), verbose = dummy.envs, 0
             made = LeanVecEnv([lambda: single if isinstance(single, Resumable) else Resumable(single)])
         wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
-        take_any_number(wrapped)
+        prepare(wrapped)
         check_normalization(wrapped)
         warn_of_numpy(wrapped)
         return wrapped
@@ -493,7 +493,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             )
             # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
             iteration = call.iteration
-            callback.on_training_start(LazyLocals(locals()), globals())
+            callback.on_training_start(LazyLocals(locals()), globals())  # type: ignore[arg-type]
             checkpoint.restore(self)
             while self.num_timesteps < total_timesteps:
                 if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]

@@ -186,7 +186,7 @@ def is_reset(info: dict[str, Any]) -> bool:
 class LeanVecEnv(DummyVecEnv):
     """A ``DummyVecEnv`` that returns the same values, as independent of later steps, in less time.
 
-    :class:`~ppo_plus.envs.checks.CheckedEnvs` also calls its methods with a ``DummyVecEnv``.
+    ``PPO_Plus`` also gives its methods to a ``DummyVecEnv`` (:func:`prepare`).
     """
 
     #: Index of the environment that is stepped or reset now, for messages.
@@ -251,9 +251,8 @@ class CheckedEnvs:
     """Checks of what environments return, and a context in which their mistakes say what to do: the old gym's interface
     is a ``TypeError``, an observation of another shape than its space a ``ValueError``.
 
-    A ``DummyVecEnv`` takes the steps of a :class:`~ppo_plus.envs.checks.LeanVecEnv` meanwhile. Any other error
-    gets a note on which environment raised it, and after how many steps, which ``step`` returns. The statistics of a
-    ``VecNormalize`` are copied at the start, and put back if it has counted a number that is not finite.
+    Any other error gets a note on which environment raised it, and after how many steps, which ``step`` returns. Copies
+    of the statistics of a ``VecNormalize`` are put back if it has counted a number that is not finite.
     """
 
     def __init__(self, env: VecEnv, step: Callable[[], int]):
@@ -263,23 +262,13 @@ class CheckedEnvs:
         self._statistics = {name: copy.deepcopy(values[name]) for name in statistics if name in values}
         owners = (layer for layer in layers(env) if isinstance(layer, (DummyVecEnv, SyncVectorEnv)))
         #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
-        self._owner = owner = next(owners, None)
-        #: Methods that the owner gets inside the context, unless a subclass or the object itself replaces them.
-        self._methods: dict[str, Any] = {}
-        cls = type(owner)
-        if issubclass(cls, DummyVecEnv) and cls._save_obs is DummyVecEnv._save_obs:
-            names = [name for name in ("reset", "step_wait") if getattr(cls, name) is getattr(DummyVecEnv, name)]
-            self._methods = {name: getattr(LeanVecEnv, name).__get__(owner) for name in names}
+        self._owner: Any = next(owners, None)
 
     def __enter__(self) -> None:
-        for name, method in self._methods.items():
-            vars(self._owner).setdefault(name, method)
-            vars(self._owner)["_current"] = None
+        if isinstance(self._owner, DummyVecEnv):
+            self._owner._current = None  # type: ignore[attr-defined]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
-        for name, method in self._methods.items():
-            if vars(self._owner).get(name) is method:
-                delattr(self._owner, name)
         if isinstance(error, (EOFError, ConnectionError)) and isinstance(self._env.unwrapped, SubprocVecEnv):
             raise _death(self._env.unwrapped, self._step()) from error
         if self._owner is None or not isinstance(error, Exception):
@@ -367,11 +356,16 @@ class Numbers(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
 
-def take_any_number(env: Any) -> None:
-    """Put :class:`Numbers` into each ``Monitor`` of an environment."""
+def prepare(env: Any) -> None:
+    """Put :class:`Numbers` into each ``Monitor`` of an environment, and give a ``DummyVecEnv`` the methods of
+    :class:`LeanVecEnv`, unless a subclass or the object itself replaces them."""
     for layer in layers(env):
         if isinstance(layer, Monitor) and not isinstance(layer.env, Numbers):
             layer.env = Numbers(layer.env)
+        elif isinstance(layer, DummyVecEnv) and type(layer)._save_obs is DummyVecEnv._save_obs:
+            for name in ("reset", "step_wait"):
+                if name not in vars(layer) and getattr(type(layer), name) is getattr(DummyVecEnv, name):
+                    setattr(layer, name, getattr(LeanVecEnv, name).__get__(layer))
 
 
 def check_spaces(env: Any) -> None:

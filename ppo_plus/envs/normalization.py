@@ -71,19 +71,11 @@ def running_statistics(normalize: Any) -> list[Any]:
 
 
 class Normalizing:
-    """A ``VecNormalize`` during a rollout, in tensors on a device.
-
-    The statistics belong to the wrapper: they are read when a rollout begins and written back when it ends, where
-    evaluation, saving and callbacks find them.
-    """
+    """A ``VecNormalize`` during a rollout, in tensors on a device. The statistics are the wrapper's: they are read when
+    a rollout begins, and written back when it ends, where evaluation, saving and callbacks find them."""
 
     def __init__(self, normalize: VecNormalize, device: th.device):
         self.normalize, self._device = normalize, device
-        self.read()
-
-    def read(self) -> None:
-        """Read the wrapper's statistics."""
-        normalize = self.normalize
         self._returns = self._tensor(normalize.returns)
         #: One number for each environment, which is not finite once an observation or reward was not.
         self.watch = th.zeros(normalize.num_envs, device=self._device)

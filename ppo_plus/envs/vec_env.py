@@ -20,7 +20,6 @@ episode depends on the autoreset mode of the vector environment (https://farama.
 """
 
 import time
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,9 +51,9 @@ class BatchedVecEnv(Adapter, VecEnv):
         self._start_time = time.time()
         super().__init__(num_envs, observation_space, action_space)
 
-    def seconds(self) -> float:
-        """Seconds since the environments were made, as a ``Monitor`` counts them."""
-        return round(time.time() - self._start_time, 6)
+    def episode(self, returned: float, length: float) -> dict[str, Any]:
+        """What a ``Monitor`` says of an episode that has ended: return, length, and seconds since the start."""
+        return {"r": round(float(returned), 6), "l": int(length), "t": round(time.time() - self._start_time, 6)}
 
     def _options_of_reset(self) -> dict[str, Any]:
         """The argument ``options`` of the next reset, if there are any, as in SB3.
@@ -179,13 +178,10 @@ class GymVectorEnv(BatchedVecEnv):
         self._lengths += stepped
         if ended:
             self._end_episodes(ended, obs, columns, infos)
-            seconds = self.seconds()
             for i in ended:
-                info = infos[i]
-                info[TIMEOUT] = bool(truncated[i] and not terminated[i])
+                infos[i][TIMEOUT] = bool(truncated[i] and not terminated[i])
                 if not self._has_monitors:
-                    episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
-                    info.setdefault("episode", episode)
+                    infos[i].setdefault("episode", self.episode(self._returns[i], self._lengths[i]))
             self._returns[ended] = 0.0
             self._lengths[ended] = 0
         for i in np.flatnonzero(resetting).tolist():
@@ -214,10 +210,6 @@ class GymVectorEnv(BatchedVecEnv):
             infos[i]["terminal_observation"] = row_of(obs, i)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """One RGB image ``(H, W, 3)`` per environment; ``None`` unless ``render_mode`` is ``"rgb_array"``."""
-        if self.render_mode != "rgb_array":
-            warnings.warn(f"render_mode={self.render_mode!r} gives no images: use 'rgb_array'", stacklevel=2)
-            return [None] * self.num_envs
         return list(self.env.render())
 
     def has_attr(self, attr_name: str) -> bool:

@@ -369,7 +369,7 @@ class Collector:
             carry=position.carry,
             starts=th.tensor(position.starts),
             limited=(th.tensor(rows, dtype=th.long), th.tensor(columns, dtype=th.long)),
-            final_obs=to_tensors(_stacked(final_obs), device=buffer.storage) if final_obs else None,
+            final_obs=to_tensors(tree_map(_stack, *final_obs), device=buffer.storage) if final_obs else None,
             failed=_columns(self._failed) if self._failed else None,
         )
         self.estimate(buffer)
@@ -415,7 +415,5 @@ def _columns(rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _stacked(observations: Any) -> Any:
-    if isinstance(observations[0], dict):
-        return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
-    return np.stack(observations)
+def _stack(*parts: np.ndarray) -> np.ndarray:
+    return np.stack(parts)

@@ -42,15 +42,6 @@ RECORDERS = (
 NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
 #: Wrappers with running statistics that can be frozen.
 RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)
-#: Attributes of wrappers that change while they are frozen, or record nothing.
-RESTORED = (
-    "discounted_reward",
-    "accumulated_reward",
-    "episode_returns",
-    "episode_lengths",
-    "episode_times",
-    "total_steps",
-)
 
 
 def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[float, float]:
@@ -63,7 +54,8 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
         vec_env = model.env
     else:
         raise ValueError("env=None, and the model has no environment: pass env")
-    trains = model.env is not None and (env is None or _overlap(env, model.env))
+    # Also where they wrap the same environment, or one of them wraps the other.
+    trains = model.env is not None and not set(map(id, layers(vec_env))).isdisjoint(map(id, layers(model.env)))
     if trains:
         # Training then starts new episodes.
         model._last_obs = None
@@ -183,15 +175,15 @@ def _without_recorders(env: Any) -> Any:
 
 
 def _freeze(layer: Any, undo: ExitStack) -> None:
-    """Stop a ``Monitor`` from writing and statistics from changing, until ``undo``."""
+    """Stop a ``Monitor`` from writing and statistics from changing, until ``undo`` puts back all their attributes."""
     if not isinstance(layer, (Monitor, *RUNNING)):
         return
-    stopped, value = ("results_writer", None) if isinstance(layer, Monitor) else ("update_running_mean", False)
-    undo.callback(setattr, layer, stopped, getattr(layer, stopped))
-    setattr(layer, stopped, value)
-    for name in RESTORED:
-        if hasattr(layer, name):
-            undo.callback(setattr, layer, name, copy.copy(getattr(layer, name)))
+    copied = {name: copy.copy(value) for name, value in vars(layer).items() if isinstance(value, (list, np.ndarray))}
+    undo.callback(vars(layer).update, vars(layer) | copied)
+    if isinstance(layer, Monitor):
+        layer.results_writer = None
+    else:
+        layer.update_running_mean = False
 
 
 def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:
@@ -205,11 +197,6 @@ def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:
             "whose statistics evaluation takes from training, or copy obs_rms",
             stacklevel=4,
         )
-
-
-def _overlap(env: Any, other: Any) -> bool:
-    """Whether two environments wrap the same one, or one of them wraps the other."""
-    return not set(map(id, layers(env))).isdisjoint(map(id, layers(other)))
 
 
 @contextmanager

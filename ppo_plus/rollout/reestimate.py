@@ -46,20 +46,18 @@ def follow_changes(buffer: RolloutBuffer, collected: RolloutBuffer, estimate: Ca
     :param estimate: as of :func:`reestimated`
     :raises ValueError: they have changed values, or advantages otherwise than by their rewards
     """
-    changed = {name for name in ESTIMATED if not th.equal(buffer.stored(name), collected.stored(name))}
+    changed = [name for name in ESTIMATED if not th.equal(buffer.stored(name), collected.stored(name))]
     if not changed:
         return
     twin = buffer.twin()
+    twin.stored("values").copy_(collected.stored("values"))
     estimate(twin)
-    follows = all(
-        th.allclose(buffer.stored(name), twin.stored(name), rtol=1e-3, atol=1e-5)
-        for name in changed & {"advantages", "returns"}
-    )
-    if "values" in changed or not follows:
+    kept = {name: th.allclose(buffer.stored(name), twin.stored(name), rtol=1e-3, atol=1e-5) for name in changed}
+    if not all(kept.values()):
         raise ValueError(
             "recompute_advantages=True cannot recompute what a callback wrote into the rollout buffer's "
-            f"{' and '.join(sorted(changed - {'rewards'}))}: change its rewards only, from which all epochs are "
-            "estimated, or use recompute_advantages=False"
+            f"{' and '.join(name for name in kept if not kept[name])}: change its rewards only, from which all epochs "
+            "are estimated, or use recompute_advantages=False"
         )
     for name in ("advantages", "returns"):
         buffer.stored(name).copy_(twin.stored(name))

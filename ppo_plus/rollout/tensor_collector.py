@@ -5,7 +5,8 @@ limits there were, what to log, the statistics of a ``VecNormalize``) is compute
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
@@ -24,7 +25,7 @@ from ppo_plus.policy.observations import not_finite, require_finite
 from ppo_plus.policy.policies import Step
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, estimate, next_carry, restart, where
-from ppo_plus.trees import tree_leaves, tree_map
+from ppo_plus.trees import to_device, tree_leaves, tree_map
 from ppo_plus.update.minibatch import read
 
 
@@ -65,27 +66,16 @@ class Lazy:
         return "value" in vars(self)
 
 
-class LazyLocals(dict[str, Any]):
+class LazyLocals(UserDict[str, Any]):
     """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
-
-    # A dict's own methods read the entries themselves, those of a mapping call `__getitem__`.
-    get, setdefault = MutableMapping.get, MutableMapping.setdefault  # type: ignore[assignment]
-    values, items = MutableMapping.values, MutableMapping.items  # type: ignore[assignment]
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
         return value.value if isinstance(value, Lazy) else value
 
-    def __iter__(self) -> Iterator[str]:
-        # Because this method is defined, `dict(locals)` and `{**locals}` read each value.
-        return super().__iter__()
-
-    def pop(self, key: str, *default: Any) -> Any:
-        value = super().pop(key, *default)
-        return value.value if isinstance(value, Lazy) else value
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self.items())
+    def update(self, *others: Any, **entries: Any) -> None:
+        # All at once, since every step updates some twenty entries.
+        self.data.update(*others, **entries)
 
 
 @dataclass
@@ -126,7 +116,8 @@ class TensorCollector:
         #: Of each step: which episodes have ended, which a time limit ended, which have their final observation in the
         #: buffer; their returns and lengths so far. Each has shape ``(N,)``.
         self._episodes: list[tuple[th.Tensor, ...]] = []
-        self._log = _Log()
+        #: What the simulator has logged, by name: numbers, and means of tensors.
+        self._log: dict[str, list[th.Tensor]] = {}
         self._use(env)
 
     def __reduce__(self) -> Any:
@@ -186,7 +177,7 @@ class TensorCollector:
         source = self._plan.masks
         if source is None or source.key is not None:
             return None
-        masks = self._simulator.masks()
+        masks = self._simulator.env.action_masks()
         if not isinstance(masks, NESTED):
             warn_of_order(source.layout)
         return self._here(flat_masks(str(source), masks, source.layout)).bool()  # type: ignore[no-any-return]
@@ -212,7 +203,10 @@ class TensorCollector:
         chosen = Step.unpacked(packed, plan.policy.distribution.action_dim)
         env_actions = self._to_env(chosen.actions)
         stepped: Stepped = self._simulator.step_tensors(env_actions)
-        self._log.add(stepped.log)
+        for name, value in stepped.log.items():
+            if isinstance(value, (int, float, th.Tensor)):
+                mean = th.as_tensor(value, dtype=th.float32).mean()
+                self._log.setdefault(name, []).append(to_device(mean, plan.device))
         if self._normalizing is not None:
             stepped = self._normalizing(stepped)
         self._step += 1
@@ -277,14 +271,15 @@ class TensorCollector:
         tables = (self._here(th.stack(column)) for column in zip(*self._episodes, strict=True))
         dones, timeouts, known, returns, lengths = tables
         known, unknown = timeouts & known, timeouts & ~known
+        logged = [th.stack(values).mean() for values in self._log.values()]
         facts = [
             self._suspicious(known),
             th.stack([known.sum(), unknown.sum()]),
             _last_episodes(dones, returns, lengths, plan.window),
-            self._log.means(plan.device),
+            th.stack(logged) if logged else th.empty(0, device=plan.device),
             *([] if self._normalizing is None else self._here(self._normalizing.tensors())),
         ]
-        suspicious, (n_known, n_unknown), episodes, log, *statistics = (fact.numpy() for fact in read(facts))
+        suspicious, (n_known, n_unknown), episodes, means, *statistics = (fact.numpy() for fact in read(facts))
         if suspicious.any():
             self._explain(known, statistics[0] if statistics else None)
         if self._normalizing is not None:
@@ -310,13 +305,9 @@ class TensorCollector:
             unknown=_places(unknown, int(n_unknown)),
         )
         self.estimate(buffer)
-        seconds = self._simulator.seconds()
-        infos = [
-            {"episode": {"r": round(r, 6), "l": int(length), "t": seconds}}
-            for there, r, length in episodes.T[::-1].tolist()
-            if there
-        ]
-        return Report(infos, self._log.named(log))
+        ended = [self._simulator.episode(*numbers) for there, *numbers in episodes.T[::-1].tolist() if there]
+        names = [name if "/" in name else f"env/{name}" for name in self._log]
+        return Report([{"episode": episode} for episode in ended], dict(zip(names, means.tolist(), strict=True)))
 
     def _suspicious(self, known: th.Tensor) -> th.Tensor:
         """Whether there may be something in the rollout that :meth:`_explain` finds, 0-d."""
@@ -363,33 +354,6 @@ class TensorCollector:
             stored = _stored_masks(buffer, masks)
             for row, i in nothing_allowed(stored, masks.layout).nonzero().tolist():
                 raise ValueError(masks.forbids_all(i, first + row, as_numpy(stored[row, i])))
-
-
-class _Log:
-    """What simulators log, averaged over the steps in which they log it."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[str, list[th.Tensor]] = {}
-        self._numbers: dict[str, list[float]] = {}
-
-    def add(self, log: Mapping[str, Any]) -> None:
-        """Add what was logged in a step: numbers, and tensors, whose mean is taken."""
-        for name, value in log.items():
-            if isinstance(value, th.Tensor):
-                self._tensors.setdefault(name, []).append(value.float().mean())
-            elif isinstance(value, (int, float)):
-                self._numbers.setdefault(name, []).append(value)
-
-    def means(self, device: th.device) -> th.Tensor:
-        """The means of the tensors, for :meth:`named`."""
-        means = [th.stack(values).mean().to(device) for values in self._tensors.values()]
-        return th.stack(means) if means else th.empty(0, device=device)
-
-    def named(self, means: np.ndarray) -> dict[str, float]:
-        """All means by the name under which they are logged."""
-        logged = {name: sum(values) / len(values) for name, values in self._numbers.items()}
-        logged |= dict(zip(self._tensors, means.tolist(), strict=True))
-        return {name if "/" in name else f"env/{name}": value for name, value in logged.items()}
 
 
 def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, window: int) -> th.Tensor:

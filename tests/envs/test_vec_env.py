@@ -474,8 +474,8 @@ def test_rendering(kind):
 
 def test_no_rendering():
     env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP))
-    with pytest.warns(UserWarning, match="render_mode=None"):
-        assert env.get_images() == [None, None]
+    with pytest.warns(UserWarning, match="no `render_mode` was passed"):
+        assert env.render() is None
 
 
 # --- environments that are vectors by themselves ---------------------------------------------------------------------

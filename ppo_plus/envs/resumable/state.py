@@ -34,7 +34,7 @@ import numpy as np
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from ppo_plus.envs.checks import IMMUTABLE, Numbers, take_any_number
+from ppo_plus.envs.checks import IMMUTABLE, Numbers, prepare
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.resumable.attributes import (
     BEFORE_RESET,
@@ -201,7 +201,7 @@ class Resumable(gym.Wrapper):
         self._reason = lacks_state(unknown) if unknown else None
         self._replays = self._stateful is None and self._reason is None
         self._episode = _Episode(reason=f"{env} was stepped before its Resumable was reset")
-        take_any_number(env)
+        prepare(env)
         #: The name of an attribute that was set from outside, or ``None``.
         self._set_from_outside: str | None = None
         self._is_made = True

@@ -234,10 +234,6 @@ class SupervisedVecEnv(VecEnv):
         return self._call(("is_wrapped", wrapper_class), indices)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """One RGB image ``(H, W, 3)`` per environment; ``None`` unless ``render_mode`` is ``"rgb_array"``."""
-        if self.render_mode != "rgb_array":
-            warnings.warn(f"render_mode={self.render_mode!r} gives no images: use 'rgb_array'", stacklevel=2)
-            return [None] * self.num_envs
         return self.env_method("render")
 
     def close(self) -> None:

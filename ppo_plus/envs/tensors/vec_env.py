@@ -94,10 +94,6 @@ class TensorVecEnv(BatchedVecEnv):
         final_obs = None if step.final_obs is None else self._layout(step.final_obs)
         return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, step.log)
 
-    def masks(self) -> Any:
-        """The present action masks: tensors with ``N`` rows, flat or in the structure of the action space."""
-        return self.env.action_masks()
-
     def _check(self, obs: Obs, *flags: th.Tensor) -> None:
         check_shape(obs, self.observation_space, self.num_envs)
         for flag in flags:
@@ -121,11 +117,9 @@ class TensorVecEnv(BatchedVecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         ended = step.dones.nonzero().squeeze(1)
         if len(ended):
-            seconds = self.seconds()
             columns = (ended, step.timeouts[ended], step.returns[ended], step.lengths[ended])
-            for i, timeout, r, length in zip(*(column.tolist() for column in columns), strict=True):
-                infos[i][TIMEOUT] = timeout
-                infos[i]["episode"] = {"r": round(r, 6), "l": length, "t": seconds}
+            for i, timeout, returned, length in zip(*(column.tolist() for column in columns), strict=True):
+                infos[i] |= {TIMEOUT: timeout, "episode": self.episode(returned, length)}
                 if step.final_obs is not None:
                     infos[i]["terminal_observation"] = as_numpy(mapped(itemgetter(i), step.final_obs))
         return infos
@@ -137,7 +131,7 @@ class TensorVecEnv(BatchedVecEnv):
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         if method_name == METHOD and self.env.has_masks:
-            masks = as_numpy(self.masks())
+            masks = as_numpy(self.env.action_masks())
             return [tree_map(itemgetter(i), masks) for i in self._get_indices(indices)]
         return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
 
