@@ -24,8 +24,6 @@ PATIENCE = 5
 
 
 class _State:
-    """The state of the handler."""
-
     deferred = False  # whether a signal sets the flag; else it ends the process at once
     came: int | None = None  # the flag: number of the first signal
     raised = False  # whether it was raised; then further signals are ignored, so that they do not disturb the cleanup
@@ -33,8 +31,7 @@ class _State:
 
 
 def check() -> None:
-    """Raise ``KeyboardInterrupt`` if a signal came, each time."""
-    # Code with a bare `except:` loses the first one, such as `copyreg`, with which environments copy observations.
+    """Raise ``KeyboardInterrupt`` if a signal came, each time: code with a bare ``except:`` loses the first one."""
     if _State.came is not None:
         _State.raised = True
         raise KeyboardInterrupt
@@ -103,12 +100,11 @@ def deferred(numbers: Iterable[int] = SIGNALS, ends_process: bool = False) -> It
         yield
         check()
     finally:
-        has_come = _State.came is not None
         try:
-            if has_come and ALARM:
+            if _State.came is not None and ALARM:
                 signal.alarm(0)
             for number, handler in before.items():
-                signal.signal(number, signal.SIG_IGN if has_come and ends_process else handler)
+                signal.signal(number, signal.SIG_IGN if _State.came is not None and ends_process else handler)
         finally:
             _State.deferred, _State.came, _State.raised = False, None, False
 

@@ -60,7 +60,7 @@ training early and saves what was learned.
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommands."""
+    """Add ``train``, ``tune``, and ``worker`` below ``tune``."""
     _add_train(commands)
     _add_tune(commands)
 
@@ -151,7 +151,14 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
 
 def prepare_train(command: argparse.ArgumentParser, args: argparse.Namespace) -> Callable[[], None]:
     """Check the arguments and build the run; return the function that trains."""
-    _check(command, args)
+    if args.resume is not None:
+        names = [name for name, value in vars(args).items() if value != command.get_default(name)]
+        if flags := [f"--{name.replace('_', '-')}" for name in names if name not in WITH_RESUME]:
+            raise ValueError(f"--resume continues the run with its own arguments: leave out {', '.join(flags)}")
+    elif args.env is None:
+        raise ValueError("the following arguments are required: --env, or --resume")
+    if args.trained_agent is not None and not Path(args.trained_agent).is_file():
+        raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     folder = None if args.resume is None else open_run(Path(args.resume))
     device = args.device if folder is None else folder.arguments()["device"]
     if args.processes is not None and args.processes > 1 and not args.dry_run:
@@ -167,18 +174,6 @@ def prepare_train(command: argparse.ArgumentParser, args: argparse.Namespace) ->
         # All processes use the seed of the first.
         args.seed = join(device).lead(randbelow(2**32) if args.seed < 0 else args.seed)
     return _prepare_new(args) if folder is None else _prepare_resumed(folder, args)
-
-
-def _check(command: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """:raises ValueError, OSError: arguments that do not fit each other"""
-    if args.resume is not None:
-        names = [name for name, value in vars(args).items() if value != command.get_default(name)]
-        if flags := [f"--{name.replace('_', '-')}" for name in names if name not in WITH_RESUME]:
-            raise ValueError(f"--resume continues the run with its own arguments: leave out {', '.join(flags)}")
-    elif args.env is None:
-        raise ValueError("the following arguments are required: --env, or --resume")
-    if args.trained_agent is not None and not Path(args.trained_agent).is_file():
-        raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
 
 
 def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
@@ -243,8 +238,7 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
     """The command that plays the trained model, or resumes the run."""
     from ppo_plus.saving.checkpoint.checkpoint import files, steps_of
 
-    named = run.options.gym_packages
-    packages = ["--gym-packages", *named] if named else []
+    packages = ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
     if finished:
         folder: list[object] = [] if args.log_folder == "logs" else ["-f", args.log_folder]
         if args.resume is not None:
@@ -282,7 +276,6 @@ COUNTS = {
 
 
 def _add_tune(commands: Any) -> None:
-    """Add ``tune``, and ``worker`` below it."""
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
     add_env_arguments(command, "--log-folder", env_required=False)
@@ -349,8 +342,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
     import optuna
 
     from ppo_plus.zoo.tune.jobs import named_errors
-    from ppo_plus.zoo.tune.study import EXIT_CODES
-    from ppo_plus.zoo.tune.tuner import WorkersDied
+    from ppo_plus.zoo.tune.tuner import EXIT_CODES
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     resume = f"interrupted; resume with: {this_command()}"
@@ -358,7 +350,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
         work = prepare(args, {"restarts": args.restart_envs or 0, "timeout": args.env_timeout})
 
     def guarded() -> None:
-        with exit_codes({**EXIT_CODES, WorkersDied: 1}, resume):
+        with exit_codes(EXIT_CODES, resume):
             work()
 
     return guarded
@@ -415,7 +407,8 @@ def _print_entry(task: "TuningTask", entry: Path) -> None:
 
 
 def prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.zoo.tune.study import TuningWorker, read_task
+    from ppo_plus.zoo.tune.study import read_task
+    from ppo_plus.zoo.tune.tuner import TuningWorker
 
     import_named(args)
     study = _study(args, args.storage, args.study_name)

@@ -93,7 +93,6 @@ def _add_model_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
-    """Load the model."""
     folder, model = _find(args)
     from ppo_plus.zoo.enjoy import enjoy
 
@@ -104,7 +103,6 @@ def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
 
 
 def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
-    """Load the model."""
     folder, model = _find(args)
     path = model.with_suffix(".gif") if args.output is None else Path(args.output)
     if path.suffix.lower() not in (".gif", ".mp4"):
@@ -169,7 +167,6 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
 
 
 def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
-    """Read the curves."""
     labels = args.labels or args.exp_folders
     if len(labels) != len(args.exp_folders):
         raise ValueError(f"-l has {len(labels)} labels for {len(args.exp_folders)} folders")

@@ -42,8 +42,8 @@ from ppo_plus.zoo.interrupts import check, uninterrupted
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 #: A part of SQLite's message of a full disk.
 FULL = "disk is full"
-#: How often a new database is opened before an error of another process's tables is one of the database.
-N_OPENED = 10
+#: What else can be wrong with a new one.
+UNUSABLE = (ImportError, RuntimeError, OSError, UnicodeError)
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
 
@@ -58,7 +58,7 @@ def open_storage(url: str) -> BaseStorage:
     :param url: ``sqlite:///file.db`` or ``postgresql+psycopg://user@host/database`` (any URL of SQLAlchemy's)
     :raises StorageError: it cannot be used; the message is one line, without the password
     """
-    try:
+    with named_errors(f"cannot use the storage {shown(url)!r}", (*STORAGE_ERRORS, *UNUSABLE)):
         address = make_url(url)
         sqlite = address.get_backend_name() == "sqlite"
         if sqlite:
@@ -66,7 +66,7 @@ def open_storage(url: str) -> BaseStorage:
                 raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
             Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
         options = {"connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT}}
-        database = _made_once(lambda: RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options))
+        database = _open(address.render_as_string(hide_password=False), options)
         if sqlite:
             _lock_at_begin(database.engine)
         # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
@@ -75,25 +75,23 @@ def open_storage(url: str) -> BaseStorage:
             if callable(method) and not name.startswith("_"):
                 setattr(storage, name, _robust(getattr(storage, name), patience=0 if sqlite else TIMEOUT))
         return storage
-    except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError, UnicodeError) as error:
-        why = reason(error)
-        if isinstance(error, ImportError) and url.startswith("postgresql"):
-            why = f"its driver is missing: {pip_install(extra='postgres')}, and write postgresql+psycopg://..."
-        if FULL in why:
-            raise OSError(errno.ENOSPC, f"the storage {shown(url)!r} cannot be written: {why}") from None
-        raise StorageError(f"cannot use the storage {shown(url)!r}: {why}") from None
 
 
-def _made_once(make: Callable[[], RDBStorage]) -> RDBStorage:
-    """A database, whose tables another process may create at the same time: then it is opened again."""
-    for _ in range(N_OPENED - 1):
-        try:
-            return make()
-        except (IntegrityError, ProgrammingError, OperationalError) as error:
-            if not any(sign in reason(error) for sign in ("already exists", "duplicate key", "UNIQUE constraint")):
-                raise
-        time.sleep(0.2)
-    return make()
+def _open(url: str, options: dict[str, Any], attempts: int = 10) -> RDBStorage:
+    """A database. If another process creates its tables at the same time, it is opened again."""
+    try:
+        return RDBStorage(url, engine_kwargs=options)
+    except ImportError as error:
+        if not url.startswith("postgresql"):
+            raise
+        remedy = f"{pip_install(extra='postgres')}, and write postgresql+psycopg://..."
+        raise ImportError(f"its driver is missing: {remedy}") from error
+    except (IntegrityError, ProgrammingError, OperationalError) as error:
+        signs = ("already exists", "duplicate key", "UNIQUE constraint")
+        if attempts == 1 or not any(sign in reason(error) for sign in signs):
+            raise
+    time.sleep(0.2)
+    return _open(url, options, attempts - 1)
 
 
 def shown(url: str) -> str:
@@ -105,14 +103,15 @@ def shown(url: str) -> str:
 
 
 @contextmanager
-def named_errors() -> Iterator[None]:
-    """Turn errors of an unavailable storage into a :class:`StorageError` of one line, a full disk into ``OSError``."""
+def named_errors(
+    message: str = "the storage is unavailable", kinds: tuple[type[Exception], ...] = STORAGE_ERRORS
+) -> Iterator[None]:
+    """Turn errors of a storage into a :class:`StorageError` of one line, a full disk into ``OSError``."""
     try:
         yield
-    except STORAGE_ERRORS as error:
-        if FULL in reason(error):
-            raise OSError(errno.ENOSPC, f"the storage cannot be written: {reason(error)}") from error
-        raise StorageError(f"the storage is unavailable: {reason(error)}") from error
+    except kinds as error:
+        why = f"{message}: {reason(error)}"
+        raise (OSError(errno.ENOSPC, why) if FULL in why else StorageError(why)) from error
 
 
 def reason(error: BaseException) -> str:

@@ -91,10 +91,6 @@ class Plan:
         and a draw depends only on the trials that have finished."""
         return SAMPLERS[self.sampler](int(np.random.SeedSequence([self.seed, trial_number]).generate_state(1)[0]))
 
-    def make_pruner(self) -> BasePruner:
-        """The pruner."""
-        return PRUNERS[self.pruner](self)
-
     @property
     def eval_freq(self) -> int:
         """Environment steps between two evaluations."""
@@ -210,17 +206,22 @@ class TuningTask:
         """The fitted task, after building its baselines, and a model with each value of the search space. What cannot
         be built is an error. Nothing is trained or stored."""
         task = self.fitted()
+
+        def build(experiment: Experiment) -> None:
+            with closing(make_envs(experiment)) as envs:
+                make_model(experiment, envs)
+
         for baseline in task.baselines().values():
-            _build(baseline)
+            build(baseline)
         base = task.experiment.replace(vec_env="dummy")
         with closing(make_envs(base)) as envs:
             for name, value, settings in task.search_space().examples():
                 try:
                     candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
                     if candidate.replace(policy_kwargs=base.policy_kwargs, hyperparams=base.hyperparams) == base:
-                        make_model(candidate, envs)
+                        make_model(candidate, envs)  # in the same environments
                     else:
-                        _build(candidate)
+                        build(candidate)
                 except (ValueError, TypeError, RuntimeError, AssertionError) as error:
                     raise ValueError(f"search space: {name}: {value!r} cannot be used: {error}") from error
         return task
@@ -295,11 +296,6 @@ class TuningTask:
         run = {name: data["run"][name] for name in RUN}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
         return cls(experiment, data["space"], Plan(**data["plan"]), packages, tuple(map(str, data["gym_packages"])))
-
-
-def _build(experiment: Experiment) -> None:
-    with closing(make_envs(experiment)) as envs:
-        make_model(experiment, envs)
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -1,4 +1,5 @@
-"""The tuner, which creates a study or resumes it, starts worker processes and watches them, and writes the report."""
+"""The processes of a study: workers, which do jobs, and the tuner, which creates the study or resumes it, starts
+workers and watches them, and writes the report."""
 
 import errno
 import json
@@ -6,37 +7,180 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from ppo_plus.require import is_disk_full
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
-from ppo_plus.zoo.interrupts import check, deferred, uninterrupted
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, STORAGE_ERRORS, is_done, named_errors, outcome
+from ppo_plus.zoo.installation import import_packages
+from ppo_plus.zoo.interrupts import check, deferred, exit_codes, uninterrupted
+from ppo_plus.zoo.tune.jobs import (
+    CANDIDATE,
+    JOB,
+    SEED,
+    STORAGE_ERRORS,
+    Heartbeats,
+    Jobs,
+    StorageError,
+    is_done,
+    named_errors,
+    open_storage,
+    outcome,
+)
 from ppo_plus.zoo.tune.report import TuningVerdict, check_folder, write_report
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.study import (
+    BASELINE,
     ERROR,
+    SCORES,
+    SETTINGS,
     Study,
-    StudyStopped,
-    TuningWorker,
     create,
     is_over,
     plan_in_time,
     prepare_screening,
+    read_task,
     seconds_of,
+    stages,
 )
-from ppo_plus.zoo.tune.task import Plan, TuningTask
+from ppo_plus.zoo.tune.task import PRUNERS, Diverged, Plan, TuningTask, score
 
 Process = subprocess.Popen[str]
 #: Seconds that an interrupted worker has to put its job back.
 END_PATIENCE = 60
+#: Seconds to wait when no job is free.
+POLL = 1.0
+
+
+class StudyStopped(Exception):
+    """A run raised an error that its hyperparameters did not cause."""
 
 
 class WorkersDied(Exception):
     """No worker is left, and the study is not finished."""
+
+
+#: Exit codes of a process that works on a study.
+EXIT_CODES: dict[type[Exception], int] = {StudyStopped: 1, WorkersDied: 1, StorageError: 2}
+
+
+@dataclass(frozen=True)
+class TuningWorker:
+    """One process's part in a study. ``supervision`` has ``restarts`` of each run and ``timeout`` for environments that
+    may fail."""
+
+    study: Study
+    task: TuningTask
+    supervision: Mapping[str, Any] = field(default_factory=dict)
+
+    def work(self) -> None:
+        """Do jobs until the study is finished. An error that its hyperparameters did not cause stops the study."""
+        with named_errors():
+            for jobs in stages(self.study, self.task):
+                self._do_all(jobs)
+
+    def _do_all(self, jobs: Jobs) -> None:
+        while not jobs.all_done():
+            check()
+            self._check()
+            claimed = jobs.claim()
+            if claimed is None:
+                time.sleep(POLL)  # others still work, and one of them may die
+            else:
+                self._do(jobs, claimed)
+
+    def _do(self, jobs: Jobs, claimed: FrozenTrial) -> None:
+        try:
+            with self.study.heartbeats.of(self.study.storage, claimed._trial_id):
+                run = self._repeat if CANDIDATE in claimed.user_attrs else self._search
+                jobs.tell(claimed, TrialState.COMPLETE, run(jobs, claimed))
+        except optuna.TrialPruned:
+            jobs.tell(claimed, TrialState.PRUNED)
+        except Diverged as error:
+            jobs.fail(claimed, str(error))
+        except UpdateFinishedTrialError:
+            return  # this worker was silent for so long that it counted as dead: another one has the job
+        except (KeyboardInterrupt, StudyStopped):
+            jobs.interrupt(claimed)
+            raise
+        except (*STORAGE_ERRORS, StorageError):
+            raise  # the job cannot be put back now, but without heartbeats it is soon free again
+        except Exception as error:
+            if not is_disk_full(error):
+                self.study.set(ERROR, traceback.format_exc())
+            jobs.interrupt(claimed)
+            raise
+
+    def _search(self, jobs: Jobs, claimed: FrozenTrial) -> float:
+        """A trial of the search: what the sampler suggests, on the seeds of the screening."""
+        plan = self.task.plan
+        trial = jobs.trial(claimed, sampler=plan.make_sampler(claimed.number), pruner=PRUNERS[plan.pruner](plan))
+        space = self.task.search_space()
+        settings = space.settings(space.sample(trial))
+        baseline = claimed.user_attrs.get(BASELINE)
+        experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
+        recorded = experiment.replace(n_timesteps=plan.n_timesteps).settings()
+        trial.set_user_attr(SETTINGS, recorded)
+        scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.seeds("screening"))]
+        trial.set_user_attr(SCORES, scores)
+        return float(np.mean(scores))
+
+    def _repeat(self, jobs: Jobs, claimed: FrozenTrial) -> float:
+        """A run of a screening trial's settings with another seed."""
+        trial = jobs.trial(claimed, pruner=optuna.pruners.NopPruner())
+        return self._score(trial, claimed.user_attrs[SETTINGS], claimed.user_attrs[SEED], 0)
+
+    def _score(self, trial: Trial, settings: dict, seed: int, n_before: int) -> float:  # type: ignore[type-arg]
+        """The score on one of the trial's seeds, the first of which are reported already."""
+        plan = self.task.plan
+        total = plan.n_seeds * plan.n_timesteps
+
+        def report(timesteps: int, mean_return: float) -> None:
+            step = n_before * plan.n_timesteps + timesteps
+            trial.report(mean_return, step)
+            self._check()
+            if step < total and trial.should_prune():  # at the end pruning saves nothing
+                raise optuna.TrialPruned
+
+        return score(self.task.read(settings), plan, seed, report, **self.supervision)
+
+    def _check(self) -> None:
+        """:raises StudyStopped: another worker has stopped the study"""
+        error = self.study.attributes().get(ERROR)
+        if error:
+            raise StudyStopped(f"\n{error}".strip().rpartition("\n")[2])
+
+
+def run_worker() -> None:
+    """The main function of a worker process. It reads its orders from standard input, which the tuner keeps open."""
+    with exit_codes(EXIT_CODES):
+        line = sys.stdin.readline()
+        if not line.endswith("\n"):
+            return  # the tuner was killed before it had written everything
+        order = json.loads(line)
+        threading.Thread(target=_end_with_tuner, daemon=True).start()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        import_packages(order["gym_packages"])
+        study = Study(order["study"], open_storage(order["url"]), Heartbeats(order["grace_period"]))
+        TuningWorker(study, read_task(study, order["packages"]), order["supervision"]).work()
+
+
+def _end_with_tuner() -> None:
+    """Interrupt this worker when its tuner is gone, however that ended."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -64,14 +208,11 @@ def tune(
 
     :param experiment: what is tuned; the default and its own settings are the baselines
     :param space: contents of a search-space file; ``None`` for the package's own
-    :param study: name and storage
-    :param plan: how much is spent on what
     :param max_total_trials: trials of the search, exactly; finished, pruned and failed ones count, each once
     :param folder: where the report goes
     :param workers: processes that do the work; ``None``: this process
     :param packages: what settings may import from; ``None``: from anywhere
     :param gym_packages: what you imported because it registers environments; part of the exported command
-    :return: the verdict
     :raises ValueError: an argument is wrong, the study is about something else, or the folder is another study's
     :raises StudyStopped: a run raised an error that its hyperparameters did not cause
     :raises WorkersDied: no worker is left, and the study is not finished
@@ -110,7 +251,12 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
             _start(study, task, workers, processes)
         while True:
             all_ended = all(process.poll() is not None for process in processes)
-            lines: dict[Any, str] = {process: _death(process) for process in processes if process.returncode}
+            lines: dict[Any, str] = {}
+            for process in processes:
+                if code := process.returncode:
+                    killed = f"was killed by signal {-code}: its trial, if it had one, is run again"
+                    why = killed if code < 0 else f"ended with exit code {code}"
+                    lines[process] = f"worker process {process.pid} {why}"
             # Without the storage there is nothing to print; the workers decide whether they wait for it.
             with suppress(*STORAGE_ERRORS):
                 lines |= done_runs(study)
@@ -142,13 +288,12 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
 
 def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
     """Start a worker and add it to the processes."""
-    order: dict[str, Any] = {"study": study.name, "grace_period": study.heartbeats.grace_period}
-    order |= {"url": workers.url, "supervision": workers.supervision}
+    order: dict[str, Any] = {"study": study.name, "grace_period": study.heartbeats.grace_period, **vars(workers)}
     order |= {"packages": task.packages, "gym_packages": task.gym_packages}
     # Else the worker might be left without orders, or not be ended with the others.
     with uninterrupted():
         process = subprocess.Popen(
-            [sys.executable, "-c", "from ppo_plus.zoo.tune.study import run_worker; run_worker()"],
+            [sys.executable, "-c", "from ppo_plus.zoo.tune.tuner import run_worker; run_worker()"],
             stdin=subprocess.PIPE,  # not arguments, which everyone on the machine can read: the URL may have a password
             stdout=subprocess.DEVNULL,  # progress and errors are in the study
             text=True,
@@ -160,15 +305,6 @@ def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Pro
         with suppress(BrokenPipeError):  # it is dead already, which `supervise` finds
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
-
-
-def _death(process: Process) -> str:
-    """A line about a worker that ended too early."""
-    if process.returncode < 0:
-        reason = f"was killed by signal {-process.returncode}: its trial, if it had one, is run again"
-    else:
-        reason = f"ended with exit code {process.returncode}"
-    return f"worker process {process.pid} {reason}"
 
 
 def done_runs(study: Study) -> dict[tuple[str, int], str]:
@@ -185,7 +321,7 @@ def done_runs(study: Study) -> dict[tuple[str, int], str]:
 def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
     """What is left of a study, and how long it takes; empty until the baselines have run, and when nothing is left."""
     n_baselines, n_seeds = min(len(task.baselines()), study.budget), task.plan.n_seeds
-    if not replace(study.screening, end=n_baselines).all_done():
+    if not study.first(n_baselines).all_done():
         return ""
     plan, n_trials = plan_in_time(study, task, study.budget)
     search, *later = (list(filter(is_done, jobs.trials())) for jobs in study.begun_stages().values())

@@ -8,7 +8,8 @@ import pytest
 from ppo_plus.zoo.tune import study as study_module
 from ppo_plus.zoo.tune.jobs import is_done, open_storage
 from ppo_plus.zoo.tune.report import write_report
-from ppo_plus.zoo.tune.study import Study, TuningWorker, create, is_over, read_task
+from ppo_plus.zoo.tune.study import Study, create, is_over, read_task
+from ppo_plus.zoo.tune.tuner import TuningWorker
 
 #: The folder that ``ppo-plus tune`` left: a search of four trials on CartPole, a race, and a confirmation.
 SAVED = Path(__file__).parents[2] / "data" / "study"
@@ -48,7 +49,7 @@ def test_the_search_is_resumed(study):
 def test_the_settings_file_joins_the_confirmation(study, folder, monkeypatch):
     """It was no baseline then: its runs are added, and nothing else runs again."""
     monkeypatch.setattr(study_module, "PATIENCE", 0)
-    monkeypatch.setattr(study_module, "score", lambda *_: 300.0)
+    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.score", lambda *_: 300.0)
     before = scores(study)
     assert not is_over(study, read_task(study))
     TuningWorker(study, read_task(study)).work()

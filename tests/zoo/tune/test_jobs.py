@@ -458,7 +458,7 @@ def test_a_new_database_on_a_full_disk(tmp_path, monkeypatch):
         raise OperationalError("", {}, Exception("database or disk is full"))
 
     monkeypatch.setattr(jobs_module, "RDBStorage", fail)
-    with pytest.raises(OSError, match="study.db' cannot be written: .*disk is full") as raised:
+    with pytest.raises(OSError, match="study.db': .*disk is full") as raised:
         open_storage(f"sqlite:///{tmp_path / 'study.db'}")
     assert raised.value.errno == errno.ENOSPC
 

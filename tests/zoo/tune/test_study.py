@@ -24,8 +24,6 @@ from ppo_plus.zoo.tune.study import (
     SETTINGS,
     TASK,
     Study,
-    StudyStopped,
-    TuningWorker,
     best_trial,
     create,
     is_over,
@@ -37,7 +35,7 @@ from ppo_plus.zoo.tune.study import (
     stages,
 )
 from ppo_plus.zoo.tune.task import Plan, TuningTask
-from ppo_plus.zoo.tune.tuner import estimate, tune
+from ppo_plus.zoo.tune.tuner import StudyStopped, TuningWorker, estimate, tune
 
 PLAN = Plan(2048, race_share=0.5, race_seeds=1, n_finalists=2)
 SMALL_TASK = TuningTask(load_experiment("CartPole-v1"), {"gamma": {"choices": [0.9, 0.99]}}, PLAN).fitted()
@@ -223,7 +221,7 @@ def database(tmp_path_factory):
 @pytest.fixture
 def edit(database, tmp_path, monkeypatch):
     """Copy the study, edit a row of it, and open it as another process does."""
-    monkeypatch.setattr("ppo_plus.zoo.tune.study.score", lambda *_: pytest.fail("something runs"))
+    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.score", lambda *_: pytest.fail("something runs"))
     path = tmp_path / "study.db"
     path.write_bytes(database.read_bytes())
 
@@ -335,7 +333,7 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
     experiment = Experiment("CartPole-v1", 2048)
     plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
     with monkeypatch.context() as patch:
-        patch.setattr("ppo_plus.zoo.tune.study.score", lambda *_: 1 / 0)
+        patch.setattr("ppo_plus.zoo.tune.tuner.score", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             tune(experiment, SPACE, study, plan, 2, tmp_path)
         assert "ZeroDivisionError" in study.attributes()[ERROR]
@@ -349,7 +347,7 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
 @pytest.mark.parametrize("said", ["", '{"workers": '])
 def test_a_worker_without_a_tuner_ends_in_silence(said):
     """The tuner may be killed before it has said what to do."""
-    code = "from ppo_plus.zoo.tune.study import run_worker; run_worker()"
+    code = "from ppo_plus.zoo.tune.tuner import run_worker; run_worker()"
     options = {"input": said, "capture_output": True, "text": True, "timeout": 600}
     ended = subprocess.run([sys.executable, "-c", code], **options, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

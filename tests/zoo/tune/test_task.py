@@ -116,7 +116,7 @@ def test_samplers_sample_and_differ_from_trial_to_trial(name):
 
 def test_pruners():
     kinds = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
-    assert {name: type(Plan(1000, pruner=name).make_pruner()) for name in PRUNERS} == kinds
+    assert {name: type(make(Plan(1000))) for name, make in PRUNERS.items()} == kinds
 
 
 @pytest.mark.parametrize("argument", [{"sampler": "best"}, {"pruner": "best"}])
