@@ -281,11 +281,8 @@ def _check_exploration(settings: Settings) -> None:
             f'sde_sample_freq="episode" does not reach policy={settings.policy_class!r}, which overrides methods of '
             "SB3's policy: use a number, or derive it from ppo_plus.ActorCriticPolicy"
         )
-    if settings.exploration is None:
-        return
-    require_kind("exploration", settings.exploration, NoiseProcess, "a NoiseProcess, such as ColoredNoise(0.5)")
-    if settings.use_sde:
-        raise ValueError(f"use_sde=True and exploration={settings.exploration!r} exclude each other: leave one out")
+    kinds = NoiseProcess, type(None)
+    require_kind("exploration", settings.exploration, kinds, "a NoiseProcess, such as ColoredNoise(0.5)")
 
 
 def _check_kl_control(settings: Settings) -> None:

@@ -188,24 +188,18 @@ class SharedTraining(SingleProcess):
     def _normalized(self, minibatches: list[Rows]) -> Sequence[th.Tensor]:
         """The advantages of minibatches, with mean 0 and standard deviation 1 over all processes' parts of each."""
         parts = [rollout.advantages[indices] for rollout, indices in minibatches]
-        sizes = th.tensor([len(part) for part in parts])
-        of = to_device(th.arange(len(parts)).repeat_interleave(sizes), parts[0].device)
-        advantages = th.cat(parts).double()
-        counted = th.ones_like(advantages)
-        if minibatches[0][0].valid is not None:
-            counted = th.cat([rollout.valid[indices] for rollout, indices in minibatches]).double()
-
-        def sums(values: th.Tensor) -> th.Tensor:
-            return th.zeros(len(parts), dtype=values.dtype, device=values.device).index_add_(0, of, values)
-
-        n = sums(counted)
-        mean = sums(counted * advantages) / n.clamp(min=1)
-        m2 = sums(counted * (advantages - mean[of]) ** 2)
-        whole = total(Moments(*table) for table in self.ranks.gather(th.stack([n, mean, m2])))
+        own = [
+            Moments.of(part if rollout.valid is None else part[rollout.valid[indices]])
+            for part, (rollout, indices) in zip(parts, minibatches, strict=True)
+        ]
+        tables = self.ranks.gather(th.stack([th.stack(moments) for moments in own], dim=1))
+        whole = total(Moments(*table) for table in tables)
         # A single advantage has no standard deviation, and stays unchanged.
         alone = whole.n < 2
-        shift, scale = whole.mean.where(~alone, 0.0)[of], (whole.std + 1e-8).where(~alone, 1.0)[of]
-        return th.split(((advantages - shift) / scale).to(parts[0].dtype), sizes.tolist())
+        shifts, scales = whole.mean.where(~alone, 0.0), (whole.std + 1e-8).where(~alone, 1.0)
+        return [
+            ((part - shift) / scale).to(part.dtype) for part, shift, scale in zip(parts, shifts, scales, strict=True)
+        ]
 
     def reduction(self, part: LossAndGradient | None, weights: list[Any], n: int) -> LossAndGradient:
         """The loss of a minibatch and its gradient: means over all processes in one all-reduce.

@@ -149,10 +149,7 @@ class Update:
         self.stopped = self._may_stop and self._asks and not self.state.running
 
     def end_epoch(self) -> None:
-        """Ask the KL control whether another epoch may follow.
-
-        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
-        """
+        """Ask the KL control whether another epoch may follow."""
         self.n_epochs += 1
         self._unread.append([])
         # Without a control nothing has to be known of an epoch on a GPU before the update ends.
@@ -162,10 +159,7 @@ class Update:
             self.stopped = not self.state.running
 
     def _read(self) -> th.Tensor:
-        """Read what the epochs since the last call left, in one copy; returns the records of the last one.
-
-        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
-        """
+        """Read what the epochs since the last call left, in one copy; returns the records of the last one."""
         tables, state = read(([th.stack(records) for records in self._unread[:-1]], tuple(self.state)))
         self.state, self._unread = KLState(*state), [[]]
         for table in tables:
@@ -179,10 +173,7 @@ class Update:
         return f"minibatch {i + 1} of epoch {len(self._tables)}: not finite are {wrong}"
 
     def finish(self) -> None:
-        """End the update.
-
-        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
-        """
+        """End the update."""
         if len(self._unread) > 1:
             self._read()
         self.state = self.control.after_update(self.state, self.kl, self.coefficients.target_kl)
@@ -238,10 +229,7 @@ def compiled_minibatch(
     rule: UpdateRule, lent: Optimizer, coefficients: Coefficients, compilation: Compilation
 ) -> Minibatch:
     """Compiled minibatches: as a whole, or the gradient alone where something stands between gradient and step, other
-    processes or recurrent layers. In place, if they cannot be compiled.
-
-    :raises CompileError: ``compile=True``, and they cannot be compiled
-    """
+    processes or recurrent layers. In place, if they cannot be compiled."""
     policy, optimizer = rule.policy, rule.policy.optimizer
     whole = not policy.remembers and rule.reduction is None
     unable = None
