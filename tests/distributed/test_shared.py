@@ -1,5 +1,6 @@
 """Processes that train one model together: they learn what one process would, stop, write and resume together."""
 
+import copy
 import warnings
 from functools import partial
 from itertools import accumulate
@@ -18,6 +19,7 @@ from processes import in_each
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, sync_envs_normalization
+from training import CopiesInHooks
 
 from ppo_plus import Checkpoints, PPO_Plus, RolloutBuffer, as_vec_env
 from ppo_plus.compiling import compiled
@@ -219,6 +221,16 @@ def test_a_callback_of_one_stops_all(ranks):
     # All have counted the same, and can go on.
     assert ranks.gather_values(trained.num_timesteps) == [64, 64]
     assert trained.learn(64)._n_updates == 1
+
+
+@in_each
+def test_callbacks_copy_the_model_in_every_hook(ranks):
+    copying = CopiesInHooks(copy.deepcopy)
+    PPO_Plus("MlpPolicy", vec(spaces.Discrete(3), env_class=RandomEnv), n_steps=8, batch_size=8).learn(64, copying)
+    assert len(copying.copies) == 5
+    for twin in copying.copies.values():
+        twin.learn(64, reset_num_timesteps=False)
+        assert len({str(told) for told in ranks.gather_values([w.sum().item() for w in twin.policy.parameters()])}) == 1
 
 
 @in_each

@@ -54,3 +54,31 @@ def learn(model, n_updates, **kwargs):
 
 def n_steps_taken(model):
     return int(next(iter(model.policy.optimizer.state.values()))["step"])
+
+
+class CopiesInHooks(BaseCallback):
+    """Copies the model in every hook, once each."""
+
+    def __init__(self, duplicate):
+        super().__init__()
+        self.duplicate, self.copies = duplicate, {}
+
+    def _copy(self, hook):
+        if hook not in self.copies:
+            self.copies[hook] = self.duplicate(self.model)
+
+    def _on_training_start(self):
+        self._copy("training start")
+
+    def _on_rollout_start(self):
+        self._copy("rollout start")
+
+    def _on_step(self):
+        self._copy("step")
+        return True
+
+    def _on_rollout_end(self):
+        self._copy("rollout end")
+
+    def _on_training_end(self):
+        self._copy("training end")

@@ -4,17 +4,20 @@ import copy
 import pickle
 import warnings
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from compiled import needs_compiler
 from envs import ACTIONS, RandomEnv, vec
 from models import make_model, weights
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
-from training import make, n_steps_taken
+from tensor_envs import twins
+from training import CopiesInHooks, make, n_steps_taken
 
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, as_vec_env
 
 
 @pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.NEXT_STEP])
@@ -90,6 +93,22 @@ def test_a_copied_model_learns_as_the_original_does(twin_of):
         each.learn(16)
     assert th.equal(weights(model), weights(twin))
     np.testing.assert_array_equal(model.rollout_buffer.advantages, twin.rollout_buffer.advantages)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: cloudpickle.loads(cloudpickle.dumps(model))])
+@pytest.mark.parametrize(
+    "kind", ["arrays", "tensors", pytest.param("compiled", marks=[needs_compiler, pytest.mark.slow])]
+)
+def test_callbacks_copy_a_model_in_every_hook(kind, duplicate):
+    env = as_vec_env(list(twins(ACTIONS["box"], 2))[kind == "tensors"])
+    copying = CopiesInHooks(duplicate)
+    model = make(env=env, compile=kind == "compiled", verbose=0).learn(32, [copying])
+    assert len(copying.copies) == 5
+    for twin in copying.copies.values():
+        assert twin.call.callbacks == [] and twin.num_timesteps <= 32
+        twin.evaluate(1)
+        twin.learn(16, reset_num_timesteps=False)
+    assert th.equal(weights(duplicate(model)), weights(model))
 
 
 class At(BaseCallback):
