@@ -18,6 +18,8 @@ import torch as th
 
 #: State of a process.
 NoiseState = dict[str, th.Tensor]
+#: The most steps of a series, each of which needs memory in every environment and component.
+MAX_HORIZON = 100_000
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class ColoredNoise(NoiseProcess):
     component is synthesized from Gaussian Fourier coefficients (Timmer and König 1995), scaled to unit variance.
 
     :param beta: exponent, at least 0
-    :param horizon: length of the series in steps, even, at least 4; it then repeats seamlessly
+    :param horizon: length of the series in steps, even, from 4 to 100,000; it then repeats seamlessly
     """
 
     beta: float = 0.5
@@ -143,8 +145,8 @@ class ColoredNoise(NoiseProcess):
             raise TypeError(f"{self!r}: beta must be a number and horizon an integer")
         if not (math.isfinite(self.beta) and self.beta >= 0):
             raise ValueError(f"ColoredNoise: beta={self.beta!r} must be finite and at least 0")
-        if self.horizon < 4 or self.horizon % 2:
-            raise ValueError(f"ColoredNoise: horizon={self.horizon!r} must be even and at least 4")
+        if self.horizon % 2 or not 4 <= self.horizon <= MAX_HORIZON:
+            raise ValueError(f"ColoredNoise: horizon={self.horizon!r} must be even, and from 4 to {MAX_HORIZON:,}")
 
     def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> NoiseState:
         bins = self.horizon // 2 + 1

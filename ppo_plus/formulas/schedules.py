@@ -7,6 +7,7 @@ here are plain dataclasses, so a model that uses them can be saved, loaded and s
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Schedule = Callable[[float], float]
@@ -80,7 +81,8 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     if isinstance(value, str):
         schedule = _parse(name, value)
     else:
-        schedule = value if callable(value) else Constant(_number(name, value))
+        is_function = callable(value) and not _builds(value)
+        schedule = value if is_function else Constant(_number(name, value))
     if isinstance(schedule, (Constant, Linear, Cosine)):
         value_at(1.0, name, schedule, low, strict)
         value_at(0.0, name, schedule, low)
@@ -105,6 +107,13 @@ def value_at(progress_remaining: float, name: str, schedule: Schedule, low: floa
     if isinstance(schedule, Constant):
         raise ValueError(f"{name}={value!r} must be finite and {bound}")
     raise ValueError(f"{message}; values must be finite and {bound}")
+
+
+def _builds(value: Any) -> bool:
+    """Whether a schedule makes objects of a class, which are no numbers, and may be large in a stranger's file."""
+    while hasattr(value, "value_schedule"):  # SB3's `FloatSchedule`
+        value = value.value_schedule
+    return isinstance(value, partial) and isinstance(value.func, type)
 
 
 def _parse(name: str, text: str) -> Schedule:

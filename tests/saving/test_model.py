@@ -506,6 +506,26 @@ BOMBS = {
             }
         }
     },
+    "a clip range that builds": {"clip_range": {"!partial": [{"!name": "torch.nn:Linear"}, [10**5, 10**6], {}]}},
+    "a schedule that is a space": {
+        "ent_coef": {
+            "!stable_baselines3.common.utils:FloatSchedule": {
+                "value_schedule": {
+                    "!partial": [{"!name": "gymnasium.spaces:Box"}, [0.0], {"high": 1.0, "shape": [2**28]}]
+                }
+            }
+        }
+    },
+    "a buffer": {"vf_coef": {"!partial": [{"!name": "ppo_plus:RolloutBuffer"}, [10**9], {}]}},
+    "an extractor that is a space": {
+        "policy_kwargs": {
+            "features_extractor_class": {
+                "!partial": [{"!name": "gymnasium.spaces:Box"}, [], {"low": 0.0, "high": 1.0}]
+            },
+            "features_extractor_kwargs": {"shape": [2**28]},
+        }
+    },
+    "long noise": {"exploration": {"!ppo_plus:ColoredNoise": {"beta": 0.5, "horizon": 400_000_000}}},
     "an activation with statistics": {
         "policy_kwargs": {
             "activation_fn": {"!partial": [{"!name": "torch.nn:BatchNorm1d"}, [600_000_000], {"affine": False}]}
@@ -544,7 +564,7 @@ def test_a_file_cannot_ask_for_more_memory_than_its_weights_need(kind):
     file = edited(saved(make()), lambda value: value["arguments"].update(BOMBS[kind]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises((ValueError, TypeError)) as raised:
-        PPO_Plus.load(file, device="cpu")
+        PPO_Plus.load(file, make().get_env(), device="cpu").learn(32)  # a schedule that is refused is asked for
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
     assert len(str(raised.value)) < 1500
 

@@ -35,6 +35,10 @@ class Damaged(Refused):
     """A file that is not as it was written."""
 
 
+class NotInstalled(Refused):
+    """A file that needs a package."""
+
+
 @contextmanager
 def decoding(what: str = "its data") -> Iterator[None]:
     """Raise :class:`Damaged` for every other error in the block: what reads damaged data raises many kinds."""
@@ -213,7 +217,8 @@ def _look_up(name: str) -> Any:
     try:
         return vars(import_module(module)).get(title) if module else None
     except ImportError as error:
-        raise Refused(f"it asks for {module}:{title}, which cannot be imported ({error})") from None
+        package = module.partition(".")[0].replace("_", "-")
+        raise NotInstalled(f"it needs {title} of {package} ({error}): pip install {package}") from None
 
 
 # --- how much is built ------------------------------------------------------------------------------------------------
@@ -239,6 +244,15 @@ def building(weights: Any) -> Iterator[None]:
         raise Damaged("its networks are larger than its weights") from error
     except Exception as error:
         raise Refused(f"no model can be made of it ({type(error).__name__}: {error})") from error
+
+
+def counted(function: Any) -> Any:
+    """What a file may bind arguments to: what torch counts while it builds, and what the user has allowed."""
+    is_counted = isinstance(function, type) and issubclass(function, (th.nn.Module, th.optim.Optimizer))
+    if not is_counted and function not in (*_registered.values(), *_passed.get()):
+        title = function.__qualname__[:100]
+        raise Refused(f"it binds arguments to {title}, which is not a network: register it to allow it")
+    return function
 
 
 def require_activation(policy_kwargs: Any) -> None:

@@ -16,7 +16,7 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.saving.format.container import PathOrFile, is_container, naming, opened
-from ppo_plus.saving.format.names import Damaged, Refused, decoding, name_of
+from ppo_plus.saving.format.names import Damaged, NotInstalled, Refused, decoding, name_of
 from ppo_plus.saving.model import ALWAYS, argument_attributes, assemble, attributes_of, changed_attributes
 from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.trees import tree_leaves
@@ -110,7 +110,7 @@ def _read(
     if is_container(path):
         with naming(path):
             raise Refused(f"{cls.__name__} saved it: use {cls.__name__}.load")
-    saved = read_sb3_zip(path, custom_objects.keys())
+    saved = read_sb3_zip(path, custom_objects.keys() | ({"policy_class"} & changes.keys()))
     if not {*saved.data, *saved.unread, *custom_objects, *changes} >= OF_PPO:
         raise no_ppo
     needed = {*ALWAYS, *argument_attributes(cls).values()} - changes.keys() - cls.scheduled
@@ -184,6 +184,8 @@ def _attributes(text: bytes, skipped: Collection[str]) -> tuple[dict[str, Any], 
                     pickled = base64.b64decode(value[":serialized:"], validate=True)
                 value = value_of(parse(pickled), len(pickled))
             data[name] = value
+        except NotInstalled:
+            raise
         except Refused as error:
             unread[name] = str(error)
     return data, unread

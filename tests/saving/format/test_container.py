@@ -18,7 +18,7 @@ from parametrization import sample
 
 from ppo_plus import ColoredNoise, MlpPolicy, linear
 from ppo_plus.saving.format import container, values
-from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, OLDEST, VERSION, read, write
+from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, OLDEST, VERSION, path_to_save, read, write
 from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.format.values import Undescribable, describe
 
@@ -99,9 +99,18 @@ def test_what_cannot_be_described_leaves_the_earlier_file(tmp_path):
     assert read(tmp_path / "a", "test") == 1 and [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read(tmp_path / "a", "test")
+@pytest.mark.parametrize("name", ["a", "a.zip", "a_vecnormalize.zip"])
+def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=f"/{name}'$"):
+        read(tmp_path / name, "test")
+
+
+def test_a_folder_may_have_the_name_of_a_file(tmp_path):
+    (tmp_path / "Nav-v0").mkdir()
+    with pytest.raises(IsADirectoryError):
+        container.is_container(tmp_path / "Nav-v0")
+    write(path_to_save(tmp_path / "Nav-v0"), "test", 1)
+    assert container.is_container(tmp_path / "Nav-v0") and read(str(tmp_path / "Nav-v0"), "test") == 1
 
 
 def refusal(data, tmp_path, kind="test"):

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import random
+import sys
 import zipfile
 
 import numpy as np
@@ -446,6 +447,15 @@ class OwnMaskablePolicy(MaskableActorCriticPolicy):
 def test_a_custom_maskable_policy_raises_an_error():
     with pytest.raises(ValueError, match="OwnMaskablePolicy.* derive it from ppo_plus.ActorCriticPolicy"):
         taken(trained_with_masks("discrete", policy=OwnMaskablePolicy))
+
+
+def test_a_model_of_a_package_that_is_missing_asks_for_it(tmp_path, monkeypatch):
+    trained_with_masks("discrete").save(tmp_path / "theirs")
+    monkeypatch.setitem(sys.modules, "sb3_contrib.common.maskable.policies", None)
+    for trust_pickle in (False, True):
+        with pytest.raises(Refused, match="theirs is not read: it needs .*of sb3-contrib .*pip install sb3-contrib$"):
+            PPO_Plus.from_sb3(tmp_path / "theirs", trust_pickle=trust_pickle)
+    assert PPO_Plus.from_sb3(tmp_path / "theirs", policy_class=MlpPolicy).num_timesteps == 32
 
 
 @pytest.mark.parametrize("load", [PPO_Plus.load, PPO_Plus.from_sb3])
