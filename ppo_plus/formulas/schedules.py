@@ -6,9 +6,11 @@ here are plain dataclasses, so a model that uses them can be saved, loaded and s
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+import torch as th
 
 Schedule = Callable[[float], float]
 
@@ -48,6 +50,28 @@ class Cosine:
         return self.end + (self.start - self.end) * (1 - math.cos(math.pi * progress_remaining)) / 2
 
 
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """A function by its values, which a file has where it cannot have the function: exact at these, with straight lines
+    between them.
+
+    :param values: at equal steps of the remaining progress from 0 to 1, at least two, in double precision
+    """
+
+    values: th.Tensor = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.values.dtype != th.float64 or self.values.ndim != 1 or len(self.values) < 2:
+            raise ValueError("Sampled: values must be at least two numbers in double precision")
+
+    def __call__(self, progress_remaining: float) -> float:
+        last = len(self.values) - 1
+        place = min(max(progress_remaining, 0.0), 1.0) * last
+        i = min(int(place), last - 1)
+        before, after = self.values[i : i + 2].tolist()
+        return float(after if place == last else before + (place - i) * (after - before))
+
+
 @dataclass(frozen=True)
 class Unknown:
     """Stands for a schedule that a file does not contain; ``learn`` asks for the real one.
@@ -83,7 +107,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     else:
         is_function = callable(value) and not _builds(value)
         schedule = value if is_function else Constant(_number(name, value))
-    if isinstance(schedule, (Constant, Linear, Cosine)):
+    if isinstance(schedule, (Constant, Linear, Cosine, Sampled)):
         value_at(1.0, name, schedule, low, strict)
         value_at(0.0, name, schedule, low)
     return schedule

@@ -4,6 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import astuple
 from operator import attrgetter
 from typing import Any
@@ -16,7 +17,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.compiling.compiled import CompileStatus
-from ppo_plus.formulas.schedules import Unknown
+from ppo_plus.formulas.schedules import Sampled, Unknown, value_at
 from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import PathOrFile, naming
@@ -33,6 +34,7 @@ from ppo_plus.saving.format.names import (
     require_attributes,
 )
 from ppo_plus.saving.format.values import Optional, Undescribable, describe, require_form, restore, unknown_names
+from ppo_plus.saving.sb3.pickles import of_closure
 
 KIND = "model"
 
@@ -82,6 +84,8 @@ OPTIMIZER = "policy.optimizer"
 INITIAL = {"log_std_init", "ortho_init"}
 #: Arguments besides ``policy_kwargs`` that change the weights that there are.
 SHAPING = frozenset({"action_mask_key", "exploration", "use_sde"})
+#: Where files have the values of a schedule, in equal steps of the remaining progress.
+POINTS = [i / 1024 for i in range(1025)]
 #: What classes among ``policy_kwargs`` must be subclasses of, unless they are registered.
 CLASSES = {
     "features_extractor_class": BaseFeaturesExtractor,
@@ -145,6 +149,12 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     notes = []
     if state["missing"]:
         notes.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
+    before = sampled_of({name: getattr(model, name) for name in model.scheduled})
+    if sampled := [name for name in sampled_of(state["arguments"]) if name not in before]:
+        notes.append(
+            f"{' and '.join(sampled)}: the file has the function's values at {len(POINTS):,} points of the remaining "
+            "progress, with straight lines between them; to save the function itself, call ppo_plus.register"
+        )
     if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
         titles = ", ".join(name.rpartition(":")[2] for name in unknown)
         notes.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")
@@ -195,13 +205,40 @@ def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = (
     for part in ("arguments", "state", "attributes"):
         for name, value in [*saved[part].items()]:
             try:
-                if isinstance(value, Unknown):
-                    raise Undescribable(value.reason)
+                if part == "arguments" and name in type(model).scheduled:
+                    value = saved[part][name] = storable(name, value)
                 describe(value, name)
             except Undescribable as error:
                 missing[name] = str(error)
                 del saved[part][name]
     return {**saved, "missing": missing, "parameters": model.get_parameters()}
+
+
+def sampled_of(arguments: Mapping[str, Any]) -> list[str]:
+    """The names of the schedules of which there are only values."""
+    return sorted(name for name, value in arguments.items() if isinstance(value, Sampled))
+
+
+def storable(name: str, schedule: Any) -> Any:
+    """A schedule as a file can have it: a function that no file can name by its values at :data:`POINTS`.
+
+    :raises Undescribable: it is unknown, raises an error, or depends on more than the remaining progress
+    """
+    if isinstance(schedule, Unknown):
+        raise Undescribable(schedule.reason)
+    schedule = of_closure(schedule)
+    with suppress(Undescribable):
+        if not unknown_names(schedule):
+            return schedule
+    remedy = "use a function of the remaining progress alone, or a schedule such as ppo_plus.linear(3e-4)"
+    try:
+        values = [value_at(point, name, schedule, -math.inf) for point in POINTS]
+        if values[-1] != value_at(1.0, name, schedule, -math.inf):
+            raise ValueError("it returns different numbers for the same progress")
+    except Exception as error:
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise Undescribable(f"{name} ({schedule!r:.200}) cannot be saved by its values, {problem}: {remedy}") from error
+    return Sampled(th.tensor(values, dtype=th.float64, device="cpu"))
 
 
 def _without(missing: Mapping[str, Any]) -> str:

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import warnings
 import zipfile
-from itertools import product
+from functools import partial
+from itertools import count, product
 
 import gymnasium as gym
 import numpy as np
@@ -23,6 +24,7 @@ from parametrization import sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import get_linear_fn
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import AdaptivePenalty, ColoredNoise, KLControl, MlpPolicy, PPO_Plus, cosine, register
@@ -247,6 +249,14 @@ def own_schedule(progress):
     return 1e-3 * progress
 
 
+class Decay:
+    def __init__(self, start):
+        self.start = start
+
+    def __call__(self, progress):
+        return self.start * progress
+
+
 @pytest.mark.parametrize(
     ("options", "name", "own"),
     [
@@ -287,10 +297,65 @@ def test_a_class_is_passed_by_itself(monkeypatch):
     assert type(loaded.policy.features_extractor) is Features and not hasattr(loaded, "features_extractor_class")
 
 
-@pytest.mark.parametrize("schedule", [own_schedule, lambda progress: 1e-3], ids=["function", "lambda"])
-def test_only_learn_asks_for_a_schedule(schedule):
-    model = make(learning_rate=schedule).learn(32)
-    with pytest.warns(UserWarning, match="learning_rate|own_schedule"):
+@pytest.mark.parametrize(
+    "schedule",
+    [own_schedule, lambda progress: 1e-3 * progress, partial(lambda scale, p: scale * p, 1e-3), Decay(1e-3)],
+    ids=["function", "lambda", "partial", "object"],
+)
+def test_a_schedule_without_a_name_in_files_is_saved_by_its_values(schedule, recwarn):
+    model = make(learning_rate=schedule, clip_range=lambda progress: 0.1 + 0.1 * progress).learn(32)
+    file = saved(model)
+    (message,) = [str(each.message) for each in recwarn]
+    assert message.startswith("clip_range and learning_rate: the file has the function's values at 1,025 points")
+    recwarn.clear()
+    loaded = PPO_Plus.load(file, env=model.get_env(), device="cpu")
+    for progress in [*(i / 1024 for i in (0, 1, 500, 1024)), 0.3, 1 / 3]:
+        expected = schedule(progress)
+        assert loaded.lr_schedule(progress) == (expected if progress * 1024 % 1 == 0 else pytest.approx(expected))
+    model.env.seed(1), loaded.env.seed(1)
+    for each in (model, loaded):
+        th.manual_seed(1), np.random.seed(1)
+        each.learn(32, reset_num_timesteps=False)
+    th.testing.assert_close(*(list(each.policy.parameters()) for each in (model, loaded)))
+    saved(loaded)
+    assert not recwarn
+
+
+def test_sb3s_own_functions_are_saved_as_what_they_are(recwarn):
+    with pytest.warns(UserWarning, match="deprecated"):
+        schedule = get_linear_fn(1e-3, 1e-4, 0.3)
+    loaded = PPO_Plus.load(saved(make(learning_rate=schedule)))
+    assert vars(loaded.learning_rate) == {"start": 1e-3, "end": 1e-4, "end_fraction": 0.3}
+
+
+COUNTER = count(1)
+
+
+def fails(progress):
+    raise KeyError("the table")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "problem"),
+    [
+        (lambda progress, step: 1e-3, "missing 1 required"),
+        (count(1).__next__, "expected 0"),
+        (fails, "KeyError: 'the tab"),
+    ]
+    + [(lambda progress: 1e-3 / next(COUNTER), "different numbers for the same progress")],
+    ids=["two arguments", "none", "error", "a counter"],
+)
+def test_a_function_of_more_than_the_progress_is_said_at_save(schedule, problem):
+    model = make()
+    model.learning_rate = schedule
+    with pytest.warns(UserWarning, match=f"saved without learning_rate: .*cannot be saved by its values.*{problem}"):
+        saved(model)
+
+
+def test_only_learn_asks_for_a_schedule_that_is_missing():
+    model = make().learn(32)
+    model.learning_rate = fails
+    with pytest.warns(UserWarning, match="learning_rate"):
         file = saved(model)
     loaded = PPO_Plus.load(file, env=model.get_env(), device="cpu")
     assert same_weights(loaded, model)
@@ -434,19 +499,14 @@ def test_an_error_of_a_class_is_not_told_as_damage(monkeypatch):
 
 def test_undescribable_arguments_have_to_be_passed(tmp_path):
     model = make(
-        learning_rate=lambda progress: 1e-3,
         policy_kwargs={"features_extractor_class": Features, "features_extractor_kwargs": {"f": lambda: 1}},
     ).learn(32)
     with pytest.warns(UserWarning) as warned:
         model.save(tmp_path / "model")
     (message,) = [str(each.message) for each in warned if "saved without" in str(each.message)]
     assert (
-        "saved without learning_rate and policy_kwargs: learning_rate (test_undescribable_arguments" in message
-        and "; policy_kwargs['features_extractor_kwargs']" in message
-        and "is a lambda" in message
-    )
-    assert (
         "policy_kwargs['features_extractor_kwargs']['f'] (test_undescribable_arguments" in message
+        and "is a lambda" in message
         and "register" in message
     )
     with pytest.raises(
@@ -454,10 +514,9 @@ def test_undescribable_arguments_have_to_be_passed(tmp_path):
         match=r"saved without policy_kwargs: .*is a lambda.*Pass policy_kwargs=",
     ):
         PPO_Plus.load(tmp_path / "model")
-    given = {"learning_rate": 1e-3, "policy_kwargs": model.policy_kwargs}
+    given = {"policy_kwargs": model.policy_kwargs}
     for how in (given, {"custom_objects": given}):
         loaded = PPO_Plus.load(tmp_path / "model", device="cpu", **how)
-        assert loaded.lr_schedule(1.0) == 1e-3
         assert th.equal(loaded.policy.action_net.weight, model.policy.action_net.weight)
 
 

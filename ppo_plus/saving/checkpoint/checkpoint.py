@@ -30,7 +30,7 @@ from ppo_plus.saving.checkpoint.process_state import GPUS, LOGGER
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, decoding
 from ppo_plus.saving.format.values import Undescribable, require_form
-from ppo_plus.saving.model import argument_attributes, assemble, state_of
+from ppo_plus.saving.model import argument_attributes, assemble, sampled_of, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
@@ -197,6 +197,12 @@ def _resumed(cls: Any, parts: list[dict[str, Any]], env: Any, device: th.device 
     if call is not None:
         kwargs = {"tensorboard_log": None, **kwargs}  # whose files are continued, or named in a warning, by ``learn``
     model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
+    if sampled := sampled_of({name: getattr(model, name) for name in cls.scheduled}):
+        warnings.warn(
+            f"{' and '.join(sampled)}: the checkpoint has values of a function, which are rounded between its "
+            f"points, so that the run may differ in its last bits: pass {'=, '.join(sampled)}= to resume",
+            stacklevel=4,
+        )
     if call is not None and model._total_timesteps - model.num_timesteps > call["total_timesteps"]:
         raise Damaged("it has more timesteps left than its call of learn has in all")
     try:

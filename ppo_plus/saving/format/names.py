@@ -51,7 +51,7 @@ def decoding(what: str = "its data") -> Iterator[None]:
 
 
 #: Classes of ppo_plus that files may contain objects of and that are not public, and their modules.
-ALIASES = dict.fromkeys(("Constant", "Cosine", "Linear"), "ppo_plus.formulas.schedules")
+ALIASES = dict.fromkeys(("Constant", "Cosine", "Linear", "Sampled"), "ppo_plus.formulas.schedules")
 #: Every name of ppo_plus that files have, and its module, which is imported only when a file asks for it.
 OURS = PUBLIC_MODULES | ALIASES
 _NAMES = {f"{module}:{name}": f"ppo_plus:{name}" for name, module in OURS.items()}

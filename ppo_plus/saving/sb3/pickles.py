@@ -12,6 +12,7 @@ import re
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from inspect import getclosurevars
 from typing import Any, ClassVar
 
 import numpy as np
@@ -218,6 +219,12 @@ class _Maker:
 
     def deque(self, call: PickledCall) -> deque[Any]:
         return deque([*map(self.make, (call.args or ((),))[0]), *map(self.make, call.items)], *call.args[1:])
+
+
+def of_closure(function: Any) -> Any:
+    """The schedule that a function of SB3 or rl_zoo3 is; another value unchanged."""
+    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    return _CLOSURES[name](**getclosurevars(function).nonlocals) if name in _CLOSURES else function
 
 
 def _linear_fn(start: float, end: float, end_fraction: float) -> Linear | LinearSchedule:

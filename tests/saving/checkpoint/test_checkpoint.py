@@ -162,6 +162,20 @@ def test_interrupted_and_resumed_it_is_the_same_to_the_bit(case, tmp_path):
     assert (random.random(), np.random.random(), th.rand(1)) == drawn
 
 
+def test_a_schedule_without_a_name_is_asked_for_to_resume_to_the_bit(tmp_path):
+    def schedule(progress):
+        return 1e-3 * progress**2
+
+    whole = model_of("discrete", learning_rate=schedule)
+    learn(whole, tmp_path / "whole")
+    learn(model_of("discrete", learning_rate=schedule), tmp_path / "cut", after=150)
+    with pytest.warns(UserWarning, match="learning_rate: the checkpoint has values of a function.*pass learning_rate="):
+        PPO_Plus.resume(tmp_path / "cut", envs()).learn(TOTAL)
+    resumed = PPO_Plus.resume(tmp_path / "cut", envs(), learning_rate=schedule)
+    learn(resumed, tmp_path / "cut")
+    assert_same(resumed, whole)
+
+
 def test_interrupted_again_and_again(tmp_path):
     whole = model_of("discrete")
     learn(whole, tmp_path / "whole")
@@ -427,8 +441,8 @@ def test_training_continues_if_writing_fails(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_kept_is_said_before_training(tmp_path):
-    model = model_of("discrete", learning_rate=lambda progress: 1e-3 * progress)
-    with pytest.raises(Undescribable, match="learning_rate"):
+    model = model_of("discrete", ent_coef=lambda progress, step: 1e-3 * progress)
+    with pytest.raises(Undescribable, match="ent_coef"):
         model.learn(TOTAL, Checkpoints(tmp_path))
     assert model.num_timesteps == 0
 
