@@ -332,7 +332,7 @@ def make_envs(
     kind: dict[str, Any] = {"vec_env_cls": LeanVecEnv}
     if experiment.vec_env == "subproc" or restarts > 0 or timeout is not None:
         # A mistake raises its own error here; in a worker process it would only end the process.
-        make(**env_kwargs).close()
+        resumable(_wrap(make(**env_kwargs), wrappers)).close()
         # Above the progress bar, if there is one.
         supervision = {"restarts": restarts, "timeout": timeout, "report": partial(tqdm.write, file=sys.stderr)}
         kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}

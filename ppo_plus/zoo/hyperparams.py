@@ -182,21 +182,14 @@ def _items(loader: Any, node: Any) -> tuple[Any, ...]:
     return tuple(loader.construct_sequence(node, deep=True))
 
 
-_TAG = "tag:yaml.org,2002:"
-Loader.add_constructor(f"{_TAG}python/tuple", _items)
-Loader.add_constructor(f"{_TAG}python/object/apply:collections.OrderedDict", lambda *args: dict(*_items(*args)))
-# Numbers as in Python and YAML 1.2. In YAML 1.1, 1e5 is text, 010 is 8, and 1:30 is 90.
-Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in forms if tag not in (f"{_TAG}int", f"{_TAG}float")]
-    for first, forms in Loader.yaml_implicit_resolvers.items()
-}
-_DIGITS = "0|[1-9][0-9_]*"
-_NUMBERS = {
-    "int": rf"[-+]?({_DIGITS}|0x[0-9a-fA-F]+)",
-    "float": rf"[-+]?((({_DIGITS})(\.[0-9_]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)",
-}
-for _name, _form in _NUMBERS.items():
-    Loader.add_implicit_resolver(_TAG + _name, re.compile(f"({_form})$"), list("-+.0123456789"))
+_PYTHON = "tag:yaml.org,2002:python/"
+Loader.add_constructor(f"{_PYTHON}tuple", _items)
+Loader.add_constructor(f"{_PYTHON}object/apply:collections.OrderedDict", lambda *args: dict(*_items(*args)))
+# Numbers as in Python: in YAML 1.1, 1e5 is text, 010 is 8, and 1:30 is 90. What else begins with a digit is text.
+_NUMBER = re.compile(r"[-+]?(0x[\da-fA-F]+|(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)?)$")
+_RESOLVERS = dict.fromkeys("-+0123456789", [("!number", _NUMBER)])
+Loader.yaml_implicit_resolvers = yaml.SafeLoader.yaml_implicit_resolvers | _RESOLVERS
+Loader.add_constructor("!number", lambda _, node: ast.literal_eval(node.value))
 
 
 def read_mapping(source: Path) -> dict[str, Any]:

@@ -144,8 +144,8 @@ def read_episodes(folder: Path) -> Returns:
         try:
             start = json.loads(lines[0].lstrip("#"))["t_start"] if lines else 0.0
             rows += [(start + float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(lines[1:])]
-        except (ValueError, LookupError, TypeError, csv.Error) as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
+        except (ValueError, LookupError, TypeError, csv.Error):
+            print(f"left out: {path}, which is damaged", file=sys.stderr)
     episodes = np.array(rows).reshape(-1, 3)
     episodes = episodes[np.argsort(episodes[:, 0], kind="stable")]
     return np.cumsum(episodes[:, 1]), episodes[:, 2]

@@ -78,24 +78,27 @@ def test_plot_leaves_out_missing_runs(folder, capsys):
     ]
 
 
+FAULTS = {"half written": (0, 1, 2), "damaged": (4, 5)}
+
+
 def test_a_killed_runs_half_written_files(folder, capsys):
     """What is whole is drawn, and the file is named."""
     whole = '#{"t_start": 1.0}\nr,l,t\n1.0,8,0.5\n2.0,8,1.5\n'
-    for number, (log, more) in enumerate({"monitor": "3.0,8,2", "empty": "", "header": '#{"t_st', "none": ""}.items()):
+    for number, text in enumerate((f"{whole}3.0,8,2", "", '#{"t_st', whole, f"{whole}3.0,8\n", f"[]\n{whole}")):
         path = folder / "logs" / "ppo_plus" / f"CartPole-v1_{number}"
         path.mkdir(parents=True)
-        (path / "0.monitor.csv").write_text({"empty": "", "header": ""}.get(log, whole) + more)
-        (path / "evaluations.npz").write_bytes(b"PK" if log == "header" else b"")
-        if log == "none":
-            np.savez(path / "evaluations.npz", timesteps=[8], results=[[1.0]])
+        (path / "0.monitor.csv").write_text(text)
+        (path / "evaluations.npz").write_bytes(b"PK\0"[:number])
+    np.savez(path / "evaluations.npz", timesteps=[8], results=[[1.0]])
     main("plot -e CartPole-v1 -y train".split())
     shown = capsys.readouterr()
     assert "return 2.00 after 16 timesteps, mean of 2 runs" in shown.out
-    left_out = [line.rpartition("CartPole-v1_")[2] for line in shown.err.splitlines()]
-    assert sorted(left_out) == [f"{i}/0.monitor.csv, which is half written" for i in range(3)]
+    left_out = {line.rpartition("CartPole-v1_")[2] for line in shown.err.splitlines()}
+    half, damaged = ({f"{i}/0.monitor.csv, which is {how}" for i in of} for how, of in FAULTS.items())
+    assert left_out == half | damaged and len(shown.err.splitlines()) == 5
     main("plot -e CartPole-v1".split())
     shown = capsys.readouterr()
-    assert "return 1.00 after 8 timesteps, 1 run" in shown.out and shown.err.count("npz, which is damaged") == 3
+    assert "return 1.00 after 8 timesteps, 1 run" in shown.out and shown.err.count("npz, which is damaged") == 5
 
 
 @pytest.mark.parametrize("label", [r"$\bad{$", "a_b^c", "$x$"])
