@@ -143,10 +143,10 @@ BOMBS: list[Any] = [
 ]
 #: Pickles, for SB3's files: what runs code, what only names something, and what is large.
 PICKLES = [
-    b"cos\nsystem\n(S'touch victims/ran'\ntR.",
+    b"cos\nsystem\n(S'touch ../victims/ran'\ntR.",
     b"cbuiltins\nexec\n(S'import canary'\ntR.",
     b"ccanary\nEvil\n.",
-    b"ctorch\nload\n(S'victims/precious.csv'\ntR.",
+    b"ctorch\nload\n(S'../victims/precious.csv'\ntR.",
     b"ctorch.nn.modules.transformer\nTransformer\n.",
     b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I100000000000\ntS'b'\ntR.",
     b"c__builtin__\nbytearray\n(L10000000000L\ntR.",
@@ -156,8 +156,8 @@ PICKLES = [
 ]
 #: Texts of settings: Python that is not run, tags that would be, and anchors that grow.
 YAML_TEXTS = [
-    "open('victims/precious.csv', 'w')",
-    "__import__('os').system('touch victims/ran')",
+    "open('../victims/precious.csv', 'w')",
+    "__import__('os').system('touch ../victims/ran')",
     "nn.Module.__init_subclass__",
     "dict(activation_fn=nn.BatchNorm1d)",
     "(" * 150 + ")" * 150,
@@ -167,7 +167,7 @@ YAML_TEXTS = [
     "stable_baselines3.common.callbacks.os",
 ]
 YAML_DOCUMENTS = [
-    "CartPole-v1: !!python/object/apply:os.system ['touch victims/ran']",
+    "CartPole-v1: !!python/object/apply:os.system ['touch ../victims/ran']",
     "CartPole-v1: !!python/module:canary\n",
     "CartPole-v1: !!python/name:os.system\n",
     "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)) + "CartPole-v1: *a59\n",
@@ -669,9 +669,9 @@ def run(name: str, n_files: int, first_seed: int = 0, kept: Path | None = None) 
         (folder / "victims").mkdir()
         (folder / "victims" / "precious.csv").write_text("precious")
         (folder / "run" / "linked").symlink_to(folder / "victims")
-        (folder / "canary.py").write_text("open('victims/ran', 'w').close()\n\n\nclass Evil:\n    pass\n")
+        (folder / "canary.py").write_text("open('../victims/ran', 'w').close()\n\n\nclass Evil:\n    pass\n")
         sys.path.append(str(folder))
-        os.chdir(folder)
+        os.chdir(folder / "run")  # logs may be written below it
         tempfile.tempdir = str(folder / "run")  # SB3's loggers
         try:
             values = [*SIZES, *TEXTS, *NAMES, *paths_below(folder), *({"!name": each} for each in NAMES), *BOMBS]

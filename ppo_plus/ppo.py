@@ -31,7 +31,7 @@ from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, prepare, seed_envs
 from ppo_plus.envs.make_vec import as_vec_env
-from ppo_plus.envs.normalization import check_normalization
+from ppo_plus.envs.normalization import check_normalization, normalizes, warn_of_statistics
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
@@ -208,6 +208,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = False
+        #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
+        self._trained_normalized: bool | None = None
+        #: A folder of logs that only a file asks for; a loaded model writes nothing there.
+        self._log_of_file: str | None = None
         # SB3's constructor uses these three before they can be checked with the others.
         require_int("verbose", verbose, 0)
         if not self.ranks.leads:
@@ -366,6 +370,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         env = self._wrap_env(env, self.verbose)
         require_spaces(env, self.observation_space, self.action_space)
+        warn_of_statistics(self._trained_normalized, env)
         self.observation_space, self.action_space = env.observation_space, env.action_space
         if env.num_envs != self.n_envs:
             raise ValueError(
@@ -413,6 +418,13 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.rollout_buffer = self._make_buffer()
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
+        self._trained_normalized = normalizes(self.env)
+        if self._log_of_file is not None and self.tensorboard_log is None:
+            warnings.warn(
+                f"the model was saved with tensorboard_log={self._log_of_file!r}, which is not below the working "
+                "folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there again",
+                stacklevel=3,
+            )
         storage = self.device if in_tensors(self.env) else th.device("cpu")
         if self.rollout_buffer.storage != storage:
             self.rollout_buffer.store_on(storage)
@@ -859,7 +871,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         made_again = ["settings", "built_layout", "_warned_of_masks", "collector", "call", "ranks", "shared"]
-        return [*super()._excluded_save_params(), *made_again]
+        return [*super()._excluded_save_params(), *made_again, "_log_of_file"]
 
     @classmethod
     def from_sb3(
@@ -952,7 +964,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param print_system_info: print with which versions it was saved
         :param force_reset: start new episodes, if an environment is given
         :param trust_pickle: read SB3's files with pickles as SB3 does, which runs their code
-        :param kwargs: arguments to change on the way; ``tensorboard_log`` is not in the file for them
+        :param kwargs: arguments to change on the way, such as ``tensorboard_log``, which the file only says if it is
+            below the working folder
         :raises TypeError: there is no such argument
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
         """

@@ -57,6 +57,32 @@ def check_normalization(env: VecEnv) -> None:
         )
 
 
+def normalizes(env: Any) -> bool:
+    """Whether a ``VecNormalize`` normalizes the observations of an environment."""
+    normalize = unwrap_vec_normalize(env)
+    return normalize is not None and normalize.norm_obs
+
+
+def warn_of_statistics(trained: bool | None, env: Any) -> None:
+    """Warn if a policy would see other numbers in an environment than it was trained on.
+
+    :param trained: whether those were normalized; ``None``: it is unknown
+    """
+    moments = _of_obs(unwrap_vec_normalize(env)).values() if normalizes(env) else ()
+    if trained and (not moments or any(rms.count < 1 for rms in moments)):
+        problem = "has no statistics yet" if moments else "does not normalize them"
+        remedy = 'give it the model\'s statistics: ppo_plus.load_statistics("..._vecnormalize.zip", env)'
+    elif trained is False and moments:
+        problem, remedy = "normalizes them", "leave VecNormalize out"
+    else:
+        return
+    warnings.warn(
+        f"the model was trained on observations that were {'' if trained else 'not '}normalized (VecNormalize), and "
+        f"env={env!r} {problem}, so that its actions are wrong: {remedy}",
+        stacklevel=4,
+    )
+
+
 def are_finite(normalize: VecNormalize) -> bool:
     """Whether all statistics of a ``VecNormalize`` are finite."""
     parts = [part for rms in running_statistics(normalize) for part in (rms.mean, rms.var, rms.count)]

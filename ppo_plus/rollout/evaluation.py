@@ -26,6 +26,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from ppo_plus.envs.layers import exchange, layers, wrapped_by
+from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.require import require_int, require_spaces
@@ -50,6 +51,7 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
     if env is not None:
         env = model._wrap_env(env, model.verbose)
         vec_env = with_statistics_of(model, env)
+        warn_of_statistics(model._trained_normalized, vec_env)
     elif model.env is not None:
         vec_env = model.env
     else:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import astuple
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.compiling.compiled import CompileStatus
+from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.formulas.schedules import Sampled, Unknown, value_at
 from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
 from ppo_plus.saving.format import container
@@ -66,6 +68,7 @@ STATE = {
     "episode_infos": ("ep_info_buffer", object),
     "episode_successes": ("ep_success_buffer", object),
     "expects_masks": ("_expects_masks", object),
+    "trained_normalized": ("_trained_normalized", (None, bool)),
     "observations": ("position.obs", object),
     "episode_starts": ("position.starts", object),
     "carry": ("position.carry", object),
@@ -278,6 +281,8 @@ def load_model(
         attributes = {*arguments.values(), *saved["attributes"]}
         replacing = {name: value for name, value in custom_objects.items() if name in attributes}
         model = assemble(cls, saved, env, device, force_reset, replacing | changes)
+    if env is not None:
+        warn_of_statistics(model._trained_normalized, model.env)
     n_envs = saved["state"].get("n_envs")
     if env is not None and not force_reset and model.n_envs != n_envs:
         raise ValueError(
@@ -323,7 +328,7 @@ def assemble(
     """
     require_form(saved, form_of(cls))
     require_attributes(cls, saved["attributes"])
-    in_file, weights = _by_attribute(cls, saved, env, changes), saved["parameters"]["policy"]
+    in_file, weights = _by_attribute(cls, saved, changes), saved["parameters"]["policy"]
     unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in cls.scheduled}
     values = unknown | in_file | changes
     _require_buildable(values, changes, weights)
@@ -350,21 +355,16 @@ def assemble(
     return model
 
 
-def _by_attribute(cls: Any, saved: dict[str, Any], env: Any, changes: dict[str, Any]) -> dict[str, Any]:
+def _by_attribute(cls: Any, saved: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """The arguments and the state of a file by attribute, with warnings about what is left out."""
     paths = attributes_of(cls)
     values = {path: saved[part][name] for part in paths for name, path in paths[part].items() if name in saved[part]}
     if "compile_decision" in saved["state"]:
         values[paths["state"]["compile_decision"]] = CompileStatus(*saved["state"]["compile_decision"])
     values.get("policy_kwargs", {}).pop("device", None)
-    # Where a model writes is for the caller to say.
-    folder = values.pop("tensorboard_log", None)
-    if folder is not None and env is not None and "tensorboard_log" not in changes:
-        warnings.warn(
-            f"the model was saved with tensorboard_log={str(folder)[:200]!r}, and no loaded model writes where a file "
-            "says: pass tensorboard_log= to log there again",
-            stacklevel=5,
-        )
+    folder = values.get("tensorboard_log")
+    if folder is not None and not _is_below(folder) and "tensorboard_log" not in changes:
+        values |= {"tensorboard_log": None, "_log_of_file": str(folder)[:200]}
     if saved["class"] not in map(name_of, cls.__mro__):
         warnings.warn(
             f"the model is a {saved['class'][:100]}, and is loaded as a {cls.__name__}, without the loss and the "
@@ -372,6 +372,14 @@ def _by_attribute(cls: Any, saved: dict[str, Any], env: Any, changes: dict[str, 
             stacklevel=5,
         )
     return values
+
+
+def _is_below(folder: Any) -> bool:
+    """Whether a file may ask for logs there: below the working folder, without a link on the way."""
+    if not isinstance(folder, str) or not folder.isprintable() or len(folder) > 200:
+        return False
+    is_relative = not os.path.isabs(folder) and os.pardir not in Path(folder).parts
+    return is_relative and os.path.realpath(folder) == os.path.normpath(os.path.join(os.path.realpath("."), folder))
 
 
 def _require_buildable(values: dict[str, Any], changes: dict[str, Any], weights: dict[str, th.Tensor]) -> None:

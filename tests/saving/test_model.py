@@ -27,11 +27,12 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import get_linear_fn
 from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus import AdaptivePenalty, ColoredNoise, KLControl, MlpPolicy, PPO_Plus, cosine, register
+from ppo_plus import AdaptivePenalty, ColoredNoise, KLControl, MlpPolicy, PPO_Plus, cosine, load_statistics, register
 from ppo_plus.saving.format import names
 from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, read, write
 from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.model import assemble, state_of
+from ppo_plus.saving.statistics import write_statistics
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +211,29 @@ def test_a_path_of_logs_is_saved_as_text(tmp_path, recwarn):
     assert read(saved(model), "model")["arguments"]["tensorboard_log"] == str(tmp_path)
 
 
+def test_a_loaded_model_logs_below_the_working_folder(tmp_path, monkeypatch, recwarn):
+    monkeypatch.chdir(tmp_path)
+    env, logs = make().get_env(), "./logs/tb/"
+    PPO("MlpPolicy", env, 16, tensorboard_log=logs).save("sb3")
+    make(tensorboard_log=logs).save("ours")
+    for name in ("sb3", "ours"):
+        PPO_Plus.load(name, env).learn(32, tb_log_name=name)
+    assert {path.name for path in (tmp_path / "logs" / "tb").iterdir()} == {"ours_1", "sb3_1"}
+    assert not [each for each in recwarn if "tensorboard_log" in str(each.message)]
+
+
+@pytest.mark.parametrize("folder", ["/tmp/x", "../x", "a/../../x", "linked/x", "linked", "a\0b", "x" * 300, 3])
+def test_a_file_does_not_choose_another_folder_for_logs(folder, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "linked").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path / "here")
+    file = edited(saved(make()), lambda value: value["arguments"].update(tensorboard_log=folder))
+    loaded = PPO_Plus.load(file, make().get_env())
+    assert loaded.tensorboard_log is None
+    with pytest.warns(UserWarning, match="which is not below the working folder: pass tensorboard_log="):
+        loaded.learn(32)
+
+
 def test_a_loaded_model_logs_where_its_caller_says(tmp_path):
     model = make(env="CartPole-v1", tensorboard_log=str(tmp_path / "elsewhere")).learn(16)
     shutil.rmtree(tmp_path / "elsewhere")
@@ -217,9 +241,9 @@ def test_a_loaded_model_logs_where_its_caller_says(tmp_path):
     model.save(tmp_path / "ours")
     sb3.save(tmp_path / "sb3")
     for name in ("ours", "sb3"):
-        with pytest.warns(UserWarning, match="saved with tensorboard_log=.*pass tensorboard_log= to log there again"):
-            loaded = PPO_Plus.load(tmp_path / name, env)
-        loaded.learn(16)
+        loaded = PPO_Plus.load(tmp_path / name, env)
+        with pytest.warns(UserWarning, match="saved with tensorboard_log=.*pass tensorboard_log= to load"):
+            loaded.learn(16)
         PPO_Plus.load(tmp_path / name, env, tensorboard_log=str(tmp_path / "here")).learn(16, tb_log_name=name)
     assert {path.name for path in tmp_path.iterdir()} == {"ours.zip", "sb3.zip", "here"}
     assert {path.name for path in (tmp_path / "here").iterdir()} == {"ours_1", "sb3_1"}
@@ -401,6 +425,48 @@ def test_a_class_of_main_is_found_in_its_module(tmp_path):
         done = subprocess.run([sys.executable, *script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == code, done.stderr
     assert "define or import it before loading" in done.stderr and "networks" not in done.stderr
+
+
+# --- what the observations were --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_normalized():
+    """A file of a model that was trained in a ``VecNormalize``, and that."""
+    model = make(env=VecNormalize(vec(ACTIONS["discrete"]))).learn(32)
+    return saved(model), model.env
+
+
+def played(how, file, env):
+    """A way to use a model in an environment."""
+    loaded = PPO_Plus.load(file, env=env if how == "load" else None, device="cpu")
+    if how == "set_env":
+        loaded.set_env(env)
+    elif how == "evaluate":
+        loaded.evaluate(1, env)
+    return loaded
+
+
+@pytest.mark.parametrize("how", ["load", "set_env", "evaluate"])
+def test_an_environment_without_the_statistics_of_training_is_named(how, of_normalized, tmp_path, recwarn):
+    file, trained = of_normalized
+    for env, problem in (
+        (vec(ACTIONS["discrete"]), "does not normalize them"),
+        (VecNormalize(vec(ACTIONS["discrete"]), norm_obs=False), "does not normalize them"),
+        (VecNormalize(vec(ACTIONS["discrete"])), "has no statistics yet"),
+    ):
+        with pytest.warns(UserWarning, match=f"were normalized .*{problem}.*ppo_plus.load_statistics"):
+            played(how, file, env)
+    with pytest.warns(UserWarning, match="were not normalized .* normalizes them.*leave VecNormalize out"):
+        played(how, saved(make().learn(32)), trained)
+    recwarn.clear()
+    write_statistics(trained, tmp_path / "model_vecnormalize.zip")
+    model = played(how, file, load_statistics(tmp_path / "model_vecnormalize.zip", vec(ACTIONS["discrete"])))
+    played(how, saved(make()), trained)  # never trained
+    played(how, saved(make().learn(32)), vec(ACTIONS["discrete"]))
+    if how == "load":
+        model.evaluate(1, vec(ACTIONS["discrete"]))  # with the statistics of its environment
+    assert not recwarn
 
 
 # --- arguments that are changed --------------------------------------------------------------------------------------
