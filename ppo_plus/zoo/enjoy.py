@@ -109,7 +109,7 @@ def enjoy(player: Player, n_timesteps: int) -> None:
 def record(player: Player, n_timesteps: int, path: Path) -> None:
     """Play in environments with ``render_mode="rgb_array"``, write a ``.gif`` or ``.mp4``, and print its path."""
     fps = (player.env.get_attr("metadata")[0] or {}).get("render_fps") or 30
-    frames = _frames(player, n_timesteps)
+    frames = (tile_images([_rgb(image) for image in player.env.get_images()]) for _ in player.play(n_timesteps))
     path.parent.mkdir(parents=True, exist_ok=True)
     (_write_gif if path.suffix.lower() == ".gif" else _write_video)(frames, path, fps)
     player.env.close()
@@ -131,11 +131,6 @@ def _write_video(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
         for frame in frames:
             height, width = frame.shape[:2]
             writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
-
-
-def _frames(player: Player, n_timesteps: int) -> Iterator[np.ndarray]:
-    for _ in player.play(n_timesteps):
-        yield tile_images([_rgb(image) for image in player.env.get_images()])
 
 
 def _rgb(image: Any) -> np.ndarray:

@@ -245,13 +245,7 @@ def _parts(packages: Collection[str] | None, name: str, value: Any) -> tuple[Par
             )
         ((dotted, kwargs),) = mapping.items()
         with errors_of(name):
-            part = Part(dotted, import_class(dotted, PARTS[name], packages), read_arguments(dotted, kwargs))
-            try:
-                # Wrappers are called with an environment.
-                signature(part.cls).bind(*(() if name == "callback" else (None,)), **part.kwargs)
-            except TypeError as error:
-                raise ValueError(f"{dotted}: {error}") from None
-            parts.append(part)
+            parts.append(Part(dotted, import_class(dotted, PARTS[name], packages), read_arguments(dotted, kwargs)))
     return tuple(parts)
 
 

@@ -61,6 +61,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
         else:
             model = load_model(Path(options.trained_agent), part, env, options.trust_model, **arguments)
         eval_env = make_eval_envs(experiment, options, ranks)
+        make_callbacks(experiment)  # for their errors
         if ranks.leads:
             _write_settings(experiment, options, folder)
         interrupts.check()

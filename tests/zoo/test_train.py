@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,10 +35,21 @@ def run(tmp_path, experiment=SHORT, **options):
     return made
 
 
-def test_layout_of_the_log_folder(tmp_path, capsys):
-    made = run(tmp_path, SHORT.replace(normalize={}), save_freq=256)
-    folder = tmp_path / "ppo_plus" / "CartPole-v1_1"
-    assert made.folder.path == folder
+NORMALIZING = SHORT.replace(seed=11, normalize={}, eval_env_kwargs={"sutton_barto_reward": True})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run to its end, and what it has printed."""
+    with redirect_stdout(StringIO()) as printed:
+        made = run(tmp_path_factory.mktemp("logs"), NORMALIZING, save_freq=256, eval_episodes=3, n_eval_envs=2)
+    return made, printed.getvalue()
+
+
+def test_layout_of_the_log_folder(finished):
+    made, printed = finished
+    folder = made.folder.path
+    assert folder.parts[-2:] == ("ppo_plus", "CartPole-v1_1")
     models = ["CartPole-v1", "best_model", "rl_model_256_steps", "rl_model_512_steps"]
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
         *(f"{model}.zip" for model in models),
@@ -50,23 +62,24 @@ def test_layout_of_the_log_folder(tmp_path, capsys):
         "CartPole-v1/command.txt",
         "CartPole-v1/vecnormalize.pkl",
     }
-    result, model, curve = capsys.readouterr().out.splitlines()
-    assert result.startswith("CartPole-v1: mean return ") and "over 2 evaluation episodes after 512 timesteps" in result
+    result, model, curve = printed.splitlines()
+    assert result.startswith("CartPole-v1: mean return ") and "over 3 evaluation episodes after 512 timesteps" in result
     assert str(folder / "CartPole-v1.zip") in model
     assert str(folder / "learning_curve.png") in curve
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps == 512
 
 
-def test_arguments_are_recorded_and_read_back(tmp_path):
-    experiment = SHORT.replace(seed=11, eval_env_kwargs={"sutton_barto_reward": True})
-    made = run(tmp_path, experiment)
-    assert saved_experiment(made.folder) == experiment
+def test_arguments_are_recorded_and_read_back(finished):
+    made, _ = finished
+    assert saved_experiment(made.folder) == NORMALIZING
     arguments = yaml.safe_load((made.folder.settings / "args.yml").read_text())
     assert (arguments["seed"], arguments["eval_freq"], arguments["algo"]) == (11, 256, "ppo_plus")
 
 
-def test_evaluations(tmp_path):
-    made = run(tmp_path, eval_episodes=3, n_eval_envs=2)
+def test_evaluations_are_not_recorded_as_training(finished):
+    made, _ = finished
+    timesteps, _ = read_episodes(made.folder.path)
+    assert 0 < timesteps[-1] <= 512
     with np.load(made.folder.path / "evaluations.npz") as saved:
         assert saved["timesteps"].tolist() == [256, 512]
         assert saved["results"].shape == (2, 3)
@@ -76,11 +89,6 @@ def test_without_evaluations(tmp_path, capsys):
     made = run(tmp_path, eval_freq=-1)
     assert not (made.folder.path / "evaluations.npz").exists()
     assert "training episodes after 512 timesteps" in capsys.readouterr().out
-
-
-def test_evaluation_is_not_recorded_as_training(tmp_path):
-    timesteps, _ = read_episodes(run(tmp_path).folder.path)
-    assert 0 < timesteps[-1] <= 512
 
 
 def test_same_seed_same_result(tmp_path):
@@ -97,10 +105,9 @@ def test_options_do_not_change_the_training(tmp_path):
         assert a.equal(b)
 
 
-def test_normalization_is_saved_with_the_algorithms_discount(tmp_path):
-    experiment = SHORT.replace(normalize={})
-    made = run(tmp_path, experiment)
-    raw = make_envs(experiment.replace(normalize=None))
+def test_normalization_is_saved_with_the_algorithms_discount(finished):
+    made, _ = finished
+    raw = make_envs(SHORT)
     # rl_zoo3 reads the second.
     for loaded in (
         SimpleNamespace(**read_statistics(made.folder.path / "CartPole-v1_vecnormalize.zip")),
@@ -111,11 +118,10 @@ def test_normalization_is_saved_with_the_algorithms_discount(tmp_path):
         assert not np.allclose(loaded.obs_rms.var, 1)
 
 
-def test_a_saved_model_is_trained_further(tmp_path):
-    experiment = SHORT.replace(normalize={})
-    first = run(tmp_path, experiment)
+def test_a_saved_model_is_trained_further(tmp_path, finished):
+    first, _ = finished
     second = set_up(
-        experiment.replace(n_timesteps=64),
+        NORMALIZING.replace(n_timesteps=64),
         Options(log_folder=str(tmp_path), trained_agent=str(first.folder.last_model)),
     )
     for a, b in zip(first.model.policy.parameters(), second.model.policy.parameters(), strict=True):

@@ -295,8 +295,7 @@ def _add_tune(commands: Any) -> None:
     )
     add("--budget TIME", help, type=duration)
     for field, (option, default, help) in COUNTS.items():
-        kind = int if field in ("race_seeds", "confirm_seeds") else whole_number
-        add(option, help, dest=field, type=kind, default=default)
+        add(option, help, dest=field, type=int, default=default)
     group = command.add_argument_group("study and workers")
     _add_study_arguments(group, f"${STORAGE_VARIABLE}, else study.db in the folder of the study, below -f")
     add = partial(add_option, group)
@@ -367,7 +366,7 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     if args.env is None:
         raise ValueError("the following arguments are required: --env")
     # All, if there are fewer than by default.
-    args.last_evals = args.last_evals or min(Plan.last_evals, args.n_evals)
+    args.last_evals = min(Plan.last_evals, args.n_evals) if args.last_evals is None else args.last_evals
     name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"

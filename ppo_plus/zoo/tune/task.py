@@ -211,6 +211,7 @@ class TuningTask:
             with closing(make_envs(experiment)) as envs:
                 make_model(experiment, envs)
 
+        make_callbacks(task.experiment)
         for baseline in task.baselines().values():
             build(baseline)
         base = task.experiment.replace(vec_env="dummy")

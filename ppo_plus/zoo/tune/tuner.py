@@ -21,7 +21,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ppo_plus.require import is_disk_full
+from ppo_plus.require import is_disk_full, require_int
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.installation import import_packages
 from ppo_plus.zoo.interrupts import check, deferred, exit_codes, uninterrupted
@@ -225,8 +225,7 @@ def tune(
 
 def begin(study: Study, task: TuningTask, max_total_trials: int, folder: Path) -> None:
     """Create a study of a checked task, or resume it."""
-    if max_total_trials < 1:
-        raise ValueError(f"max_total_trials={max_total_trials} must be at least 1")
+    require_int("max_total_trials", max_total_trials, 1)
     check_folder(study, folder)
     create(study, task, max_total_trials)
 

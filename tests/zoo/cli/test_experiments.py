@@ -244,7 +244,10 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         ("CartPole-v1: {n_timestep: 64}", "unknown key 'n_timestep': did you mean 'n_timesteps'?"),
         ("CartPole-v1: {n_timesteps: 64, use_rms_prop: true}", "unknown key 'use_rms_prop'"),
         ("CartPole-v1: {n_timesteps: 64, policy: Nope}", "Nope"),
-        (f"CartPole-v1: {{n_timesteps: 64, callback: {_CHECKPOINTS}}}", "missing a required argument: 'save_freq'"),
+        (
+            f"CartPole-v1: {{n_timesteps: 64, callback: {_CHECKPOINTS}}}",
+            "missing 2 required positional arguments: 'save_freq'",
+        ),
         (f"CartPole-v1: {{n_timesteps: 64, callback: {{{_CHECKPOINTS}: {{nope: 3}}}}}}", "argument"),
         ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.TimeLimit}", "'max_episode_steps'"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
