@@ -78,9 +78,9 @@ def full_precision() -> Iterator[None]:
         before = [(part, "fp32_precision", part.fp32_precision) for part in (cudnn.conv, cudnn.rnn)]
     # What a block in another thread has set is left to that block.
     before = [setting for setting in before if setting[2] not in (False, "ieee")]
-    for part, name, value in before:
-        setattr(part, name, False if value is True else "ieee")
     try:
+        for part, name, value in before:
+            setattr(part, name, False if value is True else "ieee")
         yield
     finally:
         for setting in before:

@@ -169,6 +169,9 @@ class Compiled:
                     )
         except Exception as error:
             self.fail(in_one_line(error), error)
+        except BaseException:
+            self.reset()  # it has not been compared yet
+            raise
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -211,6 +211,12 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
     replacements = {id(tensor): other for tensor, other in zip(own, others, strict=True)}
     stores: list[dict[str, Any]] = [store for part in module.modules() for store in (part._parameters, part._buffers)]
     before = [store.copy() for store in stores]
+
+    def put_back() -> None:
+        for store, kept in zip(stores, before, strict=True):
+            store.clear()
+            store.update(kept)
+
     try:
         for store in stores:
             for name, tensor in store.items():
@@ -222,9 +228,11 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
                 if replacement is not None and store[name] is not replacement:
                     replacement.copy_(store[name])
     finally:
-        for store, kept in zip(stores, before, strict=True):
-            store.clear()
-            store.update(kept)
+        try:
+            put_back()
+        except KeyboardInterrupt:
+            put_back()  # not half of it
+            raise
 
 
 def buffer_tables(module: nn.Module) -> list[dict[str, th.Tensor | None]]:

@@ -1,5 +1,8 @@
 """Updates of a policy: minibatch by minibatch, until the epochs or the KL control end them."""
 
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,6 +41,8 @@ GradientFunction = Callable[[Batch, KLState, th.Tensor], LossAndGradient]
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
+#: Seconds after which code that does not answer Ctrl-C is interrupted wherever it is.
+PATIENCE = 1.0
 #: Beyond this mean standard deviation of actions, a warning says so.
 LARGE_STD = 1000.0
 
@@ -46,6 +51,37 @@ def coefficients_of(values: Mapping[str, float | None]) -> Coefficients:
     """The values of schedules, by name of the argument, as tensors on the CPU."""
     tensors: dict[str, Any] = {name: th.tensor(value) for name, value in values.items() if value is not None}
     return Coefficients(**{"clip_range": None, "clip_range_vf": None, **tensors})
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[Callable[[], None]]:
+    """Let Ctrl-C wait in the block until what the block gets is called, or the block ends: so it finds nothing halfway.
+    A second one that comes :data:`PATIENCE` seconds later or more does not wait, since the code may hang."""
+    handler = signal.getsignal(signal.SIGINT)
+    came: float | None = None
+
+    def receive(number: int, frame: Any) -> None:
+        nonlocal came
+        if came is not None and time.monotonic() - came > PATIENCE:
+            handler(number, frame)  # type: ignore[operator, misc]
+        came = came or time.monotonic()
+
+    def deliver() -> None:
+        nonlocal came
+        if came is not None:
+            came = None
+            handler(signal.SIGINT, None)  # type: ignore[operator, misc]
+
+    # Python handles signals in the main thread.
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield deliver
+        return
+    signal.signal(signal.SIGINT, receive)
+    try:
+        yield deliver
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        deliver()
 
 
 class Updater:
@@ -71,7 +107,8 @@ class Updater:
 
     @contextmanager
     def start(self, rule: UpdateRule, values: Mapping[str, float | None], device: th.device) -> Iterator["Update"]:
-        """Start an update, which ends with the block. Inside, the weights stand in a flat vector.
+        """Start an update, which ends with the block. Inside, the weights stand in a flat vector. Ctrl-C raises between
+        two minibatches, so that it finds weights and optimizer as one of them has left them.
 
         :param values: the values of schedules, by name of the argument
         :raises CompileError: ``compile=True``, and minibatches cannot be compiled
@@ -81,7 +118,7 @@ class Updater:
         update = Update(self, rule, values, device)
         update_learning_rate(rule.policy.optimizer, update.learning_rate)
         coefficients = tree_map(lambda value: to_device(value, device), update.coefficients)
-        with packed(rule.policy.optimizer) as lent:
+        with interrupts_wait() as update.answer_interrupt, packed(rule.policy.optimizer) as lent:
             if self.compilation.decision.compiles:
                 update.minibatch = compiled_minibatch(rule, lent, coefficients, self.compilation)
             else:
@@ -113,6 +150,8 @@ class Update:
 
     #: Makes its minibatches.
     minibatch: Minibatch
+    #: Raises ``KeyboardInterrupt`` if Ctrl-C has come.
+    answer_interrupt: Callable[[], None]
 
     def __init__(self, updater: Updater, rule: UpdateRule, values: Mapping[str, Any], device: th.device):
         self._updater, self.control, self._device = updater, rule.control, device
@@ -147,6 +186,7 @@ class Update:
         if before is not None:
             self._asks = not before.equal(th.cuda.get_rng_state(self._device))
         self.stopped = self._may_stop and self._asks and not self.state.running
+        self.answer_interrupt()
 
     def end_epoch(self) -> None:
         """Ask the KL control whether another epoch may follow."""

@@ -2,6 +2,8 @@
 
 import copy
 import io
+import signal
+import sys
 
 import numpy as np
 import pytest
@@ -211,3 +213,61 @@ def test_adam_counts_every_step_of_every_update():
     model = make(optim.Adam, n_epochs=3).learn(32)
     counts = {state["step"].item() for state in model.policy.optimizer.state.values()}
     assert counts == {2 * 3 * 2}
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+class Remembering(PPO_Plus):
+    """Keeps the weights before each minibatch."""
+
+    def compute_loss(self, batch, coefficients):
+        self.seen.append(weights(self))
+        return super().compute_loss(batch, coefficients)
+
+
+def interrupted_at(line, model):
+    """Learn, with a Ctrl-C at the given line of those of ``flat.py`` that run; returns how many lines have run."""
+    n_lines = 0
+
+    def trace(frame, event, _):
+        nonlocal n_lines
+        if not frame.f_code.co_filename.endswith("update/flat.py"):
+            return None
+        n_lines += event == "line"
+        if event == "line" and n_lines == line:
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    model.set_random_seed(0)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        model.learn(16, reset_num_timesteps=False)
+        assert line == 0
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return n_lines
+
+
+def test_an_interrupt_finds_weights_and_moments_of_a_minibatch():
+    """Also in the middle of packing and unpacking them."""
+    learned = make_model(Remembering)
+    learned.seen = []
+    learned.learn(16)
+    n_lines = interrupted_at(0, whole := copy.deepcopy(learned))
+    states = [*whole.seen[4:], weights(whole)]
+    n_steps = set()
+    for line in range(1, n_lines, 73):
+        model = copy.deepcopy(learned)
+        interrupted_at(line, model)
+        parameters = [*model.policy.parameters()]
+        moments = [model.policy.optimizer.state[p] for p in parameters]
+        steps = {int(state["step"]) for state in moments}
+        assert len(steps) == 1 and [state["exp_avg"].shape for state in moments] == [p.shape for p in parameters]
+        assert th.equal(weights(model), states[min(steps) - 4])
+        assert len({p.untyped_storage().data_ptr() for p in parameters}) == len(parameters)
+        n_steps |= steps
+    assert {5, 8} <= n_steps
