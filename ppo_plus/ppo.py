@@ -31,7 +31,7 @@ from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, prepare, seed_envs
 from ppo_plus.envs.make_vec import as_vec_env
-from ppo_plus.envs.normalization import check_normalization, normalizes, warn_of_statistics
+from ppo_plus.envs.normalization import check_normalization, normalized_by, warn_of_statistics
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
@@ -418,7 +418,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.rollout_buffer = self._make_buffer()
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
-        self._trained_normalized = normalizes(self.env)
+        self._trained_normalized = bool(normalized_by(self.env))
         if self._log_of_file is not None and self.tensorboard_log is None:
             warnings.warn(
                 f"the model was saved with tensorboard_log={self._log_of_file!r}, which is not below the working "

@@ -57,10 +57,10 @@ def check_normalization(env: VecEnv) -> None:
         )
 
 
-def normalizes(env: Any) -> bool:
-    """Whether a ``VecNormalize`` normalizes the observations of an environment."""
+def normalized_by(env: Any) -> list[Any]:
+    """The running statistics by which a ``VecNormalize`` normalizes the observations of an environment."""
     normalize = unwrap_vec_normalize(env)
-    return normalize is not None and normalize.norm_obs
+    return [] if normalize is None else [*_of_obs(normalize).values()]
 
 
 def warn_of_statistics(trained: bool | None, env: Any) -> None:
@@ -68,7 +68,7 @@ def warn_of_statistics(trained: bool | None, env: Any) -> None:
 
     :param trained: whether those were normalized; ``None``: it is unknown
     """
-    moments = _of_obs(unwrap_vec_normalize(env)).values() if normalizes(env) else ()
+    moments = normalized_by(env)
     if trained and (not moments or any(rms.count < 1 for rms in moments)):
         problem = "has no statistics yet" if moments else "does not normalize them"
         remedy = 'give it the model\'s statistics: ppo_plus.load_statistics("..._vecnormalize.zip", env)'
