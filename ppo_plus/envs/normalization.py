@@ -90,10 +90,8 @@ def are_finite(normalize: VecNormalize) -> bool:
 
 
 def running_statistics(normalize: Any) -> list[Any]:
-    """The running statistics that a ``VecNormalize`` normalizes by."""
-    # It has the attributes only if it uses them.
-    moments = (vars(normalize)[name] for name in ("obs_rms", "ret_rms") if name in vars(normalize))
-    return [rms for entry in moments for rms in (entry.values() if isinstance(entry, dict) else [entry])]
+    """The running statistics that a ``VecNormalize`` normalizes by: of returns, and of observations."""
+    return [normalize.ret_rms, *_of_obs(normalize).values()]
 
 
 class Normalizing:
@@ -116,8 +114,8 @@ class Normalizing:
     def write(self, arrays: list[np.ndarray]) -> None:
         """Write the statistics, :meth:`tensors` as NumPy arrays, into the wrapper."""
         _, self.normalize.returns, *moments = arrays
-        statistics = [self.normalize.ret_rms, *_of_obs(self.normalize).values()]
-        for rms, n, mean, m2 in zip(statistics, moments[::3], moments[1::3], moments[2::3], strict=True):
+        moments = zip(running_statistics(self.normalize), moments[::3], moments[1::3], moments[2::3], strict=True)
+        for rms, n, mean, m2 in moments:
             rms.count, rms.mean, rms.var = float(n), mean, m2 / n
 
     def __call__(self, step: Stepped) -> Stepped:

@@ -168,7 +168,7 @@ class Resumable(gym.Wrapper):
 
     ``PPO_Plus`` and ``ppo-plus`` put it around the single environments that they make or are given. In your own
     vectorized environment, make it the outermost wrapper: ``make_vec_env(..., wrapper_class=ppo_plus.Resumable)``.
-    Everything else is the environment's; an attribute that is set is set there.
+    Everything else is the environment's; an attribute that is set is set in the layer that has it.
 
     ``BipedalWalker`` gets a new Box2D world at each reset: its later episodes then differ by rounding from those
     without this wrapper.
@@ -211,15 +211,15 @@ class Resumable(gym.Wrapper):
         return self.env.spec
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not self._is_made:
-            return super().__setattr__(name, value)
+        if self._is_made:
+            self.set_wrapper_attr(name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> bool:
         # The generator is a part of the state.
         if name != "np_random":
             super().__setattr__("_set_from_outside", name)
-        setattr(self.env, name, value)
-
-    def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> bool:
-        super().__setattr__("_set_from_outside", name)
         return self.env.set_wrapper_attr(name, value, **kwargs)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
