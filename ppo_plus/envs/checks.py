@@ -8,10 +8,12 @@ Without this module, such a mistake is an error in the code of Stable-Baselines3
 import copy
 import math
 import re
+import time
 import traceback
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -22,7 +24,7 @@ from gymnasium.wrappers import ClipAction
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, unwrap_vec_normalize
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
 from ppo_plus.envs.layers import layers
@@ -192,6 +194,10 @@ class LeanVecEnv(DummyVecEnv):
     #: Index of the environment that is stepped or reset now, for messages.
     _current: int | None = None
 
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        for i in self._get_indices(indices):
+            self.envs[i].set_wrapper_attr(attr_name, value)
+
     def reset(self) -> VecEnvObs:
         for i, env in enumerate(self.envs):
             self._current = i
@@ -222,7 +228,11 @@ class LeanVecEnv(DummyVecEnv):
             if done:
                 check_obs(obs, space, values=False)
                 info["terminal_observation"] = obs
-                obs, reset_info = env.reset()
+            # Before the reset, which may write into them. Most infos have nothing but this key.
+            infos.append({TIMEOUT: info[TIMEOUT]} if len(info) == 1 else _copied(info))
+            if done:
+                with counted(env, infos[i]):
+                    obs, reset_info = env.reset()
                 check_info(reset_info)
                 self.reset_infos[i] = reset_info
             if type(obs) is np.ndarray and obs.shape == shape:
@@ -230,8 +240,6 @@ class LeanVecEnv(DummyVecEnv):
             else:
                 check_obs(obs, space, values=False)
                 self._save_obs(i, obs)
-            # Most infos have nothing but this key.
-            infos.append({TIMEOUT: info[TIMEOUT]} if len(info) == 1 else _copied(info))
         self._current = None
         return _copied_obs(self), rewards.copy(), dones.copy(), infos
 
@@ -337,11 +345,42 @@ def _death(env: SubprocVecEnv, step: int) -> RuntimeError:
     )
 
 
-class Numbers(gym.Wrapper):
-    """Makes numbers of rewards for a ``Monitor``, which adds them up and takes no arrays or lists of one number.
+def monitored(info: dict[str, Any]) -> dict[str, Any] | None:
+    """What a ``Monitor`` says of an episode in an info; ``None``: nothing, or ``"episode"`` is something else."""
+    entry = info.get("episode")
+    return entry if isinstance(entry, dict) and entry.keys() >= {"r", "l"} else None
 
-    Everything else is passed on as it was given.
+
+@contextmanager
+def counted(env: Any, info: dict[str, Any]) -> Iterator[None]:
+    """While an environment is reset after the end of an episode: have ``info`` say what its ``Monitor`` would, if the
+    episode was ended by a wrapper around that, such as a ``TimeLimit``.
+
+    A wrapper that ends an episode when a life is lost does not reset the ``Monitor``: it counts whole games.
     """
+    monitor = next((layer for layer in layers(env) if isinstance(layer, Monitor)), None)
+    if monitor is None or monitor.needs_reset:
+        yield
+        return
+    # The user's, or that of an earlier episode.
+    info.pop("episode", None)
+    rewards = monitor.rewards
+    yield
+    if monitor.rewards is not rewards:
+        seconds = time.time() - monitor.t_start
+        entry = {"r": round(sum(rewards), 6), "l": len(rewards), "t": round(seconds, 6)} | monitor.current_reset_info
+        info["episode"] = entry | {key: info[key] for key in monitor.info_keywords}
+        monitor.episode_returns.append(sum(rewards))
+        monitor.episode_lengths.append(len(rewards))
+        monitor.episode_times.append(seconds)
+        if monitor.results_writer:
+            monitor.results_writer.write_row(info["episode"])
+
+
+class Numbers(gym.Wrapper):
+    """Makes numbers of rewards for a ``Monitor``, which adds them up and takes no arrays or lists of one number; and
+    copies what the last step of an episode returned, into which a reset may write. Everything else is passed on as it
+    was given."""
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
@@ -353,6 +392,8 @@ class Numbers(gym.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         reward = reward if isinstance(reward, (float, int, np.number)) else as_reward(reward)
+        if terminated or truncated:
+            obs, info = copy.deepcopy((obs, info))
         return obs, reward, terminated, truncated, info
 
 
@@ -363,7 +404,7 @@ def prepare(env: Any) -> None:
         if isinstance(layer, Monitor) and not isinstance(layer.env, Numbers):
             layer.env = Numbers(layer.env)
         elif isinstance(layer, DummyVecEnv) and type(layer)._save_obs is DummyVecEnv._save_obs:
-            for name in ("reset", "step_wait"):
+            for name in ("reset", "step_wait", "set_attr"):
                 if name not in vars(layer) and getattr(type(layer), name) is getattr(DummyVecEnv, name):
                     setattr(layer, name, getattr(LeanVecEnv, name).__get__(layer))
 

@@ -114,8 +114,8 @@ class Normalizing:
     def write(self, arrays: list[np.ndarray]) -> None:
         """Write the statistics, :meth:`tensors` as NumPy arrays, into the wrapper."""
         _, self.normalize.returns, *moments = arrays
-        moments = zip(running_statistics(self.normalize), moments[::3], moments[1::3], moments[2::3], strict=True)
-        for rms, n, mean, m2 in moments:
+        parts = moments[::3], moments[1::3], moments[2::3]
+        for rms, n, mean, m2 in zip(running_statistics(self.normalize), *parts, strict=True):
             rms.count, rms.mean, rms.var = float(n), mean, m2 / n
 
     def __call__(self, step: Stepped) -> Stepped:

@@ -19,6 +19,7 @@ episode depends on the autoreset mode of the vector environment (https://farama.
 ``N`` is the number of environments.
 """
 
+import copy
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +33,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import AUTORESET, TIMEOUT, mapped, row_of
+from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Numbers, mapped, monitored, row_of
 from ppo_plus.envs.layers import Adapter
 
 #: Info keys that only the adapter needs.
@@ -136,6 +137,8 @@ class GymVectorEnv(BatchedVecEnv):
                 "gymnasium.vector.AutoresetMode"
             )
         self.autoreset = supported[getattr(mode, "value", mode)]
+        if isinstance(base, SyncVectorEnv):
+            base.envs = [env if isinstance(env, Numbers) else Numbers(env) for env in base.envs]
         is_next_step = self.autoreset == AutoresetMode.NEXT_STEP
         if is_next_step and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
             raise ValueError(
@@ -149,7 +152,6 @@ class GymVectorEnv(BatchedVecEnv):
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
         self.metadata = dict(env.metadata)
         self._singles = isinstance(base, (SyncVectorEnv, AsyncVectorEnv))
-        # They also know when a whole Atari game is over.
         self._has_monitors = self.has_attr("get_episode_rewards")
 
     def reset(self) -> VecEnvObs:
@@ -180,10 +182,11 @@ class GymVectorEnv(BatchedVecEnv):
             self._end_episodes(ended, obs, columns, infos)
             for i in ended:
                 infos[i][TIMEOUT] = bool(truncated[i] and not terminated[i])
-                if not self._has_monitors:
-                    infos[i].setdefault("episode", self.episode(self._returns[i], self._lengths[i]))
-            self._returns[ended] = 0.0
-            self._lengths[ended] = 0
+                # Monitors count whole games, of which an episode may be one life.
+                if monitored(infos[i]) is None and (truncated[i] or not self._has_monitors):
+                    infos[i]["episode"] = self.episode(self._returns[i], self._lengths[i])
+                if monitored(infos[i]) is not None:
+                    self._returns[i] = self._lengths[i] = 0
         for i in np.flatnonzero(resetting).tolist():
             self.reset_infos[i], infos[i] = infos[i], {AUTORESET: True}
         if self.autoreset == AutoresetMode.NEXT_STEP:
@@ -251,8 +254,9 @@ def _values(column: Any, n: int) -> list[Any]:
     if isinstance(column, dict):
         return list(_rows(column, n))
     if isinstance(column, np.ndarray) and len(column.shape) and len(column) == n:
-        # Copied, because rows are views and the environment may reuse the array.
-        return column.tolist() if column.ndim == 1 else list(column.copy())
+        # Copied, because rows are views and the environment may reuse the array, or what is in it.
+        column = copy.deepcopy(column)
+        return column.tolist() if column.ndim == 1 else list(column)
     if isinstance(column, (list, tuple)) and len(column) == n:
         return list(column)
     # One value for all environments.

@@ -180,7 +180,8 @@ class TensorCollector:
         masks = self._simulator.env.action_masks()
         if not isinstance(masks, NESTED):
             warn_of_order(source.layout)
-        return self._here(flat_masks(str(source), masks, source.layout)).bool()  # type: ignore[no-any-return]
+        # A copy, since the simulator may write into its own.
+        return self._here(flat_masks(str(source), masks, source.layout)).to(th.bool, copy=True)  # type: ignore[no-any-return]
 
     def step(self) -> TensorStep:
         """Take a step with the policy's actions.

@@ -14,13 +14,14 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
 from parametrization import sample
+from resumable_envs import FORKED
 from stable_baselines3.common.atari_wrappers import NoopResetEnv
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
 
-from ppo_plus import PPO_Plus, Resumable, make_vec
+from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv, make_vec
 from ppo_plus.envs.checks import InvalidOutput, LeanVecEnv, Numbers, check_obs, check_reward, check_shape
 
 BOX = spaces.Box(-np.inf, np.inf, (2,))
@@ -167,6 +168,33 @@ def test_the_environments_are_those_that_were_made():
     env = LeanVecEnv([lambda: single])
     env.set_attr("level", 3)
     assert env.envs == [single] and env.get_attr("level") == [3] and single.level == 3
+
+
+CURRICULA = {
+    "single": lambda env: env,
+    "dummy": lambda env: DummyVecEnv([lambda: Monitor(env)]),
+    "resumable": lambda env: LeanVecEnv([lambda: Resumable(Monitor(env))]),
+    "subproc": lambda env: FORKED([lambda: Resumable(Monitor(env))]),
+    "supervised": lambda env: SupervisedVecEnv([lambda: Monitor(env)], start_method="fork"),
+    "sync": lambda env: SyncVectorEnv([lambda: TimeLimit(env, 9)]),
+}
+
+
+@pytest.mark.parametrize("kind", CURRICULA)
+def test_an_attribute_is_set_where_it_is(kind):
+    class Level(RandomEnv):
+        level = 1.0
+
+        def reward(self, action):
+            return self.level
+
+    env = PPO_Plus("MlpPolicy", CURRICULA[kind](Level(ACTIONS["discrete"])), n_steps=8, batch_size=8, device="cpu").env
+    (env if kind != "sync" else env.env).set_attr("level", 7.0)
+    env.reset()
+    assert env.step(np.zeros(1, int))[1] == 7.0
+    if kind != "sync":
+        assert env.get_attr("level") == [7.0]
+    env.close()
 
 
 # --- mistakes of environments are errors that name the environment, what it returned and what is expected -------------

@@ -105,7 +105,7 @@ def test_gymnasiums_vector_environments_have_layers_too():
         made = kind([lambda: TimeLimit(RandomEnv(ACTIONS["discrete"]), 3)], autoreset_mode=AutoresetMode.SAME_STEP)
         return as_vec_env(RecordEpisodeStatistics(made))
 
-    names = ["GymVectorEnv", "RecordEpisodeStatistics", "SyncVectorEnv", "TimeLimit", "RandomEnv"]
+    names = ["GymVectorEnv", "RecordEpisodeStatistics", "SyncVectorEnv", "Numbers", "TimeLimit", "RandomEnv"]
     assert [kind.__name__ for kind in kinds(vector(SyncVectorEnv))] == names
     # Those in other processes cannot be reached.
     env = vector(AsyncVectorEnv)

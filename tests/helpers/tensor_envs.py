@@ -119,6 +119,7 @@ class TensorTwin(TensorEnv):
         super().__init__(n, obs_space(action_space, masks == "key", is_dict), action_space, device)
         self.seeds, self.t = (th.zeros(n, dtype=th.long, device=device) for _ in range(2))
         self.state = th.zeros(n, 3, device=device)
+        self.allowed = th.stack(allowed(action_space, self.seeds), dim=1) if masks else None
         self.buffers = self._made()
         self.rewards = th.zeros(n, device=device)
 
@@ -162,7 +163,7 @@ class TensorTwin(TensorEnv):
         return found | ({"mask": self.action_masks().to(th.int8)} if self.masks == "key" else {})
 
     def action_masks(self):
-        return th.stack(allowed(self.action_space, self.seeds), dim=1)
+        return th.stack(allowed(self.action_space, self.seeds), dim=1, out=self.allowed)
 
 
 def twins(action_space, n=3, **kwargs):

@@ -8,14 +8,17 @@ from itertools import product
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, vec
+from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from models import SMALL, spoil, weights
 from parametrization import all_pairs, sample
+from resumable_envs import FORKED
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecEnvWrapper
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 from tensor_envs import twins
 
-from ppo_plus import PPO_Plus, as_vec_env
+from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv, as_vec_env
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 
 
@@ -102,6 +105,93 @@ def test_environments_may_return_the_same_arrays_in_each_step(steps):
     for own, reused in zip(*seen, strict=True):
         for array, other in zip(own, reused, strict=True):
             np.testing.assert_array_equal(array, other)
+
+
+class Anew(MaskedEnv):
+    """Dict observations, masks, an info with an array, and a time limit that most episodes reach."""
+
+    def __init__(self, space=OBSERVATIONS["dict"]):
+        super().__init__(ACTIONS["discrete"], space, max_steps=3, p_end=0.1)
+
+    def reset(self, **kwargs):
+        obs, _ = super().reset(**kwargs)
+        return obs, {"array": np.zeros(2)}
+
+    def step(self, action):
+        *results, _ = super().step(action)
+        return *results, {"array": np.full(2, float(self.t))}
+
+
+class InOne(Anew):
+    """Writes all that it returns into the same arrays and the same dict."""
+
+    def _in_one(self, name, value):
+        mine = vars(self).setdefault(f"_{name}", value)
+        for key, part in value.items() if isinstance(value, dict) else ():
+            mine[key] = part if np.isscalar(part) else self._in_one(key, part)
+        if isinstance(value, np.ndarray):
+            mine[...] = value
+        return mine
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return self._in_one("obs", obs), self._in_one("info", info)
+
+    def step(self, action):
+        obs, *results, info = super().step(action)
+        return self._in_one("obs", obs), *results, self._in_one("info", info)
+
+    def action_masks(self):
+        return self._in_one("mask", super().action_masks())
+
+
+class Bare(DummyVecEnv):
+    """A subclass that changes nothing."""
+
+
+KEPT = {
+    "single": lambda make: make(),
+    "DummyVecEnv": lambda make: DummyVecEnv([make]),
+    "a subclass": lambda make: VecNormalize(Bare([lambda: Monitor(make())]), norm_obs=False),
+    "SubprocVecEnv": lambda make: FORKED([lambda: Resumable(make())]),
+    "SupervisedVecEnv": lambda make: SupervisedVecEnv([make], start_method="fork"),
+    "same step": lambda make: SyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP),
+    "next step": lambda make: SyncVectorEnv([make], autoreset_mode=AutoresetMode.NEXT_STEP),
+    "copy": lambda make: SyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP, copy=False),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_what_an_environment_writes_into_again_is_kept(kind):
+    """Also in a reset: the last observation of an episode is bootstrapped from, and is not the first of the next."""
+    rollouts, arrays = [], []
+    for make in (Anew, InOne):
+        looking = Noting()
+        model = PPO_Plus(
+            "MultiInputPolicy", KEPT[kind](make), n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu"
+        )
+        rollouts.append(model.learn(64, looking).rollout_buffer)
+        arrays.append([[info[0].get("array") for info in seen] for seen in (looking.seen, looking.kept)])
+        model.env.close()
+    for name in ("masks", "rewards", "episode_starts", "advantages"):
+        np.testing.assert_array_equal(*(getattr(rollout, name) for rollout in rollouts))
+    for key, stored in rollouts[0].observations.items():
+        np.testing.assert_array_equal(stored, rollouts[1].observations[key])
+    np.testing.assert_equal(arrays[0][0], arrays[1][0])
+    np.testing.assert_equal(arrays[1][0], arrays[1][1])
+    assert rollouts[0].masks is not None and rollouts[0].episode_starts.sum() > 8
+
+
+class Noting(BaseCallback):
+    """Notes the infos of each step, as references and as copies."""
+
+    def _on_training_start(self):
+        self.seen, self.kept = [], []
+
+    def _on_step(self):
+        self.seen.append(self.locals["infos"])
+        self.kept.append(copy.deepcopy(self.locals["infos"]))
+        return True
 
 
 def test_pickling_keeps_the_position_and_no_rollout():

@@ -247,7 +247,11 @@ class Resumable(gym.Wrapper):
         episode = self._episode
         # Copied, since callers may reuse their arrays.
         episode.actions.append(action if type(action) in IMMUTABLE else copy.deepcopy(action))
-        episode.last = result = self.env.step(action)
+        episode.last = result = obs, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            # The reset may write into them before others have read them.
+            obs, info = copy.deepcopy((obs, info))
+            episode.last = result = obs, reward, terminated, truncated, info
         return result
 
     # --- what `get_state` and `set_state` call, also in other processes, which an error would end --------------------

@@ -22,7 +22,7 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
-from ppo_plus.envs.checks import TIMEOUT, InvalidOutput, check_info, check_obs, check_reward, explanation
+from ppo_plus.envs.checks import TIMEOUT, InvalidOutput, check_info, check_obs, check_reward, counted, explanation
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import is_disk_full
 
@@ -108,9 +108,10 @@ class GuardedEnv:
         info[TIMEOUT] = bool(truncated and not terminated)
         if not done:
             return obs, reward, done, info, None
-        # Copied, since the reset may write into it.
-        info["terminal_observation"] = copy.deepcopy(obs)
-        first = self.answer("reset", {})
+        # Copied, since the reset may write into them.
+        info = copy.deepcopy(info | {"terminal_observation": obs})
+        with counted(self.env, info):
+            first = self.answer("reset", {})
         if isinstance(first, CallerError):
             raise first.error
         return obs, reward, done, info, first
@@ -119,7 +120,7 @@ class GuardedEnv:
         self.env.close()
 
     def set_attr(self, name: str, value: Any) -> None:
-        setattr(self.env, name, value)
+        self.env.set_wrapper_attr(name, value)
 
     def env_method(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         return self.env.get_wrapper_attr(name)(*arguments, **named)

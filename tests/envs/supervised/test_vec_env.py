@@ -53,8 +53,10 @@ def test_without_a_fault_it_is_sb3s_dummy_vec_env(cls):
         assert equal(ours.step(ACTIONS), theirs.step(ACTIONS))
         assert equal(ours.reset_infos, theirs.reset_infos)
     assert ours.n_restarts == 0 and ours.n_steps == 20
-    for env in (ours, theirs):
-        env.set_attr("level", 3.0, [0, 2])
+    ours.set_attr("level", 3.0, [0, 2])
+    for i in (0, 2):
+        # SB3 would set it in the `Monitor`, where it has no effect.
+        theirs.envs[i].unwrapped.level = 3.0
     assert ours.get_attr("level") == theirs.get_attr("level") == [3.0, 1.0, 3.0]
     assert ours.env_is_wrapped(Monitor) == theirs.env_is_wrapped(Monitor) == [True] * 3
     assert ours.env_method("get_total_steps", indices=1) == theirs.env_method("get_total_steps", indices=1) == [20]
