@@ -1,5 +1,6 @@
 """An experiment: everything that defines one training run, resolved and checked; its environments and its models."""
 
+import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
@@ -238,14 +239,14 @@ def _parts(packages: Collection[str] | None, name: str, value: Any) -> tuple[Par
     parts = []
     for item in value if isinstance(value, list) else [] if value is None else [value]:
         mapping = {item: None} if isinstance(item, str) else item
-        if not isinstance(mapping, dict) or len(mapping) != 1 or not isinstance(next(iter(mapping)), str):
+        if not isinstance(mapping, dict) or len(mapping) != 1 or not re.fullmatch(r"[\w.]+\.\w+", str(*mapping)):
             raise ValueError(
                 f"{name}: {item!r} must be a dotted name, or a mapping of one such name to its arguments, indented "
                 "below it, or name: {argument: value}"
             )
-        ((dotted, kwargs),) = mapping.items()
         with errors_of(name):
-            parts.append(Part(dotted, import_class(dotted, PARTS[name], packages), read_arguments(dotted, kwargs)))
+            for dotted, kwargs in mapping.items():
+                parts.append(Part(dotted, import_class(dotted, PARTS[name], packages), read_arguments(dotted, kwargs)))
     return tuple(parts)
 
 

@@ -190,6 +190,7 @@ _NUMBER = re.compile(r"[-+]?(0x[\da-fA-F]+|(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d
 _RESOLVERS = dict.fromkeys("-+0123456789", [("!number", _NUMBER)])
 Loader.yaml_implicit_resolvers = yaml.SafeLoader.yaml_implicit_resolvers | _RESOLVERS
 Loader.add_constructor("!number", lambda _, node: ast.literal_eval(node.value))
+Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), "N")
 
 
 def read_mapping(source: Path) -> dict[str, Any]:

@@ -268,8 +268,10 @@ def test_with_hyperparams_checks_names():
         ("env_wrapper: subprocess.Popen", "env_wrapper: 'subprocess.Popen' is in none of the packages"),
         ("env_wrapper: [{a.B: {}, c.D: {}}]", "env_wrapper: .* must be a dotted name, or a mapping of one"),
         ("env_wrapper: [[a.B]]", "env_wrapper: .* must be a dotted name"),
+        ("env_wrapper: [{a.B: , x: 3}]", "env_wrapper: .* must be a dotted name, .* indented below it"),
+        ("env_wrapper: a.B(x=3)", r"env_wrapper: .*a.B.x=3.* must be a dotted name"),
         ("callback: gymnasium.Wrapper", "callback: 'gymnasium.Wrapper' is not a subclass of .*BaseCallback"),
-        ("vec_env_wrapper: Nope", "vec_env_wrapper: 'Nope' is in none of the packages"),
+        ("vec_env_wrapper: Nope", "vec_env_wrapper: 'Nope' must be a dotted name"),
     ],
 )
 def test_bad_setting_names_file_entry_and_key(settings, setting, message):

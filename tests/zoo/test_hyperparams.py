@@ -124,10 +124,12 @@ def test_ordinary_merges_of_all_kinds(settings):
         ("0b1", "0b1"),
         ("2023-01-01", "2023-01-01"),
         ("1e", "1e"),
+        ("None", None),
+        ("[None, Nonee]", [None, "Nonee"]),
         ("'1e5'", "1e5"),
     ],
 )
-def test_numbers_are_those_of_python(settings, text, value):
+def test_numbers_and_none_are_those_of_python(settings, text, value):
     (read,) = read_mapping(settings(f"a: {text}")).values()
     assert read == value and type(read) is type(value)
 
