@@ -38,6 +38,7 @@ from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
+from ppo_plus.formulas.moments import Moments
 from ppo_plus.formulas.schedules import Schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.masking import find_masks
@@ -136,6 +137,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         :data:`ppo_plus.settings.MAX_AUTO_SEQUENCE` that does
     :param action_mask_key: the entry of Dict observations that is the action mask, and so no feature; ``None``: masks
         come from the environments' method ``action_masks()``, if they have it (:mod:`ppo_plus.policy.masking`)
+    :param normalize_observations: normalize observations inside the policy, by moments that are saved with its weights
+        (:mod:`ppo_plus.policy.normalization`); or a dict of options: ``epsilon=1e-8``, ``clip=10.0``, and ``keys``, the
+        entries of Dict observations to normalize
+    :param normalize_values: have the critic predict normalized returns, so that it learns on any scale of rewards
+        (PopArt). ``vf_coef`` and ``clip_range_vf`` are then in units of normalized returns; values, returns and logs
+        stay in units of the reward. Or a dict of options: ``epsilon=1e-5``
     :raises ValueError: an argument is out of range, or the spaces are not supported
     :raises TypeError: an argument is of the wrong kind
     """
@@ -191,6 +198,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         n_threads: int | Literal["auto"] = "auto",
         sequence_length: int | Literal["auto"] = "auto",
         action_mask_key: str | None = None,
+        normalize_observations: bool | dict[str, Any] = False,
+        normalize_values: bool | dict[str, Any] = False,
     ):
         #: Where the environments are: last observations, memory, held noise.
         self.position = Position()
@@ -262,6 +271,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.n_threads = n_threads
         self.sequence_length = sequence_length
         self.action_mask_key = action_mask_key
+        self.normalize_observations = normalize_observations
+        self.normalize_values = normalize_values
         if _init_setup_model:
             self._setup_model()
             self.built_layout = layout(self.policy)
@@ -280,13 +291,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
         # Passed only if set: a policy class written for SB3 may not accept them.
-        custom: dict[str, Any] = {"exploration": settings.exploration, "action_mask_key": settings.action_mask_key}
+        names = ("exploration", "action_mask_key", "normalize_observations", "normalize_values")
+        custom = {name: value for name in names if (value := getattr(settings, name)) not in (None, False)}
         self.policy = adapt_policy_class(self.policy_class)(
             self.observation_space,
             self.action_space,
             partial(value_at, name="learning_rate", schedule=self.lr_schedule),
             use_sde=self.use_sde,
-            **{name: value for name, value in custom.items() if value is not None},
+            **custom,
             **self.policy_kwargs,
         ).to(self.device)
         optimizer = self.policy.optimizer
@@ -691,11 +703,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         settings, policy = self._refresh(), self.policy
         policy.set_training_mode(True)
         self._normalize(self.rollout_buffer)
+        self._count_returns()
         numbers = settings.at(self._current_progress_remaining)
         self.shared.scheduled = numbers
         control, reads = settings.control, Reads(objects={"loss": settings.loss}, changing=[self])
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, self.shared.reduction, reads)
-        with self.updater.start(rule, numbers, self.device) as update:
+        with self.updater.start(rule, policy.in_units_of_values(numbers), self.device) as update:
             for epoch in self._epochs():
                 for rollout, indices in epoch:
                     update.step(rollout, indices)
@@ -705,6 +718,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 if update.stopped:
                     break
         self.shared.end_update(policy)
+        self._count_observations()
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
 
@@ -730,6 +744,20 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Normalize advantages over the whole rollout, if that is asked for."""
         if self.settings.normalize_advantage == "rollout":
             self.shared.normalize_advantages(buffer)
+
+    def _count_returns(self) -> None:
+        """Add the returns of the rollout to the moments that values are normalized by, if they are."""
+        policy = self.policy
+        if policy.value_normalizer is not None:
+            moments = Moments.of(self.rollout_buffer.transitions("returns"))
+            policy.value_normalizer.rescale(policy.value_net, self.shared.total(moments))
+
+    def _count_observations(self) -> None:
+        """Add the observations of the rollout to the moments that observations are normalized by, if they are."""
+        normalizer = self.policy.observation_normalizer
+        if normalizer is not None:
+            moments = normalizer.moments_of(self.rollout_buffer.transitions("observations"))
+            normalizer.add(self.shared.total(moments))
 
     def _log_update(self, update: Update, numbers: dict[str, Any]) -> None:
         if self.verbose >= 1 and not update.state.running:

@@ -18,12 +18,14 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.checks import check_spaces
+from ppo_plus.envs.normalization import require_one_normalization
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import Coefficients, PPOLoss
 from ppo_plus.formulas.schedules import Constant, Schedule, Unknown, make_schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
+from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.recurrent import MlpLstmPolicy
 from ppo_plus.require import ATTRIBUTES, nearest, require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, least_bytes, own_buffer_class
@@ -86,6 +88,8 @@ class Settings:
     n_threads: int | str
     sequence_length: int | str
     action_mask_key: Any = _fixed()
+    normalize_observations: Any = _fixed()
+    normalize_values: Any = _fixed()
     #: The arguments that may change over time, as schedules; ``None`` where the argument is.
     schedules: dict[str, Schedule | None] = field(init=False, repr=False, compare=False)
     #: What ``target_kl`` does.
@@ -181,6 +185,7 @@ class Settings:
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
         """:raises ValueError: the arguments do not fit the environments"""
         _check_memory(self.n_steps, n_envs, observation_space, action_space)
+        require_one_normalization(env, self.normalize_observations, self.normalize_values)
         by_rollout, n_transitions = self.normalize_advantage == "rollout", self.n_steps * n_envs
         if self.normalize_advantage and (n_transitions if by_rollout else min(n_transitions, self.batch_size)) < 2:
             raise ValueError(
@@ -240,6 +245,8 @@ def _check_kinds(settings: Settings) -> None:
     require_kind("recompute_advantages", settings.recompute_advantages, bool, "True or False")
     require_kind("policy_kwargs", settings.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
     check_policy_kwargs(adapt_policy_class(settings.policy_class), settings.policy_kwargs)
+    for name in OPTIONS:
+        normalization_options(name, getattr(settings, name))
     require_kind("rollout_buffer_kwargs", settings.rollout_buffer_kwargs, dict, "a dict")
     require_kind("tensorboard_log", settings.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
 

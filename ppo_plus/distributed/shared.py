@@ -57,6 +57,10 @@ class SingleProcess:
         """
         return keep_training, [], num_timesteps
 
+    def total(self, moments: Moments) -> Moments:
+        """The moments of the numbers of all processes together."""
+        return moments
+
     def normalize_advantages(self, buffer: Any) -> None:
         """Normalize the advantages of the rollouts of all processes, as those of one."""
         buffer.normalize_advantages()
@@ -158,10 +162,13 @@ class SharedTraining(SingleProcess):
         n_timesteps = max(message.num_timesteps for message in messages)
         return all(message.keep_training for message in messages), infos, n_timesteps
 
+    def total(self, moments: Moments) -> Moments:
+        return total(self.ranks.gather_values(Moments(*(part.cpu() for part in moments))))
+
     def normalize_advantages(self, buffer: Any) -> None:
         valid = ... if buffer.valid is None else buffer.valid
         advantages = buffer.advantages[valid]
-        whole = total(self.ranks.gather_values(Moments.of(th.as_tensor(advantages).cpu().reshape(-1))))
+        whole = self.total(Moments.of(th.as_tensor(advantages).reshape(-1)))
         buffer.advantages[valid] = (advantages - whole.mean.item()) / (whole.std.item() + 1e-8)
 
     def epochs(self, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterator[Iterable[Rows]]:
@@ -240,7 +247,7 @@ class SharedTraining(SingleProcess):
 
     def explained_variance(self, values: np.ndarray, returns: np.ndarray) -> float:
         own = Moments.of(th.from_numpy(np.stack([returns - values, returns], axis=1)))
-        residual, whole = total(self.ranks.gather_values(own)).var.tolist()
+        residual, whole = self.total(own).var.tolist()
         return float("nan") if whole == 0 else 1 - residual / whole
 
 

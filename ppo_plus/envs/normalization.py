@@ -83,6 +83,19 @@ def warn_of_statistics(trained: bool | None, env: Any) -> None:
     )
 
 
+def require_one_normalization(env: Any, normalize_observations: Any, normalize_values: Any = False) -> None:
+    """:raises ValueError: a ``VecNormalize`` normalizes what the policy with these arguments normalizes itself"""
+    normalize = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    arguments = ("normalize_observations", normalize_observations), ("normalize_values", normalize_values)
+    for (name, value), option in zip(arguments, ("norm_obs", "norm_reward"), strict=True):
+        if normalize is not None and value and getattr(normalize, option):
+            raise ValueError(
+                f"{name}={value!r} and a VecNormalize with {option}=True would normalize twice: leave "
+                f"out the VecNormalize, or pass {option}=False to it, or leave out {name}. For a model that was trained "
+                "with a VecNormalize see PPO_Plus.absorb_normalization"
+            )
+
+
 def are_finite(normalize: VecNormalize) -> bool:
     """Whether all statistics of a ``VecNormalize`` are finite."""
     parts = [part for rms in running_statistics(normalize) for part in (rms.mean, rms.var, rms.count)]

@@ -6,7 +6,7 @@ interface is that of SB3's ``ActorCriticPolicy``. Networks, their initialization
 ``state_dict()`` are SB3's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDepende
 from ppo_plus.policy.arguments import NetworkLike, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
+from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer, normalization_options
 from ppo_plus.policy.observations import (
     canonical_space,
     check_images,
@@ -146,6 +147,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         needs no others
     :param critic_keys: the same for the critic, which is used in training only (Pinto et al. 2017, arXiv:1710.06542);
         ``None``: everything. It needs ``actor_keys``. If the two see different entries, each has a features extractor
+    :param normalize_observations: as of :class:`ppo_plus.PPO_Plus` (:mod:`ppo_plus.policy.normalization`)
+    :param normalize_values: the same
     :raises ValueError: an argument that does not fit the spaces or another argument
     """
 
@@ -185,6 +188,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         action_mask_key: str | None = None,
         actor_keys: Sequence[str] | None = None,
         critic_keys: Sequence[str] | None = None,
+        normalize_observations: bool | dict[str, Any] = False,
+        normalize_values: bool | dict[str, Any] = False,
     ):
         if use_sde and exploration is not None:
             raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
@@ -241,6 +246,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self.autocast = autocast
         self.action_mask_key = action_mask_key
         self.actor_keys, self.critic_keys = actor_keys, critic_keys
+        self.normalize_observations, self.normalize_values = normalize_observations, normalize_values
         self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
         self._noise: NoiseState = {}
         #: The distributions over actions; ``action_dist`` is SB3's name of it.
@@ -259,6 +265,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
+        self.observation_normalizer = self._make_observation_normalizer()
         self._preprocess = make_preprocess(self.actor_space, self.normalize_images)
         self._preprocess_critic = make_preprocess(self.critic_space, self.normalize_images)
         extractor = self.features_extractor = self.pi_features_extractor = self.make_features_extractor()
@@ -274,6 +281,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             shape = self.exploration.log_std_shape(self.mlp_extractor.latent_dim_pi, self.distribution.gaussian_dim)
             self.log_std = nn.Parameter(th.ones(shape) * self.log_std_init)
         self.value_net = self._make_last_layer("critic", 1)  # type: ignore[assignment]
+        self.value_normalizer = self._make_value_normalizer()
         if self.ortho_init:
             self._initialize_orthogonally()
         self._build_memory()
@@ -303,6 +311,26 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         setattr(self.mlp_extractor, latent_dim, size)
         return last
 
+    def _make_observation_normalizer(self) -> ObservationNormalizer | None:
+        options = normalization_options("normalize_observations", self.normalize_observations)
+        if options is None:
+            return None
+        visible = self.actor_space
+        if isinstance(visible, spaces.Dict) and isinstance(self.critic_space, spaces.Dict):
+            visible = spaces.Dict([*({**self.critic_space.spaces, **visible.spaces}).items()])
+        return ObservationNormalizer(visible, self.normalize_images, **options)
+
+    def _make_value_normalizer(self) -> ValueNormalizer | None:
+        options = normalization_options("normalize_values", self.normalize_values)
+        if options is None:
+            return None
+        if not isinstance(self.value_net, nn.Linear) or self.value_net.bias is None:
+            raise ValueError(
+                f"normalize_values={self.normalize_values!r} rescales the critic's last layer, but {self.value_net} is "
+                "not a torch.nn.Linear with a bias: end policy_kwargs=dict(critic=...) with one"
+            )
+        return ValueNormalizer(**options)
+
     def _initialize_orthogonally(self) -> None:
         """Draw orthogonal weights in SB3's order; custom networks keep theirs."""
         gains = [(self.mlp_extractor, np.sqrt(2)), (self.action_net, 0.01), (self.value_net, 1.0)]
@@ -322,7 +350,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         data = super()._get_constructor_parameters()
         if None not in self._networks.values():
             data["net_arch"] = None
-        names = ("autocast", "share_features_extractor", "action_mask_key", "actor_keys", "critic_keys")
+        names = ["autocast", "share_features_extractor", "action_mask_key", "actor_keys", "critic_keys"]
+        names += ["normalize_observations", "normalize_values"]
         own = {name: getattr(self, name) for name in names}
         return data | self._networks | own | {"exploration": None if self.use_sde else self.exploration}
 
@@ -446,7 +475,19 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         log_std = self._log_std
         std = None if log_std is None else self.exploration.std(log_std, latent_pi)
         params = self.distribution.params(self.action_net(latent_pi), std, masks)
-        return Heads(self.value_net(latent_vf).flatten(), params, latent_pi)
+        values = self.value_net(latent_vf).flatten()
+        if self.value_normalizer is not None:
+            values = self.value_normalizer(values)
+        return Heads(values, params, latent_pi)
+
+    def in_units_of_values(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
+        r"""The coefficients of an update, by name, where ``vf_coef`` :math:`c` and ``clip_range_vf`` :math:`\epsilon` are
+        in units of what the critic predicts: with normalized values, :math:`c / \sigma^2` and :math:`\epsilon \sigma`."""
+        if self.value_normalizer is None:
+            return {**coefficients}
+        std, bound = self.value_normalizer.std.item(), coefficients["clip_range_vf"]
+        scaled = {"vf_coef": coefficients["vf_coef"] / std**2, "clip_range_vf": bound and bound * std}
+        return {**coefficients, **scaled}
 
     def init_carry(self, n_envs: int) -> Carry:
         """Empty memory and fresh noise for ``n_envs`` environments."""
@@ -496,8 +537,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """
         if features_extractor is not None:
             of_critic = features_extractor is self.vf_features_extractor
-            return self._extract(features_extractor, (self._preprocess_critic if of_critic else self._preprocess)(obs))
-        inputs = self._preprocess(obs)
+            return self._extract(features_extractor, self._inputs(obs, of_critic))
+        inputs = self._inputs(obs)
         if self.share_features_extractor:
             return self._extract(self.features_extractor, inputs)
         features = self._extract(self.pi_features_extractor, inputs)
@@ -505,8 +546,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             if self._lacks_critic_entries(obs):
                 # Actions need no values, and NaN cannot be mistaken for one.
                 return features, features.new_full((features.shape[0], self.vf_features_extractor.features_dim), th.nan)
-            inputs = self._preprocess_critic(obs)
+            inputs = self._inputs(obs, of_critic=True)
         return features, self._extract(self.vf_features_extractor, inputs)
+
+    def _inputs(self, obs: PyTorchObs, of_critic: bool = False) -> PyTorchObs:
+        """The inputs of the features extractor: preprocessed and normalized observations."""
+        inputs = (self._preprocess_critic if of_critic else self._preprocess)(obs)
+        return inputs if self.observation_normalizer is None else self.observation_normalizer(inputs)
 
     def _lacks_critic_entries(self, obs: Any) -> bool:
         return isinstance(self.critic_space, spaces.Dict) and not self.critic_space.spaces.keys() <= obs.keys()

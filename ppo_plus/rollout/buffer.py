@@ -259,6 +259,17 @@ class RolloutBuffer:
         stored = stored.T if self.memories else stored
         stored.copy_(values.view(stored.shape))
 
+    def transitions(self, name: str) -> Any:
+        """One of the stored tensors, or a dict of them, with a row for each transition to learn from.
+
+        :raises RuntimeError: the rollout is not complete
+        """
+        self._require_full()
+        valid = self.valid
+        if valid is None:
+            return tree_map(lambda tensor: tensor.flatten(0, 1), self.stored(name))
+        return tree_map(lambda tensor: tensor[th.from_numpy(valid)], self.stored(name))
+
     def column(self, name: str) -> Any:
         """One of the stored tensors, or a dict of them, as :meth:`on_device` has it; ``None``: it is not stored."""
 
@@ -280,8 +291,7 @@ class RolloutBuffer:
         :return: pairs of the whole rollout on the device and the row indices of the minibatch
         :raises RuntimeError: the rollout is not complete
         """
-        if not self.full:
-            raise RuntimeError(f"the rollout has {self.pos} of {self.buffer_size} steps: collect it before training")
+        self._require_full()
         n_transitions = self.buffer_size * self.n_envs
         if self.memories:
             length = self.buffer_size // len(self.memories)
@@ -296,6 +306,10 @@ class RolloutBuffer:
         data = rollout or self.on_device()
         for indices in th.split(to_device(order, self.device), batch_size or n_transitions):
             yield data, indices
+
+    def _require_full(self) -> None:
+        if not self.full:
+            raise RuntimeError(f"the rollout has {self.pos} of {self.buffer_size} steps: collect it before training")
 
     def _permutation(self, n: int) -> th.Tensor:
         if self.storage.type == "cpu":

@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from ppo_plus.envs.layers import exchange, layers, wrapped_by
-from ppo_plus.envs.normalization import warn_of_statistics
+from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.require import require_int, require_spaces
@@ -117,6 +117,7 @@ def with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
     :raises ValueError: it has other spaces, or cannot be wrapped as the training environment is
     """
     require_spaces(vec_env, model.observation_space, model.action_space)
+    require_one_normalization(vec_env, model.normalize_observations)
     training = model.get_vec_normalize_env()
     if training is None:
         return vec_env

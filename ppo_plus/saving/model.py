@@ -86,7 +86,7 @@ OPTIMIZER = "policy.optimizer"
 #: Arguments of policies that only training starts from.
 INITIAL = {"log_std_init", "ortho_init"}
 #: Arguments besides ``policy_kwargs`` that change the weights that there are.
-SHAPING = frozenset({"action_mask_key", "exploration", "use_sde"})
+SHAPING = frozenset({"action_mask_key", "exploration", "normalize_observations", "normalize_values", "use_sde"})
 #: Where files have the values of a schedule, in equal steps of the remaining progress.
 POINTS = [i / 1024 for i in range(1025)]
 #: What classes among ``policy_kwargs`` must be subclasses of, unless they are registered.

@@ -163,7 +163,8 @@ class Update:
         self._may_stop = type(self.control).after_minibatch is not KLControl.after_minibatch
         # Whether to ask after each minibatch if it was the last one. On CUDA, waiting for the answer takes longer than
         # making the others, which change no weight; but they must not change buffers or draw numbers either.
-        self._asks = device.type != "cuda" or any(True for _ in rule.policy.buffers())
+        layers = (module for module in rule.policy.modules() if not isinstance(module, RunningMoments))
+        self._asks = device.type != "cuda" or any(True for layer in layers for _ in layer.buffers(recurse=False))
         #: The names of the diagnostics.
         self._names: tuple[str, ...] = ()
         #: The records of each epoch since they were read last, and of all epochs that were read.

@@ -1,0 +1,164 @@
+r"""Normalization inside the policy: running moments of observations and of returns, which are buffers of it.
+
+So they are saved, loaded, exported, resumed and copied with its weights. Both are updated once per rollout and constant
+while it is collected and learned from, so that the policy that learns is the one that acted.
+
+*Observations*: :math:`o' = \mathrm{clip}((o - \mu) / \sqrt{\sigma^2 + \epsilon}, -c, c)` for each number, with the
+moments of all observations of training. Formula and defaults are those of SB3's ``VecNormalize``. The moments of a
+rollout are added after the update; in the first rollout :math:`\mu = 0` and :math:`\sigma = 1`.
+
+*Values*: the critic's last layer predicts :math:`\hat v`, and :math:`v = \mu + \hat v \sqrt{\sigma^2 + \epsilon}` is the
+value, in units of the reward, with the moments of all returns of training. The moments of a rollout are added before
+the update, and the last layer is rescaled so that no value changes (PopArt, van Hasselt et al. 2016, arXiv:1602.07714;
+:math:`\epsilon` is rl_games').
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
+from torch import nn
+
+from ppo_plus.formulas.moments import Moments
+from ppo_plus.require import nearest, require_kind, require_number
+
+#: The options of both, with their defaults.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "normalize_observations": {"epsilon": 1e-8, "clip": 10.0, "keys": None},
+    "normalize_values": {"epsilon": 1e-5},
+}
+
+
+def normalization_options(name: str, value: Any) -> dict[str, Any] | None:
+    """The options of an argument that is true, false or a dict of some of them; ``None``: false.
+
+    :param name: the argument, a key of :data:`OPTIONS`
+    :raises TypeError, ValueError: an option is unknown, of the wrong kind, or out of range
+    """
+    defaults = OPTIONS[name]
+    require_kind(name, value, (bool, Mapping), f"True, False, or a dict with some of {', '.join(defaults)}")
+    if isinstance(value, bool):
+        return defaults if value else None
+    for option in value:
+        if option not in defaults:
+            likely = nearest(str(option), defaults)
+            remedy = f"use some of {', '.join(defaults)}" if likely is None else f"did you mean {likely!r}?"
+            raise ValueError(f"{name}={value!r} has the unknown option {option!r}: {remedy}")
+    options = {**defaults, **value}
+    for option in defaults.keys() - {"keys"}:
+        require_number(f"{name}: {option}", options[option], 0, above=True)
+    if options.get("keys") is not None:
+        require_kind(f"{name}: keys", options["keys"], (list, tuple), "a list of names of observations")
+    return options
+
+
+class RunningMoments(nn.Module):
+    """Count, mean and variance of numbers, as buffers in double precision; the variance is 1 before there are any."""
+
+    count: th.Tensor
+    mean: th.Tensor
+    var: th.Tensor
+
+    def __init__(self, size: tuple[int, ...], epsilon: float):
+        super().__init__()
+        self.epsilon = epsilon
+        self.register_buffer("count", th.zeros((), dtype=th.double))
+        self.register_buffer("mean", th.zeros(size, dtype=th.double))
+        self.register_buffer("var", th.ones(size, dtype=th.double))
+
+    @property
+    def std(self) -> th.Tensor:
+        r""":math:`\sqrt{\sigma^2 + \epsilon}`."""
+        return (self.var + self.epsilon).sqrt()
+
+    def add(self, moments: Moments) -> None:
+        """Add the moments of further numbers, in place."""
+        moments = Moments(*(part.to(self.mean.device) for part in moments))
+        count, mean, _ = both = Moments(self.count, self.mean, self.var * self.count).plus(moments)
+        self.var.copy_(both.var.where(count > 0, self.var))
+        self.count.copy_(count)
+        self.mean.copy_(mean)
+
+
+class ObservationNormalizer(RunningMoments):
+    """Normalizes the numbers of observations; images and choices stay unchanged. The moments of all entries stand in
+    one vector.
+
+    :param space: what actor or critic see
+    :param normalize_images: as of the policy, which tells images from other numbers
+    :param epsilon: added to the variance
+    :param clip: bound of normalized numbers
+    :param keys: the entries of a Dict to normalize; ``None``: all that have numbers
+    :raises ValueError: an entry does not exist or has no numbers, or nothing has
+    """
+
+    def __init__(
+        self, space: spaces.Space, normalize_images: bool, epsilon: float, clip: float, keys: list[str] | None
+    ):
+        entries = dict(space.items()) if isinstance(space, spaces.Dict) else {"": space}
+        numbers = {
+            key: sub.shape or (1,)
+            for key, sub in entries.items()
+            if isinstance(sub, spaces.Box) and not is_image_space(sub, normalized_image=not normalize_images)
+        }
+        wrong = [key for key in keys or () if key not in numbers or key == ""]
+        if wrong or not numbers:
+            what = f"keys names {wrong[0]!r}, which" if wrong else f"observation_space={space}"
+            remedy = f"use some of {[*numbers]}" if wrong and "" not in numbers and numbers else "leave it out"
+            raise ValueError(
+                f"normalize_observations: {what} has no numbers to normalize (images and choices stay unchanged): "
+                f"{remedy}"
+            )
+        #: The shape of each entry that is normalized (``""``: the whole), in the order of the moments.
+        self.shapes = {key: shape for key, shape in numbers.items() if keys is None or key in keys}
+        super().__init__((sum(map(math.prod, self.shapes.values())),), epsilon)
+        self.clip = clip
+
+    def forward(self, inputs: Any) -> Any:
+        """Normalized inputs of the network; a Dict may lack entries."""
+        # The mean in two parts: what single precision loses of it may be large beside the deviation.
+        high = self.mean.float()
+        parts = zip(*(self._split(row) for row in (high, (self.mean - high).float(), self.std.float())), strict=True)
+
+        def normalized(rows: th.Tensor, high: th.Tensor, low: th.Tensor, std: th.Tensor) -> th.Tensor:
+            return ((rows - high - low) / std).clamp(-self.clip, self.clip)
+
+        if not isinstance(inputs, dict):
+            return normalized(inputs, *next(parts))
+        new = {key: normalized(inputs[key], *part) for key, part in zip(self.shapes, parts, strict=True) if key in inputs}
+        return {**inputs, **new}
+
+    def _split(self, row: th.Tensor) -> list[th.Tensor]:
+        """The parts of the entries in a row of the moments' size."""
+        parts = row.split([math.prod(shape) for shape in self.shapes.values()])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes.values(), strict=True)]
+
+    def moments_of(self, observations: Any) -> Moments:
+        """The moments of raw observations, ``B`` rows."""
+        entries = observations if isinstance(observations, dict) else {"": observations}
+        return Moments.of(th.cat([entries[key].reshape(len(entries[key]), -1).double() for key in self.shapes], dim=1))
+
+
+class ValueNormalizer(RunningMoments):
+    """Makes values of the critic's predictions.
+
+    :param epsilon: added to the variance
+    """
+
+    def __init__(self, epsilon: float):
+        super().__init__((), epsilon)
+
+    def forward(self, predictions: th.Tensor) -> th.Tensor:
+        """Values in units of the reward."""
+        return self.mean.float() + predictions * self.std.float()
+
+    @th.no_grad()
+    def rescale(self, last: nn.Linear, moments: Moments) -> None:
+        """Add the moments of further returns, and change the critic's last layer so that values stay the same."""
+        mean, std = self.mean.clone(), self.std
+        self.add(moments)
+        last.weight.copy_(last.weight * (std / self.std))
+        last.bias.copy_((last.bias * std + mean - self.mean) / self.std)
