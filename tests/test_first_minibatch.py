@@ -24,8 +24,8 @@ MEMORIES = ["", "Lstm", "Gru"]
 # Which entries of an observation are seen has little to do with the kind of action: one of each family.
 SEEING = ["discrete", "box", "multibinary", "mixed"]
 MASKABLE = [kind for kind, space in ACTIONS.items() if choices(space)]
-# Advantages are estimated once, or again before each epoch.
-ADVANTAGES = {"once": {}, "recomputed": {"recompute_advantages": True}}
+# Advantages are estimated once, or again before each epoch; what the policy normalizes changes between two rollouts.
+ADVANTAGES = {"once": {}, "recomputed": {"recompute_advantages": True}, "normalized": {"normalize_values": True}}
 
 # The rollout is computed two observations at a time, the minibatch sixteen: the sums may round differently, by some
 # 1e-7 per unit of log-probability, of which there are up to ten here.
@@ -89,7 +89,10 @@ def assert_first_minibatches_are_neutral(model, n_updates=2):
 )
 def test_ratio_is_one_and_a_loaded_model_acts_alike(kind, observation, exploration, memory, advantages):
     # Two updates: the second one works on a policy that has learned and a buffer that was used before.
-    model = make(kind, observation, exploration, memory=memory, **ADVANTAGES[advantages]).learn(32)
+    options = dict(ADVANTAGES[advantages])
+    if advantages == "normalized":
+        options["normalize_observations"] = observation in ("box", "box_int", "dict")
+    model = make(kind, observation, exploration, memory=memory, **options).learn(32)
     assert_first_minibatches_are_neutral(model)
     assert_loaded_acts_alike(model)
 

@@ -74,6 +74,7 @@ CASES = {
     "not packed": {"policy_kwargs": {"optimizer_class": two_groups}},
     "unreached": {"cls": Unreached},
     "normalized": {"normalize": True},
+    "normalized inside": {"normalize_observations": True, "normalize_values": True, "clip_range_vf": 0.2},
     "Dict observations": {"policy": "MultiInputPolicy", "observation_space": OBSERVATIONS["dict"]},
     "memory, steps that only reset": {
         "policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "make_env": resetting},
@@ -142,6 +143,7 @@ def learned_by_one(case, parts):
     epochs = iter(zip(*(part["minibatches"] for part in parts), strict=True))
     buffer = model.rollout_buffer
     buffer.on_device = lambda: rollout
+    buffer.transitions = partial(getattr, rollout)
     buffer.normalize_advantages = lambda: None
 
     def minibatches(batch_size, data):

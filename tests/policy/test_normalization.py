@@ -1,0 +1,385 @@
+"""Normalization inside the policy: as a ``VecNormalize`` that is updated per rollout, in one file, on every scale."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from compiled import assert_trained_alike, needs_compiler
+from envs import ACTIONS, OBSERVATIONS, VECTOR, KeyMaskedEnv, RandomEnv, vec
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import weights
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecNormalize
+from tensor_envs import twins
+from torch import nn
+
+from ppo_plus import Checkpoints, EvalAfterUpdates, PPO_Plus, Resumable, as_vec_env
+from ppo_plus.formulas.moments import Moments
+from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer
+
+BOTH = {"normalize_observations": True, "normalize_values": True}
+#: Numbers of very different sizes.
+OFFSET, SCALE = np.array([1e4, -300.0, 0.01], np.float32), np.array([100.0, 5.0, 1e-3], np.float32)
+
+
+class Scaled(gym.Env):
+    """The best action is one of the numbers it observes; rewards are multiplied by ``reward_scale``."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, reward_scale=1.0):
+        self.reward_scale = reward_scale
+
+    def _observation(self):
+        self.x = self.np_random.normal(size=3).astype(np.float32)
+        return OFFSET + SCALE * self.x
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = self.reward_scale * float(1 - (action[0] - np.tanh(self.x[0])) ** 2)
+        return self._observation(), reward, False, self.t >= 20, {}
+
+
+def make(env=None, policy="MlpPolicy", cls=PPO_Plus, **kwargs):
+    arguments = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "seed": 0, "device": "cpu", "compile": False}
+    return cls(policy, make_vec_env(Scaled, 2, seed=3) if env is None else env, **arguments | BOTH | kwargs)
+
+
+class OwnStatistics(VecNormalize):
+    """A ``VecNormalize`` whose statistics are set from outside, and that keeps what it has normalized."""
+
+    def __init__(self, venv, **kwargs):
+        super().__init__(venv, training=False, norm_reward=False, **kwargs)
+        self.obs_rms.count = 0.0
+        self.seen = []
+
+    def normalize_obs(self, obs):
+        self.seen.append(np.array(obs))
+        return super().normalize_obs(obs)
+
+
+class FromOutside(PPO_Plus):
+    """Updates :class:`OwnStatistics` once per rollout, after the update."""
+
+    def train(self):
+        super().train()
+        normalize = self.get_vec_normalize_env()
+        # A row for each environment; final observations come alone.
+        seen = [obs for obs in normalize.seen if obs.ndim == 2]
+        rows, normalize.seen = np.concatenate(seen[-self.n_steps - 1 : -1]), seen[-1:]
+        normalize.obs_rms.update(rows.astype(np.float64))
+        # The next rollout begins with what the last step returned, by the new statistics.
+        self._last_obs = normalize.normalize_obs(normalize.seen.pop())
+
+
+def test_training_is_that_with_a_vec_normalize_that_is_updated_once_per_rollout():
+    inside = make(normalize_values=False).learn(5 * 64)
+    env = OwnStatistics(make_vec_env(Scaled, 2, seed=3))
+    outside = make(env, cls=FromOutside, normalize_values=False, normalize_observations=False).learn(5 * 64)
+    statistics = inside.policy.observation_normalizer
+    np.testing.assert_allclose(statistics.mean, env.obs_rms.mean, rtol=1e-6)
+    np.testing.assert_allclose(statistics.var, env.obs_rms.var, rtol=1e-4)
+    assert statistics.count == 5 * 64
+    th.testing.assert_close(weights(inside), weights(outside), rtol=0, atol=1e-4)
+    # Without normalization, the weights would be others.
+    assert not th.allclose(weights(inside), weights(make(**dict.fromkeys(BOTH, False)).learn(5 * 64)), atol=1e-3)
+
+
+def test_observations_are_formed_as_in_vec_normalize_within_1e_6():
+    rms = RunningMeanStd(shape=(3,))
+    rng = np.random.default_rng(0)
+    rows = (OFFSET + SCALE * rng.normal(size=(500, 3))).astype(np.float32)
+    rms.update(rows.astype(np.float64))
+    normalizer = ObservationNormalizer(Scaled.observation_space, True, 1e-8, 3.0, None)
+    count, mean, var = (th.as_tensor(part, dtype=th.double) for part in (rms.count, rms.mean, rms.var))
+    normalizer.add(Moments(count, mean, var * count))
+    expected = np.clip((rows - rms.mean) / np.sqrt(rms.var + 1e-8), -3.0, 3.0)
+    assert (np.abs(expected) == 3.0).any()
+    np.testing.assert_allclose(normalizer(th.from_numpy(rows)), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("reward_scale", [1e-3, 1e4])
+def test_the_critic_learns_on_every_scale_of_rewards(reward_scale):
+    def explained(**kwargs):
+        env = make_vec_env(Scaled, 2, seed=3, env_kwargs={"reward_scale": reward_scale})
+        model = make(env, n_epochs=10, learning_rate=1e-3, gae_lambda=1.0, **kwargs).learn(40 * 64)
+        error = model.rollout_buffer.returns - model.rollout_buffer.values
+        return 1 - np.square(error).mean() / np.square(model.rollout_buffer.returns).mean()
+
+    assert explained() > 0.9
+    if reward_scale > 1:
+        assert explained(normalize_values=False) < 0.1
+
+
+@given(st.integers(0, 2**31), st.floats(-1e5, 1e5), st.floats(1e-3, 1e5), st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_rescaling_changes_no_value(seed, offset, scale, n_times):
+    rng = th.Generator().manual_seed(seed)
+    normalizer, last = ValueNormalizer(1e-5), nn.Linear(4, 1)
+    features = th.randn(20, 4, generator=rng)
+    every = []
+    for _ in range(n_times):
+        before = normalizer(last(features))
+        every.append(offset + scale * th.randn(50, generator=rng, dtype=th.double))
+        normalizer.rescale(last, Moments.of(every[-1]))
+        th.testing.assert_close(normalizer(last(features)), before, rtol=1e-4, atol=1e-4 * max(scale, abs(offset), 1.0))
+    returns = th.cat(every)
+    assert normalizer.mean.item() == pytest.approx(returns.mean().item(), rel=1e-9, abs=1e-9 * scale)
+    assert normalizer.var.item() == pytest.approx(returns.var(correction=0).item(), rel=1e-6)
+
+
+def test_values_are_in_units_of_the_reward_and_the_loss_is_in_units_of_the_returns():
+    class Recording(PPO_Plus):
+        def compute_loss(self, batch, coefficients):
+            losses = super().compute_loss(batch, coefficients)
+            self.seen = coefficients, losses.diagnostics["value_loss"], batch
+            return losses
+
+    model = make(make_vec_env(Scaled, 2, env_kwargs={"reward_scale": 1000.0}), cls=Recording, clip_range_vf=0.3)
+    model.learn(64)
+    std = model.policy.value_normalizer.std.item()
+    coefficients, value_loss, batch = model.seen
+    assert std > 500
+    assert coefficients.vf_coef.item() == pytest.approx(0.5 / std**2)
+    assert coefficients.clip_range_vf.item() == pytest.approx(0.3 * std)
+    # What is logged has the units of the reward, and the clip range of the argument.
+    assert value_loss > 1e4 and batch.returns.abs().max() > 500
+    assert model.logger.name_to_value["train/clip_range_vf"] == 0.3
+    obs = th.as_tensor(model.rollout_buffer.observations[0])
+    normalized = model.policy.value_net(model.policy.mlp_extractor.forward_critic(model.policy.extract_features(obs)))
+    expected = model.policy.value_normalizer.mean + normalized.double() * std
+    th.testing.assert_close(model.policy.predict_values(obs).double(), expected, rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("observation", "policy", "options", "shapes"),
+    [
+        ("box", "MlpPolicy", True, {"": (5,)}),
+        ("box_int", "MlpPolicy", True, {"": (4,)}),
+        ("dict", "MultiInputPolicy", True, {"vector": (5,)}),
+        ("dict", "MultiInputLstmPolicy", {"keys": ["vector"], "clip": 2.0}, {"vector": (5,)}),
+    ],
+)
+def test_only_numbers_are_normalized(observation, policy, options, shapes):
+    env = vec(ACTIONS["box"], OBSERVATIONS[observation])
+    model = make(env, policy, normalize_observations=options).learn(64)
+    normalizer, buffer = model.policy.observation_normalizer, model.rollout_buffer
+    assert normalizer.shapes == shapes and normalizer.count == 64
+    rows = buffer.observations["vector"] if observation == "dict" else buffer.observations
+    np.testing.assert_allclose(normalizer.mean, rows.reshape(64, -1).mean(axis=0, dtype=np.float64), rtol=1e-9)
+    inputs = model.policy._preprocess({key: th.as_tensor(value[0]) for key, value in buffer.observations.items()}
+                                      if observation == "dict" else th.as_tensor(rows[0]))  # fmt: skip
+    outputs = normalizer(inputs)
+    if observation == "dict":
+        assert all(outputs[key] is inputs[key] for key in inputs if key != "vector")
+        inputs, outputs = inputs["vector"], outputs["vector"]
+    bound = options["clip"] if isinstance(options, dict) else 10.0
+    expected = ((inputs.double() - normalizer.mean) / (normalizer.var + 1e-8).sqrt()).clamp(-bound, bound)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_actor_and_critic_with_different_entries_share_the_moments():
+    space = spaces.Dict(seen=VECTOR, hidden=spaces.Box(-1, 1, (2,)), both=spaces.Box(-1, 1, (), np.float64))
+    keys = {"actor_keys": ["seen", "both"], "critic_keys": ["hidden", "both"]}
+    model = make(vec(ACTIONS["box"], space), "MultiInputPolicy", policy_kwargs=keys).learn(128)
+    assert model.policy.observation_normalizer.shapes.keys() == {"seen", "hidden", "both"}
+    obs = space.sample()
+    action, _ = model.predict({key: obs[key] for key in keys["actor_keys"]}, deterministic=True)
+    np.testing.assert_array_equal(action, model.predict(obs, deterministic=True)[0])
+
+
+def test_masks_in_observations_are_not_normalized():
+    env = vec(ACTIONS["discrete"], OBSERVATIONS["dict"], env_class=KeyMaskedEnv)
+    model = make(env, "MultiInputPolicy", action_mask_key="mask").learn(64)
+    assert model.policy.observation_normalizer.shapes.keys() == {"vector"}
+
+
+def test_steps_that_only_reset_are_not_counted():
+    model = make(as_vec_env(gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"))).learn(64)
+    buffer, policy = model.rollout_buffer, model.policy
+    assert 0 < (~buffer.valid).sum()
+    assert policy.observation_normalizer.count == policy.value_normalizer.count == buffer.valid.sum()
+    np.testing.assert_allclose(policy.observation_normalizer.mean, buffer.observations[buffer.valid].mean(0), rtol=1e-5)
+    np.testing.assert_allclose(policy.value_normalizer.mean, buffer.returns[buffer.valid].mean(), rtol=1e-5)
+
+
+def test_rewards_that_a_callback_changes_count():
+    class Doubled(BaseCallback):
+        def _on_rollout_end(self):
+            buffer = self.model.rollout_buffer
+            buffer.rewards *= 2
+            buffer.compute_returns_and_advantage(th.zeros(2), np.zeros(2))
+
+        def _on_step(self):
+            return True
+
+    model = make().learn(64, Doubled())
+    np.testing.assert_allclose(model.policy.value_normalizer.mean, model.rollout_buffer.returns.mean(), rtol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy"])
+def test_compiled_training_is_the_same(policy):
+    eager, compiled = (make(policy=policy, compile=compile, clip_range_vf=0.2).learn(128) for compile in (False, True))
+    assert_trained_alike(eager, compiled)
+    for name in ("observation_normalizer.mean", "observation_normalizer.var", "value_normalizer.var"):
+        th.testing.assert_close(eager.policy.state_dict()[name], compiled.policy.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+def test_training_in_tensors_is_that_in_numpy():
+    models = [make(as_vec_env(env)).learn(3 * 96) for env in twins(ACTIONS["box"], 3)]
+    states = [model.policy.state_dict() for model in models]
+    assert states[0]["observation_normalizer.count"] == 3 * 96
+    assert all(th.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_one_file_has_everything(tmp_path):
+    model = make().learn(256)
+    model.save(tmp_path / "model")
+    obs = OFFSET + SCALE * np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
+    other = make(seed=5)
+    other.set_parameters(model.get_parameters())
+    for each in (PPO_Plus.load(tmp_path / "model"), copy.deepcopy(model), other):
+        np.testing.assert_array_equal(*(m.predict(obs, deterministic=True)[0] for m in (each, model)))
+        th.testing.assert_close(*(m.policy.predict_values(th.as_tensor(obs)) for m in (each, model)))
+    with pytest.raises(ValueError, match="normalize_observations=False .* weights in the file do not fit"):
+        PPO_Plus.load(tmp_path / "model", normalize_observations=False)
+    model.normalize_values = False
+    with pytest.raises(ValueError, match="normalize_values=False: the model is built with normalize_values=True"):
+        model.learn(64)
+
+
+def test_evaluation_and_predict_change_no_moments():
+    model = make()
+    evaluation = EvalAfterUpdates(make_vec_env(Scaled, 1), eval_freq=64, n_eval_episodes=1)
+    model.learn(128, evaluation)
+    before = copy.deepcopy(model.policy.state_dict())
+    model.evaluate(2)
+    model.evaluate(2, Scaled())
+    model.predict(np.full(3, 1e6, np.float32))
+    assert all(th.equal(value, model.policy.state_dict()[name]) for name, value in before.items())
+    assert before["observation_normalizer.count"] == 128
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
+    def env():
+        return make_vec_env("CartPole-v1", 2, seed=5, wrapper_class=Resumable)
+
+    whole = make(env()).learn(256, Checkpoints(tmp_path / "whole", save_freq=64, minutes=None))
+
+    class Stop(BaseCallback):
+        def _on_step(self):
+            if self.num_timesteps > 140:
+                raise KeyboardInterrupt
+            return True
+
+    with pytest.raises(KeyboardInterrupt):
+        make(env()).learn(256, [Checkpoints(tmp_path / "cut", save_freq=64, minutes=None), Stop()])
+    resumed = PPO_Plus.resume(tmp_path / "cut", env(), device="cpu")
+    assert 0 < resumed.num_timesteps < 256
+    resumed.learn(256, Checkpoints(tmp_path / "cut", save_freq=64, minutes=None))
+    ours, theirs = resumed.policy.state_dict(), whole.policy.state_dict()
+    assert all(th.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("observation", ["box", "dict"])
+def test_exported_policies_take_raw_observations(tmp_path, observation):
+    pytest.importorskip("onnxruntime", reason="needs the extra export")
+    from ppo_plus.saving.export.export import ExportedPolicy
+
+    policy = "MultiInputLstmPolicy" if observation == "dict" else "MlpPolicy"
+    model = make(vec(ACTIONS["box"], OBSERVATIONS[observation]), policy).learn(128)
+    exported = ExportedPolicy(model.export(tmp_path / "policy.onnx"), model.action_space)
+    observations = model.observation_space.sample()
+    obs = {key: np.asarray(v)[None] for key, v in observations.items()} if policy != "MlpPolicy" else observations[None]
+    np.testing.assert_allclose(
+        exported.predict(obs)[0], model.predict(obs, deterministic=True)[0], rtol=1e-4, atol=1e-5
+    )
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"normalize_observations": "yes"}, "normalize_observations='yes' must be True, False, or a dict"),
+        ({"normalize_values": 1}, "normalize_values=1 must be True, False, or a dict"),
+        ({"normalize_observations": {"eps": 1e-4}}, "unknown option 'eps': "),
+        ({"normalize_observations": {"clips": 3}}, "unknown option 'clips': did you mean 'clip'?"),
+        ({"normalize_values": {"clip": 3}}, "unknown option 'clip': use some of epsilon"),
+        ({"normalize_observations": {"clip": 0}}, r"normalize_observations: clip=0 must be a number in \(0"),
+        ({"normalize_values": {"epsilon": -1}}, r"normalize_values: epsilon=-1 must be a number in \(0"),
+        ({"normalize_observations": {"keys": "vector"}}, "normalize_observations: keys='vector' must be a list"),
+        ({"normalize_observations": {"keys": ["vector"]}}, "keys names 'vector', which has no numbers to normalize"),
+        (
+            {"policy_kwargs": {"critic": lambda i, o: nn.Sequential(nn.Linear(i, o), nn.Identity())}},
+            r"Identity\(\) is not a torch.nn.Linear with a bias: end policy_kwargs=dict\(critic=...\) with one",
+        ),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("observation", "policy", "keys", "message"),
+    [
+        ("image", "CnnPolicy", None, "observation_space=Box.* has no numbers to normalize .*: leave it out"),
+        ("discrete_start", "MlpPolicy", None, "has no numbers to normalize"),
+        ("dict", "MultiInputPolicy", ["image"], r"keys names 'image', .*: use some of \['vector'\]"),
+    ],
+)
+def test_nothing_to_normalize(observation, policy, keys, message):
+    with pytest.raises(ValueError, match=message):
+        make(vec(ACTIONS["box"], OBSERVATIONS[observation]), policy, normalize_observations={"keys": keys})
+
+
+def test_a_vec_normalize_that_does_the_same_raises_an_error(tmp_path):
+    def env(**kwargs):
+        return VecNormalize(make_vec_env(Scaled, 2), **kwargs)
+
+    twice = "normalize_observations=True and a VecNormalize with norm_obs=True would normalize twice"
+    with pytest.raises(ValueError, match=twice):
+        make(env(norm_reward=False))
+    with pytest.raises(ValueError, match="normalize_values=True and a VecNormalize with norm_reward=True"):
+        make(env(norm_obs=False))
+    # Each for another part, they go together.
+    make(env(norm_obs=False), normalize_values=False).learn(64)
+    model = make(env(norm_reward=False), normalize_observations=False).learn(64)
+    assert model.policy.observation_normalizer is None
+    model = make().learn(64)
+    model.save(tmp_path / "model")
+    with pytest.raises(ValueError, match=twice):
+        PPO_Plus.load(tmp_path / "model", env=env())
+    with pytest.raises(ValueError, match=twice):
+        model.evaluate(1, env())
+    model.set_env(env())
+    with pytest.raises(ValueError, match=twice):
+        model.learn(64)
+
+
+def test_policies_that_override_methods_of_sb3_cannot_normalize():
+    from stable_baselines3.common.policies import ActorCriticPolicy
+
+    class Own(ActorCriticPolicy):
+        def forward(self, obs, deterministic=False):
+            return super().forward(obs, deterministic)
+
+    with pytest.raises(ValueError, match="normalize_values=True does not reach a policy class that overrides SB3's"):
+        make(policy=Own, normalize_observations=False)
