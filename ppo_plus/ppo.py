@@ -21,7 +21,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
@@ -58,6 +58,7 @@ from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.model import changed_attributes, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
+from ppo_plus.saving.statistics import move_into
 from ppo_plus.settings import (
     LOWEST,
     Settings,
@@ -866,6 +867,24 @@ class PPO_Plus(OnPolicyAlgorithm):
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")
         super().set_parameters(load_path_or_dict, exact_match, device)
         check_optimizer_state(self.policy.optimizer)
+
+    def absorb_normalization(
+        self: SelfPPO_Plus, source: str | pathlib.Path | VecNormalize | None = None
+    ) -> SelfPPO_Plus:
+        """Move the statistics of a ``VecNormalize`` into the policy. From then on it takes raw observations, and acts
+        on them as it did on normalized ones; a ``VecNormalize`` of the model normalizes rewards at most.
+
+        :param source: a ``VecNormalize``, or a file of its statistics, ours or SB3's; ``None``: the model's own
+        :return: the model, with ``normalize_observations`` as the ``VecNormalize`` was
+        :raises ValueError: the policy normalizes already, or the statistics do not fit
+        """
+        own = self.get_vec_normalize_env()
+        self.normalize_observations = move_into(self.policy, own if source is None else source)
+        self.built_layout = layout(self.policy)
+        if own is not None:
+            own.norm_obs, self._last_obs = False, None
+        self.settings = Settings.of(self)
+        return self
 
     def to_sb3(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
         """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments.

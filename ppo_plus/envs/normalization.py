@@ -90,9 +90,9 @@ def require_one_normalization(env: Any, normalize_observations: Any, normalize_v
     for (name, value), option in zip(arguments, ("norm_obs", "norm_reward"), strict=True):
         if normalize is not None and value and getattr(normalize, option):
             raise ValueError(
-                f"{name}={value!r} and a VecNormalize with {option}=True would normalize twice: leave "
-                f"out the VecNormalize, or pass {option}=False to it, or leave out {name}. For a model that was trained "
-                "with a VecNormalize see PPO_Plus.absorb_normalization"
+                f"{name}={value!r} and a VecNormalize with {option}=True would normalize twice: leave out the "
+                f"VecNormalize, or pass {option}=False to it, or leave out {name}. For a model that was trained with a "
+                "VecNormalize see PPO_Plus.absorb_normalization"
             )
 
 

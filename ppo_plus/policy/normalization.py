@@ -7,8 +7,8 @@ while it is collected and learned from, so that the policy that learns is the on
 moments of all observations of training. Formula and defaults are those of SB3's ``VecNormalize``. The moments of a
 rollout are added after the update; in the first rollout :math:`\mu = 0` and :math:`\sigma = 1`.
 
-*Values*: the critic's last layer predicts :math:`\hat v`, and :math:`v = \mu + \hat v \sqrt{\sigma^2 + \epsilon}` is the
-value, in units of the reward, with the moments of all returns of training. The moments of a rollout are added before
+*Values*: the critic's last layer predicts :math:`\hat v`; the value, in units of the reward, is :math:`v = \mu +
+\hat v \sqrt{\sigma^2 + \epsilon}` with the moments of all returns of training. The moments of a rollout are added before
 the update, and the last layer is rescaled so that no value changes (PopArt, van Hasselt et al. 2016, arXiv:1602.07714;
 :math:`\epsilon` is rl_games').
 """
@@ -128,7 +128,9 @@ class ObservationNormalizer(RunningMoments):
 
         if not isinstance(inputs, dict):
             return normalized(inputs, *next(parts))
-        new = {key: normalized(inputs[key], *part) for key, part in zip(self.shapes, parts, strict=True) if key in inputs}
+        new = {
+            key: normalized(inputs[key], *part) for key, part in zip(self.shapes, parts, strict=True) if key in inputs
+        }
         return {**inputs, **new}
 
     def _split(self, row: th.Tensor) -> list[th.Tensor]:

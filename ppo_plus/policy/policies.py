@@ -265,7 +265,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
-        self.observation_normalizer = self._make_observation_normalizer()
+        options = normalization_options("normalize_observations", self.normalize_observations)
+        self.observation_normalizer = None if options is None else self.make_observation_normalizer(options)
         self._preprocess = make_preprocess(self.actor_space, self.normalize_images)
         self._preprocess_critic = make_preprocess(self.critic_space, self.normalize_images)
         extractor = self.features_extractor = self.pi_features_extractor = self.make_features_extractor()
@@ -311,10 +312,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         setattr(self.mlp_extractor, latent_dim, size)
         return last
 
-    def _make_observation_normalizer(self) -> ObservationNormalizer | None:
-        options = normalization_options("normalize_observations", self.normalize_observations)
-        if options is None:
-            return None
+    def make_observation_normalizer(self, options: Mapping[str, Any]) -> ObservationNormalizer:
+        """Create a normalizer, with these options, of what actor or critic see."""
         visible = self.actor_space
         if isinstance(visible, spaces.Dict) and isinstance(self.critic_space, spaces.Dict):
             visible = spaces.Dict([*({**self.critic_space.spaces, **visible.spaces}).items()])
@@ -481,8 +480,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return Heads(values, params, latent_pi)
 
     def in_units_of_values(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
-        r"""The coefficients of an update, by name, where ``vf_coef`` :math:`c` and ``clip_range_vf`` :math:`\epsilon` are
-        in units of what the critic predicts: with normalized values, :math:`c / \sigma^2` and :math:`\epsilon \sigma`."""
+        r"""The coefficients of an update, by name, in units of values. With normalized values, the arguments are in units
+        of these: ``vf_coef`` becomes :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`."""
         if self.value_normalizer is None:
             return {**coefficients}
         std, bound = self.value_normalizer.std.item(), coefficients["clip_range_vf"]

@@ -4,6 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
@@ -84,6 +86,48 @@ def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
     normalize = VecNormalize(venv, **{name: saved[name] for name in options if name in saved})
     put_statistics(normalize, saved, Path(path))
     return normalize
+
+
+def move_into(policy: Any, source: Any) -> dict[str, Any]:
+    """Give a policy the statistics by which a ``VecNormalize``, or a file of its statistics, normalizes observations.
+
+    :return: the argument ``normalize_observations`` that makes such a policy
+    :raises ValueError: the policy normalizes already, there are no statistics, or they do not fit
+    """
+    if not policy.has_params:
+        raise ValueError(
+            f"policy={type(policy).__name__} overrides SB3's methods, and cannot normalize observations: derive it from "
+            "ppo_plus.ActorCriticPolicy"
+        )
+    if policy.observation_normalizer is not None:
+        raise ValueError(f"normalize_observations={policy.normalize_observations!r}: the policy normalizes already")
+    is_file = isinstance(source, (str, Path))
+    normalize: Any = SimpleNamespace(**read_statistics(Path(source))) if is_file else source
+    if not getattr(normalize, "norm_obs", False):
+        raise ValueError(
+            f"source={source!r} does not normalize observations: pass a VecNormalize that does, or the file of its "
+            "statistics, or load the model with its environments"
+        )
+    require_finite(normalize, Path(source if is_file else "the model"))
+    moments = normalize.obs_rms if isinstance(normalize.obs_rms, dict) else {"": normalize.obs_rms}
+    options = {
+        "epsilon": normalize.epsilon,
+        "clip": normalize.clip_obs,
+        "keys": [*moments] if "" not in moments else None,
+    }
+    normalizer = policy.make_observation_normalizer(options)
+    shapes = {key: np.shape(rms.mean) or (1,) for key, rms in moments.items()}
+    if shapes != normalizer.shapes:
+        raise ValueError(
+            f"source={source!r} has statistics of shapes {shapes}, and the policy needs {normalizer.shapes}"
+        )
+    rows = [[np.ravel(getattr(moments[key], name)) for key in normalizer.shapes] for name in ("mean", "var")]
+    mean, var = (th.as_tensor(np.concatenate(row)) for row in rows)
+    normalizer.load_state_dict(
+        {"count": th.tensor(min(rms.count for rms in moments.values())), "mean": mean, "var": var}
+    )
+    policy.observation_normalizer, policy.normalize_observations = normalizer.to(policy.device), options
+    return options
 
 
 def put_statistics(normalize: VecNormalize, statistics: dict[str, Any], path: Path) -> None:

@@ -18,6 +18,7 @@ from ppo_plus.compiling.compiled import Compilation, Compiled
 from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
+from ppo_plus.policy.normalization import RunningMoments
 from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.flat import concatenated, moments, packed, trainable
 from ppo_plus.update.minibatch import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch as th
 from compiled import assert_trained_alike, needs_compiler
-from envs import ACTIONS, OBSERVATIONS, VECTOR, KeyMaskedEnv, RandomEnv, vec
+from envs import ACTIONS, OBSERVATIONS, VECTOR, KeyMaskedEnv, vec
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +22,7 @@ from torch import nn
 from ppo_plus import Checkpoints, EvalAfterUpdates, PPO_Plus, Resumable, as_vec_env
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer
+from ppo_plus.saving.statistics import write_statistics
 
 BOTH = {"normalize_observations": True, "normalize_values": True}
 #: Numbers of very different sizes.
@@ -236,7 +237,9 @@ def test_compiled_training_is_the_same(policy):
     eager, compiled = (make(policy=policy, compile=compile, clip_range_vf=0.2).learn(128) for compile in (False, True))
     assert_trained_alike(eager, compiled)
     for name in ("observation_normalizer.mean", "observation_normalizer.var", "value_normalizer.var"):
-        th.testing.assert_close(eager.policy.state_dict()[name], compiled.policy.state_dict()[name], rtol=1e-3, atol=1e-5)
+        th.testing.assert_close(
+            eager.policy.state_dict()[name], compiled.policy.state_dict()[name], rtol=1e-3, atol=1e-5
+        )
 
 
 def test_training_in_tensors_is_that_in_numpy():
@@ -309,6 +312,45 @@ def test_exported_policies_take_raw_observations(tmp_path, observation):
     np.testing.assert_allclose(
         exported.predict(obs)[0], model.predict(obs, deterministic=True)[0], rtol=1e-4, atol=1e-5
     )
+
+
+# --- from VecNormalize ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("observation", "source"), [("box", None), ("box", "ours"), ("dict", "pickle")])
+def test_statistics_of_a_vec_normalize_move_into_the_policy(tmp_path, observation, source):
+    env = vec(ACTIONS["box"], OBSERVATIONS[observation])
+    keys, policy = (["vector"], "MultiInputPolicy") if observation == "dict" else (None, "MlpPolicy")
+    normalize = VecNormalize(env, clip_obs=1.5, epsilon=1e-4, norm_obs_keys=keys, norm_reward=False)
+    model = make(normalize, policy, **dict.fromkeys(BOTH, False)).learn(128)
+    rows = [model.observation_space.sample() for _ in range(20)]
+    raw = {k: np.stack([row[k] for row in rows]) for k in rows[0]} if keys else np.stack(rows)
+    before = model.predict(normalize.normalize_obs(raw), deterministic=True)[0]
+    if source is not None:
+        file = tmp_path / "statistics"
+        write_statistics(normalize, file) if source == "ours" else normalize.save(str(file))
+        model.save(tmp_path / "model")
+        model, source = PPO_Plus.load(tmp_path / "model"), file
+    assert model.absorb_normalization(source) is model
+    np.testing.assert_allclose(model.predict(raw, deterministic=True)[0], before, rtol=0, atol=1e-6)
+    # Saved, loaded and trained on in raw environments; its own VecNormalize has no further use.
+    model.save(tmp_path / "absorbed")
+    loaded = PPO_Plus.load(tmp_path / "absorbed", env=env)
+    np.testing.assert_array_equal(loaded.predict(raw, deterministic=True)[0], model.predict(raw, deterministic=True)[0])
+    count = model.policy.observation_normalizer.count.item()
+    for each in (loaded, model) if source is None else (loaded,):
+        each.learn(64)
+        assert each.policy.observation_normalizer.count == count + 64
+    with pytest.raises(ValueError, match="the policy normalizes already"):
+        model.absorb_normalization(source)
+
+
+def test_statistics_that_do_not_fit():
+    with pytest.raises(ValueError, match="source=None does not normalize observations: pass a VecNormalize that does"):
+        make(normalize_observations=False).absorb_normalization()
+    other = VecNormalize(vec(ACTIONS["box"]))
+    with pytest.raises(ValueError, match=r"has statistics of shapes {'': \(5,\)}, and the policy needs {'': \(3,\)}"):
+        make(normalize_observations=False).absorb_normalization(other)
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
