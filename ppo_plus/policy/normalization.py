@@ -61,6 +61,8 @@ class RunningMoments(nn.Module):
     count: th.Tensor
     mean: th.Tensor
     var: th.Tensor
+    #: The mean in two parts and the deviation, in single precision: computed with the moments, not in each step.
+    single: th.Tensor
 
     def __init__(self, size: tuple[int, ...], epsilon: float):
         super().__init__()
@@ -68,6 +70,8 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", th.zeros((), dtype=th.double))
         self.register_buffer("mean", th.zeros(size, dtype=th.double))
         self.register_buffer("var", th.ones(size, dtype=th.double))
+        self.register_buffer("single", th.empty(3, *size), persistent=False)
+        self._round()
 
     @property
     def std(self) -> th.Tensor:
@@ -81,6 +85,16 @@ class RunningMoments(nn.Module):
         self.var.copy_(both.var.where(count > 0, self.var))
         self.count.copy_(count)
         self.mean.copy_(mean)
+        self._round()
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._round()
+
+    def _round(self) -> None:
+        # What single precision loses of the mean may be large beside the deviation.
+        high = self.mean.float()
+        self.single.copy_(th.stack([high, self.mean - high, self.std]))
 
 
 class ObservationNormalizer(RunningMoments):
@@ -119,24 +133,15 @@ class ObservationNormalizer(RunningMoments):
 
     def forward(self, inputs: Any) -> Any:
         """Normalized inputs of the network; a Dict may lack entries."""
-        # The mean in two parts: what single precision loses of it may be large beside the deviation.
-        high = self.mean.float()
-        parts = zip(*(self._split(row) for row in (high, (self.mean - high).float(), self.std.float())), strict=True)
-
-        def normalized(rows: th.Tensor, high: th.Tensor, low: th.Tensor, std: th.Tensor) -> th.Tensor:
-            return ((rows - high - low) / std).clamp(-self.clip, self.clip)
-
         if not isinstance(inputs, dict):
-            return normalized(inputs, *next(parts))
-        new = {
-            key: normalized(inputs[key], *part) for key, part in zip(self.shapes, parts, strict=True) if key in inputs
-        }
-        return {**inputs, **new}
+            return self._normalized(inputs, self.single)
+        parts = self.single.split([math.prod(shape) for shape in self.shapes.values()], dim=1)
+        here = [(key, part) for key, part in zip(self.shapes, parts, strict=True) if key in inputs]
+        return {**inputs, **{key: self._normalized(inputs[key], part) for key, part in here}}
 
-    def _split(self, row: th.Tensor) -> list[th.Tensor]:
-        """The parts of the entries in a row of the moments' size."""
-        parts = row.split([math.prod(shape) for shape in self.shapes.values()])
-        return [part.view(shape) for part, shape in zip(parts, self.shapes.values(), strict=True)]
+    def _normalized(self, rows: th.Tensor, single: th.Tensor) -> th.Tensor:
+        high, low, std = single.view(3, *rows.shape[1:]).unbind()
+        return ((rows - high - low) / std).clamp(-self.clip, self.clip)
 
     def moments_of(self, observations: Any) -> Moments:
         """The moments of raw observations, ``B`` rows."""
@@ -155,7 +160,8 @@ class ValueNormalizer(RunningMoments):
 
     def forward(self, predictions: th.Tensor) -> th.Tensor:
         """Values in units of the reward."""
-        return self.mean.float() + predictions * self.std.float()
+        mean, _, std = self.single.unbind()
+        return th.addcmul(mean, predictions, std)
 
     @th.no_grad()
     def rescale(self, last: nn.Linear, moments: Moments) -> None:

@@ -480,8 +480,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return Heads(values, params, latent_pi)
 
     def in_units_of_values(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
-        r"""The coefficients of an update, by name, in units of values. With normalized values, the arguments are in units
-        of these: ``vf_coef`` becomes :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`."""
+        r"""The coefficients of an update, by name, in units of values. With normalized values, the arguments are in
+        units of these: ``vf_coef`` becomes :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`."""
         if self.value_normalizer is None:
             return {**coefficients}
         std, bound = self.value_normalizer.std.item(), coefficients["clip_range_vf"]

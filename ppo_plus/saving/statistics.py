@@ -96,8 +96,8 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
     """
     if not policy.has_params:
         raise ValueError(
-            f"policy={type(policy).__name__} overrides SB3's methods, and cannot normalize observations: derive it from "
-            "ppo_plus.ActorCriticPolicy"
+            f"policy={type(policy).__name__} overrides SB3's methods, and cannot normalize observations: derive it "
+            "from ppo_plus.ActorCriticPolicy"
         )
     if policy.observation_normalizer is not None:
         raise ValueError(f"normalize_observations={policy.normalize_observations!r}: the policy normalizes already")
