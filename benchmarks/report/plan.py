@@ -89,6 +89,8 @@ ZOO_TRPO: dict[str, Any] = dict(
 )
 #: The recipe of the parallel simulators, as the screening "near" left it.
 RECIPE = screening.NEAR.settings((1, 1, -1, -1))
+#: Observations normalized in the policy, with the entries' epsilon.
+INSIDE: dict[str, Any] = {"normalize_observations": {"epsilon": 0.01}}
 ARMS = {
     "sb3-defaults": Arm(settings=DEFAULTS),
     "sb3-defaults-by-sb3": Arm("stable_baselines3.PPO", DEFAULTS),
@@ -96,6 +98,9 @@ ARMS = {
     "rl_zoo3-by-sb3": Arm("stable_baselines3.PPO", entry="{task}/rl_zoo3"),
     "mujoco": Arm(entry="{task}"),
     "mujoco-shared": Arm(entry="mujoco"),
+    # The entry with normalization inside the policy: of observations, and of values in place of scaled rewards.
+    "inside": Arm(settings={"normalize": "dict(norm_obs=False, epsilon=0.01)", **INSIDE}, entry="{task}"),
+    "inside-values": Arm(settings={"normalize": False, "normalize_values": True, **INSIDE}, entry="{task}"),
     "entry": Arm(entry="{task}", steps=None),
     # Ten million frames, four to each action: training episodes are as long as their actions, others as their frames.
     "atari": Arm(entry="atari", steps=2_500_000, vec_env="subproc"),
@@ -293,6 +298,8 @@ NAMES = {
     "trpo": "TRPO (sb3-contrib)",
     "mujoco": "ppo_plus's settings",
     "mujoco-shared": "ppo_plus's shared settings",
+    "inside": "observations normalized in the policy, rewards scaled",
+    "inside-values": "observations and values normalized in the policy",
     "parallel": "the recipe of parallel simulators",
     "simulators": "the recipe of parallel simulators, unchanged",
     "simulators-256": "the same, minibatches of 256",
@@ -367,6 +374,13 @@ STAGES: dict[str, list[Cell]] = {
     "goals": [
         Cell("near-04", "HalfCheetah-v5", range(50, 60)),
         *(Cell(arm, "Hopper-v5", range(50, 60)) for arm in ("simulators", "simulators-256")),
+    ],
+    # Normalization inside the policy, with the first seeds of the table.
+    "inside": [
+        Cell(arm, task, entry_seeds(task)[:3])
+        for arm in ("inside-values", "inside")
+        for task in TASKS
+        if task != "Swimmer-v5"
     ],
     "atari": [Cell("atari", "PongNoFrameskip-v4", range(20, 21))],
 }

@@ -8,9 +8,9 @@ moments of all observations of training. Formula and defaults are those of SB3's
 rollout are added after the update; in the first rollout :math:`\mu = 0` and :math:`\sigma = 1`.
 
 *Values*: the critic's last layer predicts :math:`\hat v`; the value, in units of the reward, is :math:`v = \mu +
-\hat v \sqrt{\sigma^2 + \epsilon}` with the moments of all returns of training. The moments of a rollout are added before
-the update, and the last layer is rescaled so that no value changes (PopArt, van Hasselt et al. 2016, arXiv:1602.07714;
-:math:`\epsilon` is rl_games').
+\hat v \sqrt{\sigma^2 + \epsilon}` with the moments of all returns of training. The moments of a rollout are added
+before the update, and the last layer is rescaled so that no value changes (PopArt, van Hasselt et al. 2016,
+arXiv:1602.07714; :math:`\epsilon` is rl_games').
 """
 
 import math
