@@ -881,6 +881,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         own = self.get_vec_normalize_env()
         self.normalize_observations = move_into(self.policy, own if source is None else source)
         self.built_layout = layout(self.policy)
+        self._trained_normalized = False
         if own is not None:
             own.norm_obs, self._last_obs = False, None
         self.settings = Settings.of(self)

@@ -107,7 +107,7 @@ def test_an_unknown_argument_is_answered_with_the_nearest_name(name, advice):
 def test_the_signature_is_that_of_the_constructor():
     names = list(inspect.signature(PPO_Plus).parameters)
     assert names[:4] == ["policy", "env", "learning_rate", "n_steps"]
-    assert names[-1] == "action_mask_key"
+    assert names[-1] == "normalize_values"
     assert "kwargs" not in names
 
 

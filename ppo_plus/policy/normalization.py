@@ -14,7 +14,7 @@ arXiv:1602.07714; :math:`\epsilon` is rl_games').
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch as th
@@ -101,7 +101,7 @@ class ObservationNormalizer(RunningMoments):
     """Normalizes the numbers of observations; images and choices stay unchanged. The moments of all entries stand in
     one vector.
 
-    :param space: what actor or critic see
+    :param observed: the spaces of what actor and critic see
     :param normalize_images: as of the policy, which tells images from other numbers
     :param epsilon: added to the variance
     :param clip: bound of normalized numbers
@@ -110,9 +110,16 @@ class ObservationNormalizer(RunningMoments):
     """
 
     def __init__(
-        self, space: spaces.Space, normalize_images: bool, epsilon: float, clip: float, keys: list[str] | None
+        self,
+        observed: Sequence[spaces.Space],
+        normalize_images: bool,
+        epsilon: float,
+        clip: float,
+        keys: Sequence[str] | None,
     ):
-        entries = dict(space.items()) if isinstance(space, spaces.Dict) else {"": space}
+        entries: dict[str, spaces.Space] = {}
+        for space in observed:
+            entries |= space.spaces if isinstance(space, spaces.Dict) else {"": space}
         numbers = {
             key: sub.shape or (1,)
             for key, sub in entries.items()
@@ -120,7 +127,7 @@ class ObservationNormalizer(RunningMoments):
         }
         wrong = [key for key in keys or () if key not in numbers or key == ""]
         if wrong or not numbers:
-            what = f"keys names {wrong[0]!r}, which" if wrong else f"observation_space={space}"
+            what = f"keys names {wrong[0]!r}, which" if wrong else f"observation_space={observed[0]}"
             remedy = f"use some of {[*numbers]}" if wrong and "" not in numbers and numbers else "leave it out"
             raise ValueError(
                 f"normalize_observations: {what} has no numbers to normalize (images and choices stay unchanged): "
@@ -150,12 +157,19 @@ class ObservationNormalizer(RunningMoments):
 
 
 class ValueNormalizer(RunningMoments):
-    """Makes values of the critic's predictions.
+    """Makes values of the predictions of a critic, which ends with the layer ``last``.
 
+    :param last: must be an ``nn.Linear`` with a bias
     :param epsilon: added to the variance
+    :raises ValueError: it is not
     """
 
-    def __init__(self, epsilon: float):
+    def __init__(self, last: nn.Module, epsilon: float):
+        if not isinstance(last, nn.Linear) or last.bias is None:
+            raise ValueError(
+                f"normalize_values rescales the critic's last layer, but {last} is not a torch.nn.Linear with a bias: "
+                "end policy_kwargs=dict(critic=...) with one, or leave out normalize_values"
+            )
         super().__init__((), epsilon)
 
     def forward(self, predictions: th.Tensor) -> th.Tensor:

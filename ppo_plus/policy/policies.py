@@ -282,7 +282,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             shape = self.exploration.log_std_shape(self.mlp_extractor.latent_dim_pi, self.distribution.gaussian_dim)
             self.log_std = nn.Parameter(th.ones(shape) * self.log_std_init)
         self.value_net = self._make_last_layer("critic", 1)  # type: ignore[assignment]
-        self.value_normalizer = self._make_value_normalizer()
+        options = normalization_options("normalize_values", self.normalize_values)
+        self.value_normalizer = None if options is None else ValueNormalizer(self.value_net, **options)
         if self.ortho_init:
             self._initialize_orthogonally()
         self._build_memory()
@@ -314,21 +315,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def make_observation_normalizer(self, options: Mapping[str, Any]) -> ObservationNormalizer:
         """Create a normalizer, with these options, of what actor or critic see."""
-        visible = self.actor_space
-        if isinstance(visible, spaces.Dict) and isinstance(self.critic_space, spaces.Dict):
-            visible = spaces.Dict([*({**self.critic_space.spaces, **visible.spaces}).items()])
-        return ObservationNormalizer(visible, self.normalize_images, **options)
-
-    def _make_value_normalizer(self) -> ValueNormalizer | None:
-        options = normalization_options("normalize_values", self.normalize_values)
-        if options is None:
-            return None
-        if not isinstance(self.value_net, nn.Linear) or self.value_net.bias is None:
-            raise ValueError(
-                f"normalize_values={self.normalize_values!r} rescales the critic's last layer, but {self.value_net} is "
-                "not a torch.nn.Linear with a bias: end policy_kwargs=dict(critic=...) with one"
-            )
-        return ValueNormalizer(**options)
+        return ObservationNormalizer((self.actor_space, self.critic_space), self.normalize_images, **options)
 
     def _initialize_orthogonally(self) -> None:
         """Draw orthogonal weights in SB3's order; custom networks keep theirs."""
@@ -482,11 +469,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def in_units_of_values(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
         r"""The coefficients of an update, by name, in units of values. With normalized values, the arguments are in
         units of these: ``vf_coef`` becomes :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`."""
-        if self.value_normalizer is None:
-            return {**coefficients}
-        std, bound = self.value_normalizer.std.item(), coefficients["clip_range_vf"]
-        scaled = {"vf_coef": coefficients["vf_coef"] / std**2, "clip_range_vf": bound and bound * std}
-        return {**coefficients, **scaled}
+        std = 1.0 if self.value_normalizer is None else self.value_normalizer.std.item()
+        bound = coefficients["clip_range_vf"]
+        return {**coefficients, "vf_coef": coefficients["vf_coef"] / std**2, "clip_range_vf": bound and bound * std}
 
     def init_carry(self, n_envs: int) -> Carry:
         """Empty memory and fresh noise for ``n_envs`` environments."""

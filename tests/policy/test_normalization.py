@@ -103,7 +103,7 @@ def test_observations_are_formed_as_in_vec_normalize_within_1e_6():
     rng = np.random.default_rng(0)
     rows = (OFFSET + SCALE * rng.normal(size=(500, 3))).astype(np.float32)
     rms.update(rows.astype(np.float64))
-    normalizer = ObservationNormalizer(Scaled.observation_space, True, 1e-8, 3.0, None)
+    normalizer = ObservationNormalizer([Scaled.observation_space], True, 1e-8, 3.0, None)
     count, mean, var = (th.as_tensor(part, dtype=th.double) for part in (rms.count, rms.mean, rms.var))
     normalizer.add(Moments(count, mean, var * count))
     expected = np.clip((rows - rms.mean) / np.sqrt(rms.var + 1e-8), -3.0, 3.0)
@@ -128,7 +128,8 @@ def test_the_critic_learns_on_every_scale_of_rewards(reward_scale):
 @settings(max_examples=30, deadline=None)
 def test_rescaling_changes_no_value(seed, offset, scale, n_times):
     rng = th.Generator().manual_seed(seed)
-    normalizer, last = ValueNormalizer(1e-5), nn.Linear(4, 1)
+    last = nn.Linear(4, 1)
+    normalizer = ValueNormalizer(last, 1e-5)
     features = th.randn(20, 4, generator=rng)
     every = []
     for _ in range(n_times):
