@@ -4,7 +4,6 @@ from ppo_plus.compiling.compiled import CompileError as CompileError
 from ppo_plus.distributed.ranks import RanksError as RanksError
 from ppo_plus.envs.make_vec import as_vec_env as as_vec_env
 from ppo_plus.envs.make_vec import make_vec as make_vec
-from ppo_plus.envs.normalization import VecNormalizeTransitions as VecNormalizeTransitions
 from ppo_plus.envs.resumable.state import Resumable as Resumable
 from ppo_plus.envs.supervised.vec_env import EnvFault as EnvFault
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv as SupervisedVecEnv

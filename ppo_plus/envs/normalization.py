@@ -14,28 +14,6 @@ from ppo_plus.require import require_number
 from ppo_plus.trees import to_device, widest
 
 
-class VecNormalizeTransitions(VecNormalize):
-    """SB3's ``VecNormalize`` for vector environments that take a step to reset (``NEXT_STEP``): such a step has a
-    return of 0 that belongs to no episode, and is left out of the statistics of returns.
-
-    The parameters are those of ``VecNormalize``. With other environments it does the same as ``VecNormalize``.
-    """
-
-    def __init__(self, venv: VecEnv, *args: Any, **kwargs: Any):
-        super().__init__(venv, *args, **kwargs)
-        check_normalization(self)
-
-    def step_async(self, actions: np.ndarray) -> None:
-        """Start a step, and remember which environments only reset in it."""
-        self._counted = ~np.array(getattr(self.venv, "resetting", np.zeros(self.num_envs, dtype=bool)))
-        super().step_async(actions)
-
-    def _update_reward(self, reward: np.ndarray) -> None:
-        self.returns = self.returns * self.gamma + reward
-        if self._counted.any():
-            self.ret_rms.update(self.returns[self._counted])
-
-
 def check_normalization(env: VecEnv) -> None:
     """Check the ``VecNormalize`` of an environment, if there is one, and warn if it counts steps that only reset.
 
@@ -47,12 +25,11 @@ def check_normalization(env: VecEnv) -> None:
     for name in ("clip_obs", "clip_reward", "epsilon"):
         require_number(f"VecNormalize: {name}", getattr(normalize, name), 0, above=True)
     require_number("VecNormalize: gamma", normalize.gamma, 0, 1)
-    counts = normalize.norm_reward and not isinstance(normalize, VecNormalizeTransitions)
-    if counts and getattr(env, "autoreset", None) == AutoresetMode.NEXT_STEP:
+    if normalize.norm_reward and getattr(env, "autoreset", None) == AutoresetMode.NEXT_STEP:
         warnings.warn(
             "VecNormalize counts a return of 0 for each step that only resets an environment, which distorts the scale "
-            "of rewards: use ppo_plus.VecNormalizeTransitions instead, or a vector environment that resets in the "
-            "same step",
+            "of rewards: pass norm_reward=False to it and normalize_values=True to PPO_Plus, or use a vector "
+            "environment that resets in the same step",
             stacklevel=4,
         )
 

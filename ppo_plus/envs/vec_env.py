@@ -14,7 +14,7 @@ episode depends on the autoreset mode of the vector environment (https://farama.
     Other algorithms would train on them; use ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n,
     vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not wrap the adapter in a
     ``VecMonitor``, which would count each reset as an episode of one step, or in a ``VecNormalize``, which would count
-    a return of 0 for it: :class:`ppo_plus.VecNormalizeTransitions` does not.
+    a return of 0 for it: ``PPO_Plus(..., normalize_values=True)`` does not.
 
 ``N`` is the number of environments.
 """

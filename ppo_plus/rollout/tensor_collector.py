@@ -17,7 +17,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
 from ppo_plus.envs.checks import CheckedEnvs
-from ppo_plus.envs.normalization import Normalizing, VecNormalizeTransitions
+from ppo_plus.envs.normalization import Normalizing
 from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, nothing_allowed, warn_of_order
@@ -34,9 +34,7 @@ def in_tensors(env: VecEnv | None) -> bool:
 
     Any other wrapper of SB3's works in NumPy, and so does training then.
     """
-    return isinstance(env, TensorVecEnv) or (
-        type(env) in (VecNormalize, VecNormalizeTransitions) and isinstance(env.venv, TensorVecEnv)  # type: ignore[union-attr]
-    )
+    return isinstance(env, TensorVecEnv) or (type(env) is VecNormalize and isinstance(env.venv, TensorVecEnv))
 
 
 def warn_of_numpy(env: VecEnv) -> None:

@@ -16,7 +16,7 @@ from tensor_envs import twins
 
 from ppo_plus import PPO_Plus, as_vec_env
 from ppo_plus.envs.checks import row_of
-from ppo_plus.envs.normalization import Normalizing, VecNormalizeTransitions, are_finite
+from ppo_plus.envs.normalization import Normalizing, are_finite
 from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.vec_env import GymVectorEnv
 
@@ -71,47 +71,19 @@ def test_what_becomes_nan_behind_the_statistics_is_found_too():
         model.learn(16)
 
 
-def episodes_of(*lengths, mode=NEXT_STEP):
-    makers = [partial(TimeLimit, gym.make("Pendulum-v1").unwrapped, length) for length in lengths]
-    return GymVectorEnv(SyncVectorEnv(makers, autoreset_mode=mode))
-
-
 def episodes_of_three(mode):
-    return episodes_of(3, mode=mode)
-
-
-def test_steps_that_only_reset_have_no_return():
-    expected = VecNormalize(episodes_of_three(AutoresetMode.SAME_STEP))
-    found, counting = VecNormalizeTransitions(episodes_of_three(NEXT_STEP)), VecNormalize(episodes_of_three(NEXT_STEP))
-    for env, n_steps in ((expected, 30), (found, 39), (counting, 39)):
-        env.seed(1)
-        env.reset()
-        for _ in range(n_steps):
-            env.step(np.ones((1, 1), np.float32))
-    for name in ("mean", "var", "count"):
-        assert getattr(found.ret_rms, name) == getattr(expected.ret_rms, name)
-    assert counting.ret_rms.count == pytest.approx(39, abs=1)
-
-
-def test_while_one_resets_the_others_count():
-    env = VecNormalizeTransitions(episodes_of(3, 4))
-    before = env.ret_rms.count
-    env.reset()
-    for _ in range(12):
-        env.step(np.ones((2, 1), np.float32))
-    # Of 12 steps one environment resets in 3 and the other in 2.
-    assert env.ret_rms.count - before == 12 - 3 + 12 - 2
+    make = partial(TimeLimit, gym.make("Pendulum-v1").unwrapped, 3)
+    return GymVectorEnv(SyncVectorEnv([make], autoreset_mode=mode))
 
 
 def test_a_vec_normalize_that_counts_resets_is_warned_of():
-    with pytest.warns(UserWarning, match="VecNormalizeTransitions instead"):
+    with pytest.warns(UserWarning, match="norm_reward=False to it and normalize_values=True"):
         model_in(VecNormalize(episodes_of_three(NEXT_STEP)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for env in (
             VecNormalize(episodes_of_three(AutoresetMode.SAME_STEP)),
             VecNormalize(episodes_of_three(NEXT_STEP), norm_reward=False),
-            VecNormalizeTransitions(episodes_of_three(NEXT_STEP)),
         ):
             model_in(env)
 
@@ -120,8 +92,6 @@ def test_a_vec_normalize_that_counts_resets_is_warned_of():
 def test_arguments_out_of_range_raise_an_error(given):
     (name,) = given
     venv = vec(ACTIONS["discrete"])
-    with pytest.raises(ValueError, match=f"VecNormalize: {name}={given[name]} must be a number"):
-        VecNormalizeTransitions(venv, **given)
     with pytest.raises(ValueError, match=f"VecNormalize: {name}={given[name]} must be a number"):
         PPO_Plus("MlpPolicy", VecNormalize(venv, **given))
 

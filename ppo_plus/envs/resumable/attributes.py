@@ -70,7 +70,6 @@ VEC_WRAPPERS: dict[str, tuple[str, ...]] = {
     f"{_SB3}vec_env.vec_frame_stack.VecFrameStack": ("stacked_obs",),
     f"{_SB3}vec_env.vec_monitor.VecMonitor": ("episode_count", "episode_returns", "episode_lengths", "t_start"),
     f"{_SB3}vec_env.vec_normalize.VecNormalize": _NORMALIZED,
-    "ppo_plus.envs.normalization.VecNormalizeTransitions": _NORMALIZED,
     f"{_SB3}vec_env.vec_transpose.VecTransposeImage": (),
     # A video that is being recorded when training stops is lost.
     f"{_SB3}vec_env.vec_video_recorder.VecVideoRecorder": ("step_id",),

@@ -38,7 +38,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 import ppo_plus
-from ppo_plus import PPO_Plus, Resumable, VecNormalizeTransitions
+from ppo_plus import PPO_Plus, Resumable
 from ppo_plus.envs.resumable import state as state_module
 from ppo_plus.envs.resumable.state import NotResumableError, get_state, set_state
 
@@ -80,7 +80,6 @@ def test_at_any_step_of_an_episode():
 
 VECTORS = {
     "VecNormalize": ("Hopper-v5", VecNormalize),
-    "VecNormalizeTransitions": ("Hopper-v5", VecNormalizeTransitions),
     "VecNormalize, rewards only": ("Hopper-v5", lambda env: VecNormalize(env, norm_obs=False)),
     "VecNormalize of dicts": (Pictures, lambda env: VecNormalize(env, norm_obs_keys=["vector"])),
     "VecFrameStack": ("CartPole-v1", lambda env: VecFrameStack(env, 3)),
