@@ -328,6 +328,7 @@ def test_an_exported_policy_has_the_returns_of_the_model(run, tmp_path, capsys):
     assert "most likely actions" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_exported_policy_gets_the_masks(tmp_path):
     pytest.importorskip("onnxruntime", reason="needs the extra export")
     pytest.importorskip("onnxscript", reason="needs the extra export")

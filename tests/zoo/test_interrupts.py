@@ -21,6 +21,7 @@ from ppo_plus.zoo.interrupts import check, deferred, ending_at_once, exit_codes,
 LOAD = f"import runpy; module = runpy.run_path({interrupts.__file__!r}); exit_codes = module['exit_codes']"
 WORK = f"""
 {LOAD}
+exit_codes.__globals__["PATIENCE"] = 1
 with exit_codes({{}}, "interrupted"):
     try:
         print("ready", flush=True)
@@ -58,7 +59,7 @@ def test_one_line_whatever_arrives(signals, attempt):
 @pytest.mark.parametrize("signals", [["SIGINT", "SIGTERM"], ["SIGTERM"]])
 def test_work_that_does_not_ask_is_interrupted(signals):
     """By a second signal, or after a while."""
-    process = start("exit_codes.__globals__['PATIENCE'] = 1; import signal; signal.pause()")
+    process = start("import signal; signal.pause()")
     for name in signals:
         os.kill(process.pid, getattr(signal, name))
         time.sleep(0.1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+FILES = ("ppo_plus", "search_space")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def wheel(tmp_path_factory):
 def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "ppo_plus").rglob("*.py")}
-    data = {"ppo_plus/py.typed", "ppo_plus/hyperparams/ppo_plus.yml", "ppo_plus/hyperparams/search_space.yml"}
+    data = {f"ppo_plus/{name}" for name in ("py.typed", "__init__.pyi", *(f"hyperparams/{name}.yml" for name in FILES))}
     assert {name for name in names if ".dist-info/" not in name} == modules | data
 
 

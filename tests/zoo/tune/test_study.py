@@ -162,6 +162,7 @@ def test_a_larger_budget_leaves_the_stages_of_the_smaller_one(study):
     assert study.attributes()[BUDGET] == 8
 
 
+@pytest.mark.slow
 def test_a_time_limits_the_stages_once_the_baselines_have_run(tmp_path, monkeypatch):
     """Time for 60 runs: fewer trials, one finalist. All processes find the same plan in the storage."""
     task = replace(SMALL_TASK, plan=replace(PLAN, seconds=60.0))

@@ -316,6 +316,7 @@ def test_a_run_whose_evaluation_is_not_finite_has_no_score(monkeypatch):
         run(SMALL)
 
 
+@pytest.mark.slow
 def test_failing_environments_are_restarted_as_often_as_allowed():
     failing = SMALL.replace(env_wrapper=(Part("FailingAt150", FailingAt150, {}),), n_envs=1)
     value = score(failing, FOUR_EVALUATIONS, 0, lambda *_: None, restarts=100)
