@@ -7,8 +7,9 @@ the packages beside it.
 import io
 import pathlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -41,6 +42,7 @@ from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.formulas.schedules import Schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
+from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
@@ -65,6 +67,7 @@ from ppo_plus.settings import (
     check_callback,
     check_device,
     check_env,
+    check_loss,
     known_names_only,
     schedule_of,
 )
@@ -100,7 +103,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         not clipped
     :param normalize_advantage: ``True`` or ``"minibatch"``: within each minibatch; ``"rollout"``: once over the whole
         rollout; ``False``: not at all
-    :param ent_coef: weight of the entropy bonus; may change over time
+    :param ent_coef: weight of the entropy bonus, a penalty if it is negative; may change over time
     :param vf_coef: weight of the value loss, at least 0; may change over time
     :param max_grad_norm: bound on the norm of the gradient, above 0
     :param use_sde: explore by generalized state-dependent exploration (gSDE), on every action space
@@ -222,7 +225,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._trained_normalized: bool | None = None
         #: A folder of logs that only a file asks for; a loaded model writes nothing there.
         self._log_of_file: str | None = None
-        # SB3's constructor uses these three before they can be checked with the others.
+        # SB3's constructor uses these before they can be checked with the others.
+        verbose = int(verbose) if isinstance(verbose, bool) else verbose
         require_int("verbose", verbose, 0)
         if not self.ranks.leads:
             verbose, tensorboard_log = 0, None
@@ -248,10 +252,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             use_sde=False,  # SB3 raises an error for gSDE with actions other than Box
             sde_sample_freq=sde_sample_freq,  # type: ignore[arg-type]
             rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            rollout_buffer_kwargs=as_plain(rollout_buffer_kwargs, 1),
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
+            policy_kwargs=as_plain(policy_kwargs),
             verbose=verbose,
             seed=seed,
             device=device,
@@ -312,6 +316,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """As SB3's; environments that cannot be seeded give a warning."""
+        seed = None if seed is None else int(seed)  # NumPy's integers are not enough for Gymnasium
         with assigned(self, env=None):
             super().set_random_seed(seed)
         if self.env is not None and seed is not None:
@@ -511,6 +516,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         settings.check_schedules()
         settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
         check_callback(callback)
+        check_loss(self.compute_loss)
         require_int("log_interval", log_interval, 1, or_none=True)
         with self._running(total_timesteps) as call:
             total_timesteps, callback = self._setup_learn(
@@ -630,6 +636,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param n_rollout_steps: steps per environment
         :return: whether training continues: ``False`` if the callback stopped it
         """
+        if getattr(callback, "model", None) is None:
+            raise RuntimeError("the callback is not initialized: call learn, or first _setup_learn, which returns it")
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
         # A callback may use the environments here, write a checkpoint, or assign arguments.
@@ -648,7 +656,9 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.num_timesteps += env.num_envs * self.ranks.size
             if watched:
                 callback.update_locals(locals() | collector.locals())
-            if not callback.on_step():
+            if not (answer := callback.on_step()):
+                if answer is None:
+                    warnings.warn("the callback returned None, which ends training: return True", stacklevel=3)
                 collector.leave()
                 return self._synchronize(keep_training=False)
             self._update_info_buffer(step.infos, step.dones)
@@ -708,7 +718,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         numbers = settings.at(self._current_progress_remaining)
         self.shared.scheduled = numbers
         control, reads = settings.control, Reads(objects={"loss": settings.loss}, changing=[self])
-        rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, self.shared.reduction, reads)
+        reduction = self.shared.reduction
+        rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads=reads)
+        if type(self)._update_learning_rate is not OnPolicyAlgorithm._update_learning_rate:
+            rule = replace(rule, set_rates=self._update_learning_rate)
         with self.updater.start(rule, policy.in_units_of_values(numbers), self.device) as update:
             for epoch in self._epochs():
                 for rollout, indices in epoch:
@@ -860,12 +873,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """As SB3's: a dict such as ``get_parameters`` returns, or what :meth:`load` loads."""
-        if not isinstance(load_path_or_dict, dict):
+        if not isinstance(load_path_or_dict, Mapping):
             load_path_or_dict = type(self).load(load_path_or_dict, device="cpu").get_parameters()
         unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
         if unknown:  # SB3 would follow the name through attributes
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")
-        super().set_parameters(load_path_or_dict, exact_match, device)
+        super().set_parameters(dict(load_path_or_dict), exact_match, device)
         check_optimizer_state(self.policy.optimizer)
 
     def absorb_normalization(

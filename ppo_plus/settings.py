@@ -11,6 +11,7 @@ from operator import attrgetter, is_
 from typing import Any, ParamSpec
 
 import gymnasium as gym
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
@@ -98,6 +99,10 @@ class Settings:
     loss: PPOLoss = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("use_sde", "normalize_advantage", "recompute_advantages", "compile"):
+            value = getattr(self, name)
+            if isinstance(value, (int, np.bool_)) and value in (0, 1):
+                object.__setattr__(self, name, bool(value))
         _check_kinds(self)
         _check_ranges(self)
         _check_exploration(self)
@@ -380,6 +385,16 @@ def check_device(device: th.device | str) -> None:
             'supports the GPU, or use device="auto", which takes one where there is one',
             stacklevel=4,
         )
+
+
+def check_loss(compute_loss: Callable[..., Any]) -> None:
+    """:raises TypeError: a custom ``compute_loss`` cannot be called with a batch and coefficients"""
+    signature = inspect.signature(compute_loss)
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        remedy = "define compute_loss(self, batch, coefficients)"
+        raise TypeError(f"compute_loss{signature} cannot take a batch and coefficients ({error}): {remedy}") from None
 
 
 def check_callback(callback: Any) -> None:

@@ -241,6 +241,8 @@ class Compiled:
 
 def obstacle(device: th.device) -> str | None:
     """Why nothing can be compiled on a device; ``None`` if it can."""
+    if th.is_anomaly_enabled():
+        return "anomaly mode is on: torch.autograd.set_detect_anomaly(False) ends it"
     if device.type == "cpu":
         try:
             find_compiler()
@@ -458,11 +460,13 @@ class Compilation:
         """
         if not self.decision:
             return None
-        self.unable.pop(name, None)
+        known_reason = self.unable.pop(name, None)
         if unable is not None:
             self.unable[name] = unable
             if self.strict:
                 raise compile_error(unable)
+            if known_reason is None:
+                warnings.warn(f"{name} runs uncompiled, and slower: {unable}", RuntimeWarning, stacklevel=6)
             return None
         # Kernels are compiled for a number of threads.
         autocast = [th.is_autocast_enabled(kind) and th.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]

@@ -3,10 +3,11 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch as th
+from gymnasium import spaces
 from torch import nn
 
 from ppo_plus.require import nearest, require_int, require_kind
@@ -15,6 +16,16 @@ from ppo_plus.require import nearest, require_int, require_kind
 PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", "use_sde")
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
 NetworkLike = nn.Module | Callable[[int, int], nn.Module]
+
+
+def as_plain(value: Any, depth: int = 2) -> Any:
+    """Mappings and sequences of other kinds, such as a ``UserDict`` or omegaconf's, as dicts and lists. Deeper than
+    ``depth``, they are what a custom network asks for."""
+    if not depth or isinstance(value, (list, tuple, str, spaces.Space)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: as_plain(part, depth - (key != "net_arch")) for key, part in value.items()}
+    return list(value) if isinstance(value, Sequence) else value
 
 
 def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> None:

@@ -519,7 +519,8 @@ def _check_box(space: spaces.Box, name: str) -> None:
 class BoundDistribution:
     """A distribution together with its parameters, with the methods of SB3's ``Distribution``.
 
-    Returned by ``policy.get_distribution(obs)``. Actions are internal ones (see the module).
+    Returned by ``policy.get_distribution(obs)``. Actions are internal ones (see the module), shape ``(B, action_dim)``,
+    or ``(B,)`` for ``Discrete``, as SB3's.
     """
 
     action_dist: ActionDistribution
@@ -530,13 +531,22 @@ class BoundDistribution:
         """The same as an object of ``torch.distributions`` (a list for several choices or subspaces), unsquashed."""
         return self.action_dist.to_torch(self.params)
 
+    @property
+    def action_dim(self) -> int:
+        """The components of an action; for ``Discrete``, as in SB3, the number of actions."""
+        space = self.action_dist.action_space
+        return int(space.n) if isinstance(space, spaces.Discrete) else self.action_dist.action_dim
+
+    def _shaped(self, actions: th.Tensor) -> th.Tensor:
+        return actions.squeeze(1) if isinstance(self.action_dist.action_space, spaces.Discrete) else actions
+
     def sample(self) -> th.Tensor:
-        """An independent draw, shape ``(B, action_dim)``."""
-        return self.action_dist.sample(self.params)
+        """An independent draw."""
+        return self._shaped(self.action_dist.sample(self.params))
 
     def mode(self) -> th.Tensor:
-        """The deterministic action, shape ``(B, action_dim)``."""
-        return self.action_dist.mode(self.params)
+        """The deterministic action."""
+        return self._shaped(self.action_dist.mode(self.params))
 
     def get_actions(self, deterministic: bool = False) -> th.Tensor:
         """:meth:`mode` or :meth:`sample`."""

@@ -5,7 +5,7 @@ any shape. The conversion for a space is chosen once, when the policy is built. 
 precision raise an error.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -166,7 +166,7 @@ def to_tensor(
     :raises FloatingPointError: it is not finite, in single precision
     """
     if isinstance(space, spaces.Dict):
-        if not isinstance(observation, dict) or not space.spaces.keys() <= observation.keys() | optional:
+        if not isinstance(observation, Mapping) or not space.spaces.keys() <= observation.keys() | optional:
             needed = sorted(space.spaces.keys() - optional)
             raise ValueError(f"observation {observation!r} must be a dict with the keys {needed}")
         parts = {

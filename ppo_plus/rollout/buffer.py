@@ -134,8 +134,11 @@ class RolloutBuffer:
         #: The policy's memory before the first step of each sequence, in order; empty without memory.
         self.memories: list[Memory] = []
         # The next rollout may have no masks.
-        self._tensors.pop("masks", None)
-        self._arrays.pop("masks", None)
+        self._forget("masks")
+
+    def _forget(self, name: str) -> None:
+        self._tensors.pop(name, None)
+        self._arrays.pop(name, None)
 
     def size(self) -> int:
         """Steps per environment stored so far."""
@@ -149,7 +152,7 @@ class RolloutBuffer:
         episode_start: Any,
         value: Any,
         log_prob: Any,
-        params: Any,
+        params: Any = None,
         masks: Any = None,
         final_obs: Any = None,
     ) -> None:
@@ -162,11 +165,15 @@ class RolloutBuffer:
         :param episode_start: whether ``obs`` begins an episode, shape ``(N,)``
         :param value: shape ``(N,)``
         :param log_prob: shape ``(N,)``
-        :param params: parameters of the action distribution, shape ``(N, param_dim)``
+        :param params: parameters of the action distribution, shape ``(N, param_dim)``; ``None`` in a loop written for
+            SB3, which has values ``(N, 1)``: they are not known, and so no exact KL
         :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
         :param final_obs: the last observations of episodes that the step has ended, like ``obs``; ``None``: not known
         """
         in_tensors, pos = isinstance(action, th.Tensor), self.pos
+        if params is None:
+            self._forget("params")
+            value, log_prob = (th.as_tensor(numbers).reshape(-1).to(self.storage) for numbers in (value, log_prob))
         action = action.float() if in_tensors else np.asarray(action, dtype=np.float32)
         stored = self._tensors if in_tensors else self._arrays
         rows = {
@@ -291,7 +298,6 @@ class RolloutBuffer:
         :return: pairs of the whole rollout on the device and the row indices of the minibatch
         :raises RuntimeError: the rollout is not complete
         """
-        self._require_full()
         n_transitions = self.buffer_size * self.n_envs
         if self.memories:
             length = self.buffer_size // len(self.memories)
@@ -309,7 +315,9 @@ class RolloutBuffer:
 
     def _require_full(self) -> None:
         if not self.full:
-            raise RuntimeError(f"the rollout has {self.pos} of {self.buffer_size} steps: collect it before training")
+            raise RuntimeError(
+                f"the rollout has {self.pos} of {self.buffer_size} steps: call collect_rollouts before train"
+            )
 
     def _permutation(self, n: int) -> th.Tensor:
         if self.storage.type == "cpu":
@@ -323,9 +331,13 @@ class RolloutBuffer:
 
     def on_device(self) -> Batch:
         """The whole rollout on the device, with steps and environments in one dimension: step by step, or with memory
-        environment by environment, so that sequences are contiguous."""
+        environment by environment, so that sequences are contiguous.
+
+        :raises RuntimeError: the rollout is not complete
+        """
+        self._require_full()
         batch = Batch(*map(self.column, STORED))
-        if not self._tensors["params"].shape[2]:
+        if batch.old_params is not None and not batch.old_params.shape[1]:
             # The policy does not return them.
             batch = batch._replace(old_params=None)
         if not self.memories:

@@ -118,6 +118,9 @@ class Updater:
         self.age += 1
         update = Update(self, rule, values, device)
         update_learning_rate(rule.policy.optimizer, update.learning_rate)
+        if rule.set_rates is not None:
+            rule.set_rates(rule.policy.optimizer)
+            update.use_rates(rule.policy.optimizer.param_groups)
         coefficients = tree_map(lambda value: to_device(value, device), update.coefficients)
         with interrupts_wait() as update.answer_interrupt, packed(rule.policy.optimizer) as lent:
             if self.compilation.decision.compiles:
@@ -177,6 +180,13 @@ class Update:
         self.stopped = False
         #: The last epoch's mean of what the control measures, 0-d.
         self.kl = self.coefficients.target_kl
+
+    def use_rates(self, groups: list[dict[str, Any]]) -> None:
+        """Use the learning rates of the optimizer's groups, which the KL control scales."""
+        rates, scale = [group["lr"] for group in groups], self.state.lr_scale.item()
+        self.coefficients = self.coefficients._replace(learning_rate=th.tensor(rates).squeeze())
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = self.learning_rate = rate * scale
 
     def step(self, rollout: Batch, indices: th.Tensor) -> None:
         """Learn from a minibatch: the rows of a rollout with these indices."""
@@ -276,9 +286,11 @@ def compiled_minibatch(
     whole = not policy.remembers and rule.reduction is None
     unable = None
     if lent is optimizer:
-        unable = (
-            f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed; weights "
-            "that were frozen for a while have taken fewer steps than the others)"
+        n_groups = len(optimizer.param_groups)
+        unable = f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed), since " + (
+            f"it has {n_groups} groups of parameters"
+            if n_groups > 1
+            else "it is not elementwise, or some weights, such as those frozen for a while, have taken fewer steps"
         )
     options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
     objects = {

@@ -365,6 +365,11 @@ def test_without_a_compiler_auto_warns_once_and_true_raises(obstacle):
     assert compilation.n_planned == 2 * WORTH_COMPILING
 
 
+def test_anomaly_mode_is_named():
+    with th.autograd.set_detect_anomaly(True), pytest.raises(CompileError, match="anomaly mode is on"):
+        Compilation().plan(True, 1, CPU)
+
+
 def test_a_policy_that_cannot_be_compiled_is_run_or_raises(obstacle):
     obstacle(None)
     compilation = Compilation()

@@ -134,6 +134,16 @@ def test_it_is_never_compiled():
     assert "overrides methods" in str(learned(PPO_Plus, "box").compiled)
 
 
+@pytest.mark.parametrize("base", [SB3Policy, ActorCriticPolicy])
+def test_an_override_of_predicts_actions_is_used(base):
+    class First(base):
+        def _predict(self, observation, deterministic=False):
+            return self.get_distribution(observation).get_actions(deterministic) * 0
+
+    model = PPO_Plus(First, "CartPole-v1", n_steps=8, batch_size=8, device="cpu", compile=False)
+    assert {int(model.predict(np.ones(4, np.float32))[0]) for _ in range(20)} == {0}
+
+
 def test_what_is_overridden_is_found_and_nothing_else():
     class Networks(SB3Policy):
         def _build_mlp_extractor(self):

@@ -880,12 +880,19 @@ def test_bound_distribution_hands_on_to_its_family(family):
     params = random_params(family, seed=13)
     bound = BoundDistribution(family, params)
     assert bound.params is params and bound.action_dist is family
-    assert th.equal(bound.mode(), family.mode(params)) and th.equal(bound.get_actions(deterministic=True), bound.mode())
+    mode = family.mode(params)
+    # As SB3's: one number for each Discrete action, whose number of actions is `action_dim`.
+    is_discrete = isinstance(family.action_space, spaces.Discrete)
+    mode = mode.flatten() if is_discrete else mode
+    assert bound.action_dim == (family.action_space.n if is_discrete else family.action_dim)
+    assert th.equal(bound.mode(), mode) and th.equal(bound.get_actions(deterministic=True), mode)
     th.manual_seed(1)
     expected = family.sample(params)
     for draw in (bound.sample, bound.get_actions):
         th.manual_seed(1)
-        assert th.equal(draw(), expected)
+        assert draw().shape == mode.shape
+        th.manual_seed(1)
+        assert th.equal(draw().reshape(expected.shape), expected)
     assert th.equal(bound.log_prob(expected), family.log_prob(params, expected))
     assert th.equal(bound.entropy(), family.entropy(params))
 

@@ -96,6 +96,25 @@ def test_a_saved_policy_remembers_its_arguments(tmp_path):
 # --- predict -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("start", [True, np.True_, [True], np.array([[True]])], ids=repr)
+def test_one_start_of_an_episode_may_have_any_shape(start):
+    model = make_recurrent()
+    obs = model.observation_space.sample()
+    _, state = model.predict(obs)
+    expected, actual = model.predict(obs), model.predict(obs, state, start)
+    assert all(map(np.array_equal, expected[1], actual[1]))
+
+
+@pytest.mark.parametrize("starts", [True, [True], [True] * 3, [[True, False]]])
+def test_starts_of_another_length_raise_an_error(starts):
+    model = make_recurrent()
+    obs = np.stack([model.observation_space.sample() for _ in range(2)])
+    with pytest.raises(ValueError, match="episode_start=.* must have one value for each of 2 observations"):
+        model.predict(obs, None, starts)
+    both = [model.predict(obs, None, kind)[1] for kind in (np.array([[True], [False]]), [True, False])]
+    assert all(map(np.array_equal, *both))
+
+
 def saved(model):
     file = io.BytesIO()
     model.save(file)

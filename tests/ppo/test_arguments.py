@@ -1,6 +1,8 @@
 """Arguments are checked where a model is made, where they are assigned, and where ``learn`` begins."""
 
 import re
+from collections import UserDict, deque
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ REFUSED = {
     "gae_lambda": [-0.1, 1.1, NAN, "1", True, None],
     "clip_range": [0, -0.1, NAN, INF, "abc", True, None],
     "clip_range_vf": [0, -0.1, NAN, INF, "abc", True],
-    "normalize_advantage": ["batch", 1, 0, None],
+    "normalize_advantage": ["batch", 2, None],
     "ent_coef": [NAN, INF, "abc", True, None],
     "vf_coef": [-0.1, NAN, INF, "abc", True, None],
     "max_grad_norm": [0, -0.5, NAN, "1", True, None],
@@ -56,6 +58,22 @@ def test_a_bad_argument_raises_an_error_before_any_step(name, value):
     assert re.search(name, str(refusal.value), re.IGNORECASE)
     assert repr(value) in str(refusal.value) or str(value) in str(refusal.value)
     assert all(each.n_steps == 0 for each in env.envs)
+
+
+def test_numbers_for_true_and_false_and_other_kinds_of_numbers_and_dicts_are_taken(tmp_path):
+    plain = dict(use_sde=False, normalize_advantage=True, recompute_advantages=True, compile=False, seed=3)
+    other = dict(use_sde=0, normalize_advantage=np.True_, recompute_advantages=1, compile=0, seed=np.int64(3))
+    networks = dict(net_arch=dict(pi=[8], vf=[8]), optimizer_kwargs=dict(eps=1e-6))
+    kinds = UserDict(
+        net_arch=MappingProxyType(dict(pi=deque([8]), vf=[8])), optimizer_kwargs=MappingProxyType(dict(eps=1e-6))
+    )
+    expected = make(**plain, policy_kwargs=networks).learn(32)
+    model = make(**other, policy_kwargs=kinds, rollout_buffer_kwargs=UserDict(), verbose=True).learn(32)
+    assert th.equal(weights(model), weights(expected)) and vars(model.settings) == vars(expected.settings) | {
+        "rollout_buffer_kwargs": {}
+    }
+    model.save(tmp_path / "model")
+    assert PPO_Plus.load(tmp_path / "model", device="cpu").policy_kwargs == networks
 
 
 @pytest.mark.parametrize(

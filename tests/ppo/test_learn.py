@@ -12,7 +12,8 @@ import torch as th
 from compiled import needs_compiler
 from envs import ACTIONS, RandomEnv, vec
 from models import make_model, weights
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from tensor_envs import twins
 from training import CopiesInHooks, make, n_steps_taken
@@ -168,6 +169,46 @@ def test_training_can_continue_after_an_exception():
     model.learn(16)
     assert n_steps_taken(model) == 11
     assert th.isfinite(weights(model)).all()
+
+
+def test_a_callback_that_returns_nothing_gives_a_warning():
+    model = make_model()
+    with pytest.warns(UserWarning, match="the callback returned None, which ends training: return True"):
+        model.learn(64, lambda locals_, globals_: None)
+    assert model.num_timesteps == 2
+
+
+def test_a_loop_by_hand_as_for_sb3_learns_or_says_what_to_call():
+    model = make_model()
+    with pytest.raises(
+        RuntimeError, match="the rollout has the rollout has 0 of 8 steps: call collect_rollouts before train"
+    ):
+        model.train()
+    with pytest.raises(RuntimeError, match="the callback is not initialized: call learn, or first _setup_learn"):
+        model.collect_rollouts(model.env, ConvertCallback(None), model.rollout_buffer, 8)
+    _, callback = model._setup_learn(32)
+    before = weights(model)
+    assert model.collect_rollouts(model.env, callback, model.rollout_buffer, 8)
+    model.train()
+    assert not th.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("cls", [PPO, PPO_Plus])
+def test_a_buffer_filled_by_hand_as_for_sb3_is_learned_from(cls):
+    model = cls("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=8, batch_size=8, device="cpu")
+    model._setup_learn(32)
+    before, buffer, starts = weights(model), model.rollout_buffer, np.ones(2, bool)
+    obs = model.env.reset()
+    with th.no_grad():
+        for _ in range(8):
+            actions, values, log_probs = model.policy(model.policy.obs_to_tensor(obs)[0])
+            new_obs, rewards, dones, _ = model.env.step(actions.numpy())
+            buffer.add(obs, actions.numpy().reshape(-1, 1), rewards, starts, values, log_probs)
+            obs, starts = new_obs, dones
+        values = model.policy.predict_values(model.policy.obs_to_tensor(obs)[0])
+    buffer.compute_returns_and_advantage(last_values=values, dones=dones)
+    model.train()
+    assert not th.equal(weights(model), before) and "train/kl" not in model.logger.name_to_value
 
 
 def test_a_callback_that_stops_training_leaves_the_weights_alone():

@@ -11,7 +11,8 @@ from models import weights
 from stable_baselines3 import PPO
 from training import Recording, learn, logged, make
 
-from ppo_plus import KLControl, PPO_Plus, cosine, linear
+from ppo_plus import AdaptiveLearningRate, KLControl, MlpPolicy, PPO_Plus, cosine, linear
+from ppo_plus.compiling.compiled import CompileError
 
 NAN, INF = float("nan"), float("inf")
 
@@ -22,6 +23,47 @@ def test_a_string_a_callable_and_an_object_are_the_same_schedule():
     # The lambda may round the rate differently in the last bit of a double.
     th.testing.assert_close(results[0], results[1], rtol=0, atol=0)
     th.testing.assert_close(results[0], results[2], rtol=0, atol=1e-7)
+
+
+class OwnRates(PPO_Plus):
+    """Sets rates of its own: those of ``rates``, for one group or two."""
+
+    rates = (0.0,)
+
+    def _update_learning_rate(self, optimizers):
+        for group, rate in zip(optimizers.param_groups, self.rates, strict=True):
+            group["lr"] = rate
+
+
+class TwoGroups(MlpPolicy):
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        actor = {*self.action_net.parameters()}
+        self.optimizer = th.optim.Adam([{"params": [*actor]}, {"params": [*{*self.parameters()} - actor]}], lr=1.0)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("compile", [False, True])
+def test_learning_rates_that_an_override_sets_are_used_and_scaled(compile):
+    control = AdaptiveLearningRate(factor=2.0)
+    model = make(OwnRates, compile=compile, target_kl=1e3, kl_control=control)
+    before = weights(model)
+    assert th.equal(weights(model.learn(16)), before)
+    model.rates = (1e-3,)
+    assert not th.equal(weights(model.learn(16)), before)
+    # After the first update, the control has doubled the rate.
+    assert logged(model)["train/learning_rate"] == 2e-3 and logged(model)["train/lr_scale"] == 4.0
+    assert bool(model.compiled) is compile
+
+
+def test_groups_of_parameters_keep_their_rates_and_what_is_uncompiled_is_said():
+    model = make(OwnRates, policy=TwoGroups)
+    model.rates = (0.0, 1e-3)
+    actor, critic = (part.weight.detach().clone() for part in (model.policy.action_net, model.policy.value_net))
+    model.learn(16)
+    assert th.equal(model.policy.action_net.weight, actor) and not th.equal(model.policy.value_net.weight, critic)
+    with pytest.raises(CompileError, match="Adam cannot be packed .* it has 2 groups of parameters"):
+        make(policy=TwoGroups, compile=True).learn(16)
 
 
 @pytest.mark.parametrize("name", ["clip_range", "clip_range_vf", "ent_coef", "vf_coef"])

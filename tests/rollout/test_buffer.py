@@ -150,7 +150,7 @@ def test_an_incomplete_rollout_raises_an_error(n_added):
     buffer.reset()
     for step in steps[:n_added]:
         buffer.add(*step)
-    with pytest.raises(RuntimeError, match=f"the rollout has {n_added} of 5 steps: collect it before training"):
+    with pytest.raises(RuntimeError, match=f"the rollout has {n_added} of 5 steps: call collect_rollouts before train"):
         next(buffer.get(4))
 
 
