@@ -180,9 +180,7 @@ def test_a_callback_that_returns_nothing_gives_a_warning():
 
 def test_a_loop_by_hand_as_for_sb3_learns_or_says_what_to_call():
     model = make_model()
-    with pytest.raises(
-        RuntimeError, match="the rollout has the rollout has 0 of 8 steps: call collect_rollouts before train"
-    ):
+    with pytest.raises(RuntimeError, match="the rollout has 0 of 8 steps: call collect_rollouts before train"):
         model.train()
     with pytest.raises(RuntimeError, match="the callback is not initialized: call learn, or first _setup_learn"):
         model.collect_rollouts(model.env, ConvertCallback(None), model.rollout_buffer, 8)
