@@ -158,7 +158,6 @@ def train(run: Run) -> bool:
 
 
 def _train_and_record(run: Run) -> bool:
-    """Train in the process that writes the results."""
     evaluations, start = _evaluations(run), time.monotonic()
     progress = [ProgressDisplay()] if run.options.progress else []
     saved = [SavedModels(run.options.save_freq, run.folder.path)] if run.options.save_freq > 0 else []

@@ -168,17 +168,17 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
 
 def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
     labels = args.labels or args.exp_folders
-    if len(labels) != len(args.exp_folders):
-        raise ValueError(f"-l has {len(labels)} labels for {len(args.exp_folders)} folders")
+    if not len(set(labels)) == len(labels) == len(args.exp_folders):
+        raise ValueError(f"-l has {len(set(labels))} labels for {len(args.exp_folders)} folders: give each its own")
     path = Path(args.output)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"-o {path}: the name must end in .png, .svg or .pdf")
-    from ppo_plus.zoo.results import read_curve
+    from ppo_plus.zoo.results import plot_curves, read_curve
 
     curves: dict[str, dict[str, Any]] = {}
     missing = []
     for env_id in args.env:
-        for label, folder in dict(zip(labels, map(Path, args.exp_folders), strict=True)).items():
+        for label, folder in zip(labels, map(Path, args.exp_folders), strict=True):
             # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
             algo = args.algo if runs_of(folder / args.algo, env_id) else ALGO
             try:
@@ -189,16 +189,14 @@ def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
         raise ValueError("; ".join(missing))
     for message in missing:
         print(f"left out: {message}", file=sys.stderr)
-    return partial(_plot, curves, path)
 
+    def plot() -> None:
+        plot_curves(curves, path)
+        for env_id, by_label in curves.items():
+            for label, curve in by_label.items():
+                print(f"{env_id}, {label}: {curve}")
+                if curve.timesteps[-1] < curve.longest:
+                    print(f"  (up to the end of the shortest run; the longest has {curve.longest:,.0f} timesteps)")
+        print(path)
 
-def _plot(curves: dict[str, dict[str, Any]], path: Path) -> None:
-    from ppo_plus.zoo.results import plot_curves
-
-    plot_curves(curves, path)
-    for env_id, by_label in curves.items():
-        for label, curve in by_label.items():
-            print(f"{env_id}, {label}: {curve}")
-            if curve.timesteps[-1] < curve.longest:
-                print(f"  (up to the end of the shortest run; the longest has {curve.longest:,.0f} timesteps)")
-    print(path)
+    return plot

@@ -11,6 +11,7 @@ from typing import Any
 from optuna.trial import Trial
 
 from ppo_plus import PPO_Plus
+from ppo_plus.require import require_one_of
 from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
 from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping, require_known, require_mapping
 
@@ -65,9 +66,8 @@ class Range:
         low, high, scale = self.low, self.high, self.scale
         for number in (low, high):
             if not _is_number(number) or not math.isfinite(number):
-                raise ValueError(f"{number!r} must be a finite number (YAML needs the point in 1.0e-4)")
-        if scale not in BOUNDS:
-            raise ValueError(f"scale must be one of {', '.join(BOUNDS)}, not {scale!r}")
+                raise ValueError(f"{number!r} must be a finite number")
+        require_one_of("scale", scale, BOUNDS)
         if low >= high or (scale == "log" and low <= 0) or (scale == "near_one" and high >= 1):
             raise ValueError(f"a {scale} range from {low} to {high} is impossible: it needs {BOUNDS[scale]}")
 

@@ -128,18 +128,14 @@ class Plan:
     def within(self, n_runs: float, max_total_trials: int, n_baselines: int = 1) -> tuple["Plan", int]:
         """The plan and the number of trials for a number of runs, which one trial besides the baselines may exceed. The
         confirmation gets up to half of the runs, with fewer finalists if need be, or else none; then comes the race."""
-        for n in range(self.n_finalists, 0, -1):
-            confirmed = replace(self, n_finalists=n)
-            if (n + n_baselines) * self.confirm_seeds <= n_runs / 2:
-                break
-        else:
-            confirmed = replace(self, confirm_seeds=0)
-        plan, least = confirmed, min(max_total_trials, n_baselines + 1)
-        for plan in (confirmed, replace(confirmed, race_seeds=0)):
-            for n_trials in range(max_total_trials, least - 1, -1):
-                if sum(plan.n_runs(n_trials, n_baselines)) <= n_runs:
-                    return plan, n_trials
-        return plan, least
+        n_finalists, least = self.n_finalists, min(max_total_trials, n_baselines + 1)
+        if self.confirm_seeds:
+            n_finalists = min(n_finalists, int(n_runs / 2 // self.confirm_seeds) - n_baselines)
+        confirmation: dict[str, Any] = {"n_finalists": n_finalists} if n_finalists > 0 else {"confirm_seeds": 0}
+        plans = replace(self, **confirmation), replace(self, **confirmation, race_seeds=0)
+        numbers = range(max_total_trials, least - 1, -1)
+        fitting = ((plan, n) for plan in plans for n in numbers if sum(plan.n_runs(n, n_baselines)) <= n_runs)
+        return next(fitting, (plans[1], least))
 
     def on_rollouts(self, *experiments: Experiment) -> "Plan":
         """The plan with a budget, and intervals between evaluations, that are whole rollouts of the experiments. The

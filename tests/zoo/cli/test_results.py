@@ -49,6 +49,7 @@ def test_recordings_that_are_not_possible(folder, check_one_line_error, name):
         (["plot", "-e", "CartPole-v1"], "has no run of CartPole-v1"),
         (["plot", "-e", "CartPole-v1", "-o", "curves.txt"], "must end in .png, .svg or .pdf"),
         (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c"], "1 labels for 2 folders"),
+        (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c", "c"], "1 labels for 2 folders: give each its own"),
     ],
 )
 def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, arguments, message):

@@ -135,7 +135,7 @@ def test_settings_by_default():
             "a log range from 0.0 to 1 is impossible: it needs 0 < low < high",
         ),
         ({"gamma": {"low": 0.5, "high": 0.5}}, "a linear range from 0.5 to 0.5 is impossible"),
-        ({"gamma": {"low": 0.5, "high": 0.6, "scale": "exp"}}, "scale must be one of"),
+        ({"gamma": {"low": 0.5, "high": 0.6, "scale": "exp"}}, "scale='exp' must be one of"),
         ({"policy_kwargs": {"activation_fn": {"choices": {"x": "nn.Nope"}}}}, "nn.Nope"),
         ({"policy_kwargs": [1]}, "policy_kwargs must be a mapping"),
         ({"n_steps": {"choices": [64, 2.5]}}, "n_steps: 2.5 must be a whole number"),
