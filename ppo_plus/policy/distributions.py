@@ -257,7 +257,9 @@ class Categorical(ActionDistribution):
             # Finite, so that differences and products with probability 0 are 0 and not NaN; exp of it is exactly 0.
             net = net.where(masks, th.finfo(net.dtype).min)
         # One fused operation where gradients are needed; else SB3's operations, so that rollouts are equal bit for bit.
-        normalized = F.log_softmax if th.is_grad_enabled() else _log_softmax
+        # TorchScript's tracer compares graphs that are made with gradients and without.
+        learns = th.is_grad_enabled() and not th.jit.is_tracing()  # type: ignore[no-untyped-call]
+        normalized = F.log_softmax if learns else _log_softmax
         return self._join([normalized(logits, dim=1) for logits in self._split(net)])
 
     def sample(self, params: th.Tensor) -> th.Tensor:

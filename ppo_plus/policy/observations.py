@@ -208,7 +208,8 @@ def _by_key(functions: dict[str, Preprocess], observations: dict[str, th.Tensor]
 
 def _image(observations: th.Tensor) -> th.Tensor:
     # Convolutions and their gradients are a third faster on channels-last memory; a rollout keeps SB3's, and its bits.
-    layout = th.channels_last if th.is_grad_enabled() and observations.dim() == 4 else th.preserve_format
+    learns = th.is_grad_enabled() and not th.jit.is_tracing()  # whose graphs must be the same without gradients
+    layout = th.channels_last if learns and observations.dim() == 4 else th.preserve_format
     # Divided in place: a second copy would be the largest tensor of the update.
     return observations.to(th.float32, memory_format=layout, copy=True).div_(255.0)
 

@@ -337,13 +337,13 @@ def test_an_exported_policy_gets_the_masks(tmp_path):
     policy = ExportedPolicy(model.export(tmp_path / "policy.onnx"), env.action_space)
     # These environments do not accept a forbidden action.
     assert sum(1 for _ in _exported_player(policy, env, None).play(30)) == 30
-    with pytest.raises(ValueError, match="is not a policy that PPO_Plus.export wrote"):
+    with pytest.raises(ValueError, match="is not a valid exported policy"):
         ExportedPolicy(tmp_path / "policy.json", env.action_space)
 
 
 def test_an_environment_without_the_policys_wrappers_is_refused(run, tmp_path):
     policy = ExportedPolicy.__new__(ExportedPolicy)
-    policy.description = {"wrappers_inside": ["VecNormalize", "VecTransposeImage"]}
+    policy.inputs, policy.description = {}, {"wrappers_inside": ["VecNormalize", "VecTransposeImage"]}
     with pytest.raises(ValueError, match="the policy contains VecTransposeImage"):
         policy.raw(run.model.env)
     policy.description = {"wrappers_inside": ["VecNormalize"]}

@@ -71,15 +71,11 @@ class Raw:
                     parts[key] = ((parts[key].double() - mean) / std).clamp(-wrapper.clip_obs, wrapper.clip_obs).float()
         return parts
 
-    def parts(self) -> dict[str, Any]:
-        """The spaces of the entries (``""``: the whole)."""
-        return dict(self.space.items()) if isinstance(self.space, spaces.Dict) else {"": self.space}
-
     def sample(self, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """``n`` observations by entry: of the space, or near the statistics if they are normalized."""
         moments = {key: rms for wrapper in self.wrappers for key, rms in _moments(wrapper).items()}
         sampled = {}
-        for key, space in self.parts().items():
+        for key, space in parts_of(self.space).items():
             space = copy.deepcopy(space)
             space.seed(int(rng.integers(2**31)))
             rows = np.stack([np.asarray(space.sample()) for _ in range(n)])
@@ -123,6 +119,11 @@ def raw_observations(model: Any, normalization: Normalization) -> Raw:
     return Raw(space, inside, [*names])
 
 
+def parts_of(space: spaces.Space) -> dict[str, Any]:
+    """The spaces of the entries of observations (``""``: the whole)."""
+    return dict(space.items()) if isinstance(space, spaces.Dict) else {"": space}
+
+
 def _moments(wrapper: Any) -> dict[str, Any]:
     """The moments that a wrapper normalizes by, by entry of the observations."""
     if not isinstance(wrapper, VecNormalize) or not wrapper.norm_obs:
@@ -138,6 +139,8 @@ def _name(wrapper: Any) -> str:
 
 # --- the policy -------------------------------------------------------------------------------------------------------
 
+#: What descriptions of this form begin with.
+FORMAT = "ppo_plus policy 1"
 #: The dimension of any size in descriptions of shapes.
 BATCH = "batch"
 
@@ -227,7 +230,7 @@ class Deployed(nn.Module):
         """Descriptions of the inputs."""
         policy = self.policy
         visible: Any = getattr(policy, "actor_space", self.raw.space)
-        for key, sub in self.raw.parts().items():
+        for key, sub in parts_of(self.raw.space).items():
             if not key or key in visible.spaces or key == getattr(policy, "action_mask_key", None):
                 yield tensor_like(f"observation.{key}".rstrip("."), np.empty((1, *sub.shape), sub.dtype))
         if model._expects_masks:
@@ -248,10 +251,10 @@ class Deployed(nn.Module):
         with its outputs and their bounds, and the wrappers inside the policy and outside."""
         kinds = {True: "VecNormalize", False: "VecTransposeImage"}
         return {
-            "format": "ppo_plus policy 1",
+            "format": FORMAT,
             "inputs": self.inputs,
             "outputs": [tensor_like(name, part) for name, part in outputs.items()],
-            "action": build(self.space, _described),
+            "action": build(self.space, described_action),
             "deterministic": self.deterministic,
             "wrappers_inside": [kinds[isinstance(wrapper, VecNormalize)] for wrapper in self.raw.wrappers],
             "wrappers_outside": self.raw.outside,
@@ -278,7 +281,7 @@ def named(space: spaces.Space, action: Any) -> dict[str, Any]:
     return dict(zip(tree_leaves(build(space, lambda name, _: name)), tree_leaves(action), strict=True))
 
 
-def _described(name: str, space: Any) -> dict[str, Any]:
+def described_action(name: str, space: Any) -> dict[str, Any]:
     """How an output is to be read."""
     facts = {fact: getattr(space, fact) for fact in ("n", "nvec", "start", "low", "high") if hasattr(space, fact)}
     kind = {"output": name, "type": type(space).__name__, "shape": space.shape, "dtype": space.dtype.name}

@@ -19,16 +19,22 @@ from torch import nn
 from ppo_plus.policy.masking import nothing_allowed
 from ppo_plus.saving.export.deployed import (
     BATCH,
+    FORMAT,
     Deployed,
     Normalization,
     Tensors,
     build,
+    described_action,
     named,
     noise_of,
+    parts_of,
     raw_observations,
     shape_of,
 )
 from ppo_plus.saving.files import replacing, write_text
+from ppo_plus.saving.format.container import naming
+from ppo_plus.saving.format.names import Damaged, Refused, decoding
+from ppo_plus.saving.format.values import NATIVE, require_form
 from ppo_plus.trees import tree_map
 
 OPSET = 18
@@ -36,6 +42,8 @@ OPSET = 18
 TOLERANCE = 1e-5
 #: The batches of the check, and its steps in each.
 BATCHES, STEPS = (1, 5), 3
+#: A further step has observations so many times as large, where only much larger differences than rounding count.
+EXTREME, COARSE = 1e3, 0.1
 ANY_SIZE = th.export.Dim(BATCH, min=1)
 #: The key of the description in the metadata of an ONNX file.
 METADATA = "ppo_plus"
@@ -79,7 +87,11 @@ def _translated(module: nn.Module, arguments: tuple[Any, ...], shapes: Any, **na
     """A module as a program, and as ONNX."""
     program = th.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
     options: Any = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
-    exact = program.run_decompositions({th.ops.aten.special_log_ndtr.default: log_ndtr})
+    replaced = {
+        th.ops.aten.special_log_ndtr.default: log_ndtr,
+        th.ops.aten.log_sigmoid.default: log_sigmoid,
+    }
+    exact = program.run_decompositions(replaced)
     return program, th.onnx.export(exact, (), **options, **names)
 
 
@@ -106,9 +118,12 @@ def _refused(deployed: Deployed, example: Tensors) -> str:
     return f"the layer {names[layer]} ({type(layer).__name__})" if names[layer] else f"the {type(layer).__name__}"
 
 
-def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random inputs for a batch of ``n``."""
+def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 1.0) -> dict[str, np.ndarray]:
+    """Random inputs for a batch of ``n``; real numbers in observations are multiplied within their bounds."""
     raw, feeds = deployed.raw.sample(n, rng), {}
+    for key, space in parts_of(deployed.raw.space).items():
+        if scale != 1.0 and space.dtype.kind == "f":
+            raw[key] = (scale * raw[key]).clip(space.low, space.high)
     for described in deployed.inputs:
         kind, _, part = described["name"].partition(".")
         value = raw[part] if kind == "observation" else rng.standard_normal(shape_of(described, n))
@@ -125,22 +140,27 @@ def _check(deployed: Deployed, exported: "ExportedPolicy", program: Any) -> floa
     rng, policy, largest = np.random.default_rng(1), deployed.policy, 0.0
     for n in BATCHES:
         state = None
-        for _ in range(STEPS):
-            feeds = _feeds(deployed, n, rng)
+        for step in range(STEPS + 1):
+            scale, tolerance = (EXTREME, COARSE) if step == STEPS else (1.0, TOLERANCE)
+            feeds = _feeds(deployed, n, rng, scale)
             if policy.remembers:
                 state = state or [np.zeros_like(part) for name, part in feeds.items() if name.startswith("memory.")]
                 feeds |= {f"memory.{i}": part for i, part in enumerate(state)}
             expected, state = predicted(deployed, feeds, state)
             by_torch = {name: part.numpy() for name, part in program(as_tensors(feeds)).items()}
             for outputs in (exported.run(feeds), by_torch):
-                largest = max(largest, difference(deployed, feeds, outputs, expected))
+                gap = difference(deployed, feeds, outputs, expected, tolerance)
+                largest = max(largest, gap) if step < STEPS else largest
     return largest
 
 
 def predicted(deployed: Deployed, feeds: dict[str, np.ndarray], state: Any) -> tuple[dict[str, np.ndarray], Any]:
     """What ``predict`` returns for named inputs, by the names of outputs, and its next state."""
     policy, inputs = deployed.policy, as_tensors(feeds)
-    parts = {name.partition(".")[2]: part for name, part in feeds.items() if name.startswith("observation")}
+    given = {name.partition(".")[2]: part for name, part in feeds.items() if name.startswith("observation")}
+    # Wrappers also take what the actor does not see.
+    n, entries = len(next(iter(given.values()))), parts_of(deployed.raw.space).items()
+    parts = {key: given.get(key, np.zeros((n, *space.shape), space.dtype)) for key, space in entries}
     if not deployed.deterministic:
         policy._noise = noise_of(inputs)
     obs = deployed.raw.processed(parts.get("", parts))
@@ -153,9 +173,15 @@ def predicted(deployed: Deployed, feeds: dict[str, np.ndarray], state: Any) -> t
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]} | following, state
 
 
-def difference(deployed: Deployed, feeds: Any, outputs: dict[str, Any], expected: dict[str, np.ndarray]) -> float:
+def difference(
+    deployed: Deployed,
+    feeds: Any,
+    outputs: dict[str, Any],
+    expected: dict[str, np.ndarray],
+    tolerance: float = TOLERANCE,
+) -> float:
     """The largest difference of outputs to those of ``predict``, relative where they (or, squashed, the bounds) are
-    larger than 1. Raises :class:`RuntimeError` above :data:`TOLERANCE`, unless rounding could have led to a choice."""
+    larger than 1. Raises :class:`RuntimeError` above ``tolerance``, unless rounding could have led to a choice."""
     largest, bounds = 0.0, {}
     if deployed.policy.squash_output:
         bounds = named(deployed.space, build(deployed.space, lambda _, sub: _bound(sub)))
@@ -169,7 +195,7 @@ def difference(deployed: Deployed, feeds: Any, outputs: dict[str, Any], expected
         if ours.dtype.kind != "f" and gap.any():
             for other in _nudged(deployed, feeds):
                 gap[(ours == other[name].numpy()).reshape(len(ours), -1).all(axis=1)] = 0.0
-        if not gap.max() <= TOLERANCE:
+        if not gap.max() <= tolerance:
             raise _other(name, ours[gap.argmax()], theirs[gap.argmax()])
         largest = max(largest, float(gap.max()))
     return largest
@@ -230,18 +256,41 @@ def require_extra() -> Any:
     return onnxruntime
 
 
+def _observes(described: dict[str, Any], space: spaces.Space) -> bool:
+    return [BATCH, *(space.shape or ())] == described["shape"] and space.dtype == described["dtype"]
+
+
+#: The wrappers that may be inside a policy.
+WRAPPERS = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
+#: The form of an input or output in a description, and of the whole.
+TENSOR = {"name": str, "shape": [lambda size: size == BATCH or type(size) is int], "dtype": NATIVE.__contains__}
+FORM = {
+    "format": lambda text: text == FORMAT,
+    "inputs": [TENSOR],
+    "outputs": [TENSOR],
+    "action": object,
+    "deterministic": bool,
+    "wrappers_inside": [lambda name: name in WRAPPERS],
+}
+
+
 class ExportedPolicy:
     """A policy that :meth:`ppo_plus.PPO_Plus.export` wrote: a path, or bytes."""
 
     def __init__(self, file: Path | bytes, action_space: spaces.Space):
         runtime = require_extra()
-        try:
+        with naming(file if isinstance(file, Path) else "the file", "exported policy"), decoding():
             self.session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
-            self.description = json.loads(self.session.get_modelmeta().custom_metadata_map[METADATA])
-        except Exception as error:
-            raise ValueError(f"{file!r:.200} is not a policy that PPO_Plus.export wrote: {error}") from error
+            description = self.description = json.loads(self.session.get_modelmeta().custom_metadata_map[METADATA])
+            require_form(description, FORM)
+            for part, present in (("inputs", self.session.get_inputs()), ("outputs", self.session.get_outputs())):
+                shapes = {one.name: [BATCH if isinstance(size, str) else size for size in one.shape] for one in present}
+                if shapes != {described["name"]: described["shape"] for described in description[part]}:
+                    raise Damaged(f"its {part} are not those of its description")
+            if description["action"] != json.loads(json.dumps(build(action_space, described_action))):
+                raise Refused(f"it acts in another action space than {action_space}")
         self.action_space = action_space
-        self.inputs = {described["name"]: described for described in self.description["inputs"]}
+        self.inputs = {described["name"]: described for described in description["inputs"]}
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs for named inputs."""
@@ -277,13 +326,24 @@ class ExportedPolicy:
     def raw(self, env: Any) -> VecEnv:
         """Environments without the wrappers that are inside the policy, so that they return what it takes."""
         for name in reversed(self.description["wrappers_inside"]):
-            if not isinstance(env, {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}[name]):
+            if not isinstance(env, WRAPPERS[name]):
                 raise ValueError(f"the policy contains {name}, but env={env!r} is not in one")
             env = env.venv
+        observed = parts_of(env.observation_space)
+        for name, described in self.inputs.items():
+            kind, _, key = name.partition(".")
+            if kind == "observation" and not (key in observed and _observes(described, observed[key])):
+                raise ValueError(f"the policy's input is {described}, and env has observations {env.observation_space}")
         return env
 
 
-# --- an operator that ONNX does not have ------------------------------------------------------------------------------
+# --- operators that ONNX does not have --------------------------------------------------------------------------------
+
+
+def log_sigmoid(x: th.Tensor) -> th.Tensor:
+    r""":math:`\log(1 / (1 + e^{-x}))`, which ONNX would round to :math:`-\infty` for large negative :math:`x`."""
+    return x.clamp(max=0.0) - (1.0 + (-x.abs()).exp()).log()
+
 
 #: Beyond this :math:`|z|`, values are those at it.
 LIMIT = 12.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, POLICIES, vec
+from envs import ACTIONS, IMAGE, OBSERVATIONS, POLICIES, vec
 from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -18,6 +18,7 @@ from torch import nn
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.saving.export import export as room
 from ppo_plus.saving.export.deployed import Deployed, raw_observations
+from ppo_plus.saving.format.names import Damaged, Refused
 
 ort = pytest.importorskip("onnxruntime", reason="needs the extra export")
 pytest.importorskip("onnxscript", reason="needs the extra export")
@@ -85,6 +86,7 @@ CASES = {
     **{action: lambda action=action: make(action, **small()) for action in TOP_LEVEL},
     "lstm": lambda: make("box_int", policy="MlpLstmPolicy", policy_kwargs={"lstm_hidden_size": 8, "n_lstm_layers": 2}),
     "gru, masks": lambda: make("multibinary", policy="MlpGruPolicy", expects_masks=True),
+    "of a single number, normalized": lambda: make(env=VecNormalize(vec(ACTIONS["box"], spaces.Box(-1, 1, ())))),
     "of multibinary_2d": lambda: make(observation="multibinary_2d"),
     "of normalized dict": lambda: make(observation="dict", env=normalized("dict", norm_obs_keys=["vector"])),
     "normalized, clipped": lambda: make(env=normalized(clip_obs=0.7), use_sde=True),
@@ -131,6 +133,23 @@ def test_noise_is_an_input(case, tmp_path):
     )
 
 
+@pytest.mark.parametrize("policy", ["MlpPolicy", "CnnPolicy"])
+def test_the_traced_module_of_sb3s_page_on_export(policy):
+    class OnnxableSB3Policy(nn.Module):
+        def __init__(self, policy):
+            super().__init__()
+            self.policy = policy
+
+        def forward(self, observation):
+            return self.policy(observation, deterministic=True)
+
+    model = make("discrete", env=vec(ACTIONS["discrete"], IMAGE) if policy == "CnnPolicy" else None, policy=policy)
+    obs = model.env.reset()
+    traced = th.jit.trace(OnnxableSB3Policy(model.policy).eval(), th.as_tensor(obs))
+    actions = th.jit.freeze(traced)(th.as_tensor(obs))[0]
+    assert np.array_equal(actions, model.predict(obs, deterministic=True)[0])
+
+
 def pictures(height=36):
     """Channels last, so that they are transposed."""
     return vec(ACTIONS["box"], spaces.Dict(image=spaces.Box(0, 255, (height, 36, 3), np.uint8), at=OBSERVATIONS["box"]))
@@ -159,10 +178,11 @@ def test_frame_stacks_are_outside():
 
 @pytest.fixture
 def partly_blind():
-    """A model whose actor sees one entry of three."""
+    """A model whose actor sees one entry of three, of which two are normalized."""
     space = spaces.Dict(seen=OBSERVATIONS["box"], secret=OBSERVATIONS["box"], mask=spaces.MultiBinary(3))
     kwargs = {"actor_keys": ["seen"], "net_arch": [8]}
-    env = vec(ACTIONS["discrete"], space)
+    env = VecNormalize(vec(ACTIONS["discrete"], space), norm_obs_keys=["seen", "secret"])
+    env.reset()
     return make(policy="MultiInputPolicy", env=env, action_mask_key="mask", policy_kwargs=kwargs)
 
 
@@ -197,6 +217,73 @@ def test_the_description_says_how_to_read_actions(mixed):
     names = {each["name"] for each in described["outputs"]}
     assert names == {"action.kind", "action.where", "action.how.0", "action.how.1.far", "action.how.1.deep"}
     assert described["opset"] == room.OPSET and described["deterministic"]
+
+
+def described_as(path, text):
+    """The file with another description."""
+    onnx = pytest.importorskip("onnx", reason="needs the extra export")
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    if text is not None:
+        model.metadata_props.add(key="ppo_plus", value=text)
+    return model.SerializeToString()
+
+
+def without(name):
+    return lambda description: description.pop(name)
+
+
+def with_(**values):
+    return lambda description: description.update(values)
+
+
+DESCRIPTIONS = {
+    **{name: without(name) for name in ("format", "inputs", "outputs", "action", "deterministic", "wrappers_inside")},
+    "another format": with_(format="ppo_plus policy 2"),
+    "no list": with_(inputs=3),
+    "no input": with_(inputs=[]),
+    "inputs of text": with_(inputs=["observation"]),
+    "an input without a shape": with_(inputs=[{"name": "observation", "dtype": "float32"}]),
+    "a name that is a number": lambda description: description["inputs"][0].update(name=3),
+    "a shape": lambda description: description["inputs"][0].update(shape=["batch", 10**12]),
+    "a size of text": lambda description: description["inputs"][0].update(shape=["batch", "5"]),
+    "objects": lambda description: description["inputs"][0].update(dtype="O"),
+    "an output": lambda description: description["outputs"].pop(),
+    "another wrapper": with_(wrappers_inside=["VecFrameStack"]),
+    "wrappers": with_(wrappers_inside=[["VecNormalize"]]),
+    "no truth": with_(deterministic=None),
+    "an action": with_(action={"output": "action"}),
+}
+
+
+@pytest.mark.parametrize("case", DESCRIPTIONS)
+def test_a_description_that_is_none_is_named(mixed, case):
+    deployed, path = mixed
+    description = json.loads(path.with_suffix(".json").read_text())
+    DESCRIPTIONS[case](description)
+    with pytest.raises(Refused, match="^the file is not ") as raised:
+        room.ExportedPolicy(described_as(path, json.dumps(description)), deployed.space)
+    assert len(str(raised.value)) < 700
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "3"])
+def test_a_file_without_a_description_is_named(mixed, text):
+    deployed, path = mixed
+    with pytest.raises(Damaged, match="the file is not a valid exported policy"):
+        room.ExportedPolicy(described_as(path, text), deployed.space)
+
+
+def test_the_policy_of_another_task_is_named(mixed):
+    deployed, path = mixed
+    with pytest.raises(Refused, match=r"policy.onnx is not read: it acts in another action space than Box"):
+        room.ExportedPolicy(path, ACTIONS["box"])
+    policy = room.ExportedPolicy(path, deployed.space)
+    assert policy.raw(vec(deployed.space)).num_envs == 2
+    for other in (OBSERVATIONS["dict"], spaces.Box(-1, 1, (7,)), spaces.Box(-1, 1, (5,), np.float64)):
+        with pytest.raises(
+            ValueError, match=f"the policy's input is .*, and env has observations {type(other).__name__}"
+        ):
+            policy.raw(vec(deployed.space, other))
 
 
 @pytest.mark.slow
@@ -257,6 +344,15 @@ class Extractor(BaseFeaturesExtractor):
 
     def forward(self, observations):
         return self.layer(self.first(observations))
+
+
+@pytest.mark.slow
+def test_large_observations_are_as_exact(tmp_path):
+    model = make(env=vec(ACTIONS["box"], WIDE), **small(activation_fn=nn.LogSigmoid))
+    model.export(tmp_path / "policy.onnx")
+    obs = np.array([[3000.0, -500.0], [-500.0, 3000.0], [2e3, 1e3]], np.float32)
+    (actions,) = ort.InferenceSession(tmp_path / "policy.onnx").run(None, {"observation": obs})
+    np.testing.assert_allclose(actions, model.predict(obs, deterministic=True)[0], atol=1e-4)
 
 
 def with_layer(layer):
