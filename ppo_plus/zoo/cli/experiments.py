@@ -47,10 +47,7 @@ if TYPE_CHECKING:
 #: Options that change a run when it is resumed.
 CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "tensorboard_log")
 #: Arguments that may be given together with ``--resume``.
-WITH_RESUME = {
-    *("resume", "processes", "command", "prepare", "gym_packages", "trust_config", "traceback"),
-    *CHANGED_BY_RESUME,
-}
+WITH_RESUME = {*"resume processes command prepare gym_packages trust_config traceback".split(), *CHANGED_BY_RESUME}
 
 TRAIN = """
 Train PPO_Plus, evaluate it during training, and save the last model, the best model and a learning curve in a new

@@ -268,8 +268,14 @@ class Jobs:
             study.enqueue_trial(fixed.get(job[JOB], {}), user_attrs=dict(job))
 
     def claim(self) -> FrozenTrial | None:
-        """Claim a waiting job, if there is one: its trial is then running, and belongs to this process."""
-        self.revive()
+        """Claim a waiting job, if there is one: its trial is then running, and belongs to this process. Jobs of dead
+        workers are given to new trials before."""
+        for trial in self.trials():
+            if trial.state == TrialState.RUNNING and self.heartbeats.is_silent(trial):
+                with suppress(UpdateFinishedTrialError):  # another process was faster
+                    self._set_state(trial, TrialState.FAIL)
+        for trial in filter(is_lost, self.trials()):
+            self.study().add_trial(successor(trial))
         for trial in self.trials():
             with suppress(UpdateFinishedTrialError):
                 if trial.state == TrialState.WAITING and self._set_state(trial, TrialState.RUNNING):
@@ -280,16 +286,6 @@ class Jobs:
     def trial(self, claimed: FrozenTrial, **options: Any) -> Trial:
         """A claimed trial as an Optuna ``Trial``, which suggests with a ``sampler`` and reports to a ``pruner``."""
         return Trial(self.study(**options), claimed._trial_id)
-
-    def revive(self) -> None:
-        """Give the jobs of dead workers to new trials."""
-        for trial in self.trials():
-            if trial.state == TrialState.RUNNING and self.heartbeats.is_silent(trial):
-                with suppress(UpdateFinishedTrialError):  # another process was faster
-                    self._set_state(trial, TrialState.FAIL)
-        for trial in self.trials():
-            if is_lost(trial):
-                self.study().add_trial(successor(trial))
 
     def interrupt(self, trial: FrozenTrial) -> None:
         """End a running trial so that another one does its job later. It does not count as a death of its worker."""
