@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -349,6 +349,17 @@ def monitored(info: dict[str, Any]) -> dict[str, Any] | None:
     """What a ``Monitor`` says of an episode in an info; ``None``: nothing, or ``"episode"`` is something else."""
     entry = info.get("episode")
     return entry if isinstance(entry, dict) and entry.keys() >= {"r", "l"} else None
+
+
+def only_monitored(infos: Sequence[dict[str, Any]], dones: Any = None) -> list[dict[str, Any]]:
+    """The infos of a step, with ``"episode"`` only where an episode has ended (``dones``; ``None``: in all), and only
+    from a ``Monitor``: environments may have a key of that name, or return the same info in each step."""
+    return [
+        info
+        if "episode" not in info or ((dones is None or dones[i]) and monitored(info))
+        else {key: value for key, value in info.items() if key != "episode"}
+        for i, info in enumerate(infos)
+    ]
 
 
 @contextmanager

@@ -4,7 +4,8 @@ import copy
 import math
 import pickle
 import warnings
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,12 +26,15 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
+from ppo_plus.envs.checks import TIMEOUT, monitored, prepare
 from ppo_plus.envs.layers import exchange, layers, wrapped_by
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.require import require_int, require_spaces
 
+#: Steps of an environment in an evaluation after which a warning says that no episode has ended.
+LONG = 10_000
 #: Wrappers that record what is played, and change nothing.
 RECORDERS = (
     VecMonitor,
@@ -65,7 +69,9 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
         _warn_of_statistics(model.env, vec_env)
     with undisturbed(vec_env) if trains else frozen(vec_env) as played:
         player = with_masks(model, played)
-        mean, std = evaluate_policy(player, played, n_eval_episodes, deterministic=True, render=render, warn=False)
+        mean, std = evaluate_policy(
+            player, played, n_eval_episodes, deterministic=True, render=render, callback=Episodes(), warn=False
+        )
     if not math.isfinite(mean):  # type: ignore[arg-type]
         raise FloatingPointError(
             f"the mean return of {n_eval_episodes} episodes is {mean}: a reward of env={env or vec_env!r} is not "
@@ -100,8 +106,39 @@ class Masked:
         return self.model.predict(observation, state, episode_start, deterministic, action_masks)
 
 
-def check_evaluations(model: Any, callbacks: Iterable[BaseCallback]) -> None:
+class Episodes:
+    """The ``callback`` of SB3's ``evaluate_policy``, which calls it for each step of an environment: an episode counts
+    after a truncation also if the ``Monitor`` does not know of it, and a warning says if none ends.
+
+    :param then: another callback
+    """
+
+    def __init__(self, then: Any = None):
+        self.then, self.waited = then, Counter[int]()
+
+    def __call__(self, step: dict[str, Any], names: dict[str, Any]) -> None:
+        i, info = step["i"], step["info"]
+        if step["done"] and monitored(info) is None:
+            info.pop("episode", None)
+            if info.get(TIMEOUT):
+                info["episode"] = {"r": step["current_rewards"][i], "l": step["current_lengths"][i]}
+        counts = step["done"] and ("episode" in info or not step["is_monitor_wrapped"])
+        self.waited[i] = 0 if counts else self.waited[i] + 1
+        if self.waited[i] == LONG:
+            warnings.warn(
+                f"no episode of environment {i} has ended in {LONG:,} steps of the evaluation. If the policy never "
+                "ends one, give the environment a time limit: Monitor(TimeLimit(env, max_episode_steps=...))",
+                stacklevel=4,
+            )
+        if self.then is not None:
+            self.then(step, names)
+
+
+def check_evaluations(model: Any, callbacks: Sequence[BaseCallback]) -> None:
     """:raises ValueError: SB3's ``EvalCallback`` would evaluate without the action masks of the environments"""
+    for callback in callbacks:
+        if isinstance(callback, EvalCallback):
+            prepare(callback.eval_env)
     if any(type(callback)._on_step is EvalCallback._on_step for callback in callbacks):
         source = find_masks(model.env, model.policy.distribution.mask_layout, model.settings.action_mask_key)
         if source is not None and source.key is None:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ppo_plus import PPO_Plus
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.rollout.evaluation import frozen, with_masks, with_statistics_of
+from ppo_plus.rollout.evaluation import Episodes, frozen, with_masks, with_statistics_of
 from ppo_plus.saving.files import replacing
 from ppo_plus.zoo.experiment import save_model
 from ppo_plus.zoo.interrupts import check
@@ -81,7 +81,7 @@ class EvalAfterUpdates(EvalCallback):
                     render=self.render,
                     return_episode_rewards=True,
                     warn=self.warn,
-                    callback=self._log_success_callback,
+                    callback=Episodes(self._log_success_callback),
                 )
             parts = ranks.gather_values((returns, lengths, self._is_success_buffer))
             if ranks.leads:

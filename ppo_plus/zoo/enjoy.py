@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import tile_images
 
 from ppo_plus import PPO_Plus
+from ppo_plus.envs.checks import monitored, only_monitored
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.rollout.evaluation import Masked, with_masks
@@ -37,13 +38,13 @@ class Player:
     deterministic: bool
 
     def play(self, n_timesteps: int) -> Iterator[list[dict[str, Any]]]:
-        """Play a number of steps in each environment, and yield their ``infos`` after each step."""
+        """Play a number of steps in each environment, and yield what a ``Monitor`` says of the episodes that ended."""
         obs, state, starts = self.env.reset(), None, np.ones(self.env.num_envs, dtype=bool)
         player = with_masks(self.model, self.env) if isinstance(self.model, PPO_Plus) else self.model
         for _ in range(n_timesteps):
             actions, state = player.predict(obs, state, starts, self.deterministic)
             obs, _, starts, infos = self.env.step(actions)
-            yield infos
+            yield [episode for info in only_monitored(infos, starts) if (episode := monitored(info))]
 
 
 def make_player(
@@ -93,8 +94,8 @@ def enjoy(player: Player, n_timesteps: int) -> None:
     """Play, and print the return and length of each episode, and their means. Ctrl-C ends it."""
     episodes: list[tuple[float, int]] = []
     with suppress(KeyboardInterrupt):
-        for infos in player.play(n_timesteps):
-            for episode in (info["episode"] for info in infos if "episode" in info):
+        for ended in player.play(n_timesteps):
+            for episode in ended:
                 episodes.append((episode["r"], episode["l"]))
                 print(f"episode {len(episodes)}: return {episode['r']:.2f}, length {episode['l']}", flush=True)
     player.env.close()
@@ -103,7 +104,7 @@ def enjoy(player: Player, n_timesteps: int) -> None:
         lengths = f"mean length {mean_length:.2f} +/- {std_length:.2f}"
         print(f"mean return {mean:.2f} +/- {std:.2f}, {lengths} over {len(episodes)} episodes")
     else:
-        print(f"no episode ended within {n_timesteps} steps")
+        print(f"no episode ended within {n_timesteps} steps: play more (-n), or give the environment a time limit")
 
 
 def record(player: Player, n_timesteps: int, path: Path) -> None:

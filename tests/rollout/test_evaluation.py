@@ -11,15 +11,17 @@ import pytest
 import torch as th
 from envs import ACTIONS, VECTOR, FaultyEnv, RandomEnv, vec
 from gymnasium import spaces
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordVideo
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordVideo, TimeLimit
 from models import make_model, weights
 from parametrization import sample
-from stable_baselines3.common.callbacks import BaseCallback
+from resumable_envs import FORKED
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
-from ppo_plus import PPO_Plus
+from ppo_plus import EvalAfterUpdates, PPO_Plus, SupervisedVecEnv
 
 
 class CountingEnv(RandomEnv):
@@ -445,6 +447,110 @@ def test_render_shows_the_environment():
 def test_an_environment_that_never_ends_by_itself_can_be_limited():
     env = gym.wrappers.TimeLimit(CountingEnv(max_steps=None), 3)
     assert make().evaluate(2, env=env) == (1 + 2 + 3, 0.0)
+
+
+class Lives(gym.Wrapper):
+    """As SB3's ``EpisodicLifeEnv``: an episode is a life of two steps, and the game goes on in the next one."""
+
+    t = 0
+
+    def step(self, action):
+        self.obs, reward, terminated, self.is_over, info = self.env.step(action)
+        self.t += 1
+        return self.obs, reward, self.t % 2 == 0, self.is_over, info
+
+    def reset(self, **kwargs):
+        return self.env.reset(**kwargs) if self.t == 0 or self.is_over else (self.obs, {})
+
+
+class Falls(gym.Wrapper):
+    """Terminates each episode at its fourth step."""
+
+    def reset(self, **kwargs):
+        self.t = 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        self.t += 1
+        obs, reward, _, truncated, info = self.env.step(action)
+        return obs, reward, self.t == 4, truncated, info
+
+
+def limited(env):
+    return TimeLimit(env, 4)
+
+
+ENDED_OUTSIDE = {
+    "a time limit": lambda make: limited(Monitor(make())),
+    "make_vec_env": lambda make: make_vec_env(make, 2, wrapper_class=limited),
+    "an end": lambda make: DummyVecEnv([lambda: Falls(Monitor(make()))]),
+    "a limit within lives": lambda make: DummyVecEnv([lambda: Lives(limited(Monitor(make())))]),
+    "supervised": lambda make: SupervisedVecEnv([lambda: Falls(Monitor(make()))], start_method="fork"),
+    "same step": lambda make: SyncVectorEnv([lambda: limited(Monitor(make()))], autoreset_mode=AutoresetMode.SAME_STEP),
+    "next step": lambda make: SyncVectorEnv([lambda: limited(Monitor(make()))]),
+    "subproc": lambda make: FORKED([lambda: limited(Monitor(make()))]),
+}
+
+
+@pytest.mark.parametrize("kind", ENDED_OUTSIDE)
+def test_an_episode_that_a_wrapper_around_the_monitor_ends_counts(kind, tmp_path):
+    def make():
+        return CountingEnv(max_steps=None)
+
+    model = PPO_Plus("MlpPolicy", ENDED_OUTSIDE[kind](make), n_steps=16, batch_size=16, device="cpu")
+    assert model.evaluate(3) == (RETURN, 0.0)
+    callback = EvalAfterUpdates(ENDED_OUTSIDE[kind](make), eval_freq=16, n_eval_episodes=2)
+    callbacks = [callback]
+    if kind not in ("subproc", "same step", "next step"):
+        callbacks.append(EvalCallback(ENDED_OUTSIDE[kind](make), eval_freq=8))
+    model.learn(32, callbacks)
+    assert callback.last_mean_reward == RETURN
+    # Processes of SB3's do not say when they reset their `Monitor`.
+    if kind != "subproc":
+        assert {(episode["r"], episode["l"]) for episode in model.ep_info_buffer} == {(RETURN, 4)}
+    for env in (model.env, callback.eval_env):
+        env.close()
+
+
+def test_a_lost_life_is_no_episode_of_its_monitor(tmp_path):
+    env = DummyVecEnv([lambda: Lives(Monitor(CountingEnv(max_steps=6), str(tmp_path / "0")))])
+    model = PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, device="cpu").learn(64)
+    assert {episode["l"] for episode in model.ep_info_buffer} == {6} and len(model.ep_info_buffer) == 64 // 6
+    assert model.rollout_buffer.episode_starts[::2].all()
+    assert model.evaluate(2) == (21.0, 0.0)
+
+
+class Told(CountingEnv):
+    """Has an ``"episode"`` in each info, and returns the same dict each time if ``same``."""
+
+    same, value = False, 3
+
+    def step(self, action):
+        *results, info = super().step(action)
+        self.info = self.info if self.same and hasattr(self, "info") else info
+        self.info.setdefault("episode", self.value)
+        return *results, self.info
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("value", [3, "three", {"r": 5}, {"number": 3}], ids=str)
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: DummyVecEnv([lambda: env])], ids=["single", "vec"])
+def test_an_episode_in_the_infos_is_the_environments_own(wrap, value, same):
+    env = Told()
+    env.same, env.value = same, value
+    model = PPO_Plus("MlpPolicy", wrap(env), n_steps=16, batch_size=16, device="cpu").learn(32)
+    lengths = [episode["l"] for episode in model.ep_info_buffer]
+    assert lengths == ([4] * 8 if isinstance(env, gym.Env) and wrap(env) is env else [])
+    assert model.evaluate(2) == (RETURN, 0.0)
+
+
+def test_an_evaluation_that_does_not_end_gives_a_warning(monkeypatch):
+    monkeypatch.setattr("ppo_plus.rollout.evaluation.LONG", 50)
+    model = PPO_Plus("MlpPolicy", CountingEnv(), n_steps=16, batch_size=16, device="cpu")
+    with pytest.warns(
+        UserWarning, match="no episode of environment 0 has ended in 50 steps.*time limit: Monitor[(]Tim"
+    ):
+        model.evaluate(1, CountingEnv(max_steps=60))
 
 
 @pytest.mark.parametrize("what", ["observation", "reward"])
