@@ -527,8 +527,22 @@ ROLLOUT = (
     Fault(
         "evaluation-unnoticed",
         "rollout/evaluation.py",
-        "env is None or _overlap(env, model.env)",
+        "not set(map(id, layers(vec_env))).isdisjoint(map(id, layers(model.env)))",
         "env is None",
+        "tests/rollout/test_evaluation.py",
+    ),
+    Fault(
+        "last-observation-overwritten",
+        "envs/checks.py",
+        'info["terminal_observation"] = mapped(as_array, obs)',
+        'info["terminal_observation"] = obs',
+        "tests/rollout/test_collector.py",
+    ),
+    Fault(
+        "episode-ended-outside-its-monitor",
+        "envs/checks.py",
+        "if monitor.rewards is not rewards:",
+        "if False:",
         "tests/rollout/test_evaluation.py",
     ),
     Fault(

@@ -30,7 +30,7 @@ from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
 from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
-from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, only_monitored, prepare, seed_envs
+from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, of_ended, prepare, seed_envs
 from ppo_plus.envs.make_vec import as_vec_env
 from ppo_plus.envs.normalization import check_normalization, normalized_by, warn_of_statistics
 from ppo_plus.envs.resumable.state import Resumable
@@ -690,7 +690,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         return self.num_timesteps // (self.n_envs * self.ranks.size)
 
     def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: Any = None) -> None:
-        super()._update_info_buffer(*self.shared.record(only_monitored(infos, dones), dones))  # type: ignore[arg-type]
+        ended = of_ended(infos, dones)
+        super()._update_info_buffer(*self.shared.record(ended, np.ones(len(ended), dtype=bool)))  # type: ignore[arg-type]
 
     def _synchronize(self, keep_training: bool) -> bool:
         """End a rollout in all processes: share episodes, statistics and timesteps.

@@ -31,6 +31,7 @@ from ppo_plus.envs.layers import layers
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.observations import NotFiniteError, canonical_space, is_finite, require_finite, why_not_finite
 from ppo_plus.require import LARGEST
+from ppo_plus.trees import mapped
 
 #: What to do about the old gym's interface where its code cannot be changed.
 CONVERT = "or convert an environment of the old gym by shimmy.GymV21CompatibilityV0(env=env)"
@@ -80,10 +81,7 @@ def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "a
         for i, (part, sub) in enumerate(zip(obs, space, strict=True)):
             check_obs(part, sub, values, f"{name}[{i}]")
         return
-    try:
-        array = np.asarray(obs)
-    except ValueError:
-        raise InvalidOutput(f"returned {name} of unequal rows, but its space {space} has {space.shape}") from None
+    array = as_array(obs, name)
     if not _fits(array.shape, space.shape or ()):
         raise InvalidOutput(f"returned {name} of shape {array.shape}, but its space {space} has {space.shape}")
     if values and array.dtype != space.dtype and not _can_represent(space.dtype, array):
@@ -93,6 +91,20 @@ def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "a
         )
     if values and not is_finite(array):
         raise InvalidOutput(f"returned {name} that is {why_not_finite(array)}: {array!r:.200}", not_finite=True)
+
+
+def as_array(obs: Any, name: str = "an observation") -> np.ndarray:
+    """A copy of an observation, or of a part of it, as an array.
+
+    :raises InvalidOutput: it cannot be one
+    """
+    try:
+        return np.asarray(obs).copy()
+    except ValueError:
+        raise InvalidOutput(f"returned {name} of unequal rows") from None
+    except (RuntimeError, TypeError) as error:
+        remedy = "return arrays, such as obs.detach().cpu().numpy()"
+        raise InvalidOutput(f"returned {name} that is not an array ({error})", remedy=remedy) from None
 
 
 def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observation") -> None:
@@ -149,18 +161,6 @@ def check_reward(reward: Any) -> float:
     if not abs(reward) <= LARGEST:
         raise InvalidOutput(f"returned a reward that is {why_not_finite(reward)}: {reward}", not_finite=True)
     return reward
-
-
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to each array or tensor in a nesting of dicts, TensorDicts and tuples; ``None`` stays.
-
-    Steps call it several times, and it takes a third of the time of ``tree_map``.
-    """
-    if hasattr(value, "items"):
-        return {key: mapped(function, part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(mapped(function, part) for part in value)
-    return None if value is None else function(value)
 
 
 def row_of(obs: Any, i: int) -> Any:
@@ -227,7 +227,7 @@ class LeanVecEnv(DummyVecEnv):
             dones[i] = done = terminated or truncated
             if done:
                 check_obs(obs, space, values=False)
-                info["terminal_observation"] = obs
+                info["terminal_observation"] = mapped(as_array, obs)
             # Before the reset, which may write into them. Most infos have nothing but this key.
             infos.append({TIMEOUT: info[TIMEOUT]} if len(info) == 1 else _copied(info))
             if done:
@@ -282,6 +282,8 @@ class CheckedEnvs:
         if self._owner is None or not isinstance(error, Exception):
             return
         i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "_current", None)
+        if isinstance(self._owner, SyncVectorEnv):
+            i, error = next(_misfits(self._owner), (i, error))
         explained = explanation(error, self._owner if i is None else self._owner.envs[i])
         if i is not None and not hasattr(error, "__notes__"):
             env = self._owner.envs[i].unwrapped
@@ -329,6 +331,16 @@ class CheckedEnvs:
             self.require_finite(obs)
 
 
+def _misfits(env: SyncVectorEnv) -> Iterator[tuple[int, InvalidOutput]]:
+    """What is wrong with the latest observations of Gymnasium's environments, which it writes into one array."""
+    for i, obs in enumerate(getattr(env, "_env_obs", ())):
+        if obs is not None:
+            try:
+                check_obs(obs, env.single_observation_space, values=False)
+            except InvalidOutput as error:
+                yield i, error
+
+
 def _death(env: SubprocVecEnv, step: int) -> RuntimeError:
     """The error that says which worker processes have died; the others are ended."""
     for process in env.processes:
@@ -348,42 +360,33 @@ def _death(env: SubprocVecEnv, step: int) -> RuntimeError:
 def monitored(info: dict[str, Any]) -> dict[str, Any] | None:
     """What a ``Monitor`` says of an episode in an info; ``None``: nothing, or ``"episode"`` is something else."""
     entry = info.get("episode")
-    return entry if isinstance(entry, dict) and entry.keys() >= {"r", "l"} else None
+    return entry if isinstance(entry, dict) and {"r", "l"} <= entry.keys() else None
 
 
-def only_monitored(infos: Sequence[dict[str, Any]], dones: Any = None) -> list[dict[str, Any]]:
-    """The infos of a step, with ``"episode"`` only where an episode has ended (``dones``; ``None``: in all), and only
-    from a ``Monitor``: environments may have a key of that name, or return the same info in each step."""
-    return [
-        info
-        if "episode" not in info or ((dones is None or dones[i]) and monitored(info))
-        else {key: value for key, value in info.items() if key != "episode"}
-        for i, info in enumerate(infos)
-    ]
+def of_ended(infos: Sequence[dict[str, Any]], dones: Any = None) -> list[dict[str, Any]]:
+    """What is logged of episodes: their success, and what a ``Monitor`` says of them, in its form only.
+
+    :param dones: which of the infos are of an episode that has ended; ``None``: all
+    """
+    ended = (info for i, info in enumerate(infos) if dones is None or dones[i])
+    return [{"episode": monitored(info), "is_success": info.get("is_success")} for info in ended]
 
 
 @contextmanager
 def counted(env: Any, info: dict[str, Any]) -> Iterator[None]:
-    """While an environment is reset after the end of an episode: have ``info`` say what its ``Monitor`` would, if the
-    episode was ended by a wrapper around that, such as a ``TimeLimit``.
-
-    A wrapper that ends an episode when a life is lost does not reset the ``Monitor``: it counts whole games.
-    """
+    """While an environment is reset after an episode: an episode that was ended by a wrapper around the ``Monitor``,
+    such as a ``TimeLimit``, counts, too. One that ends when a life is lost does not reset the ``Monitor``."""
     monitor = next((layer for layer in layers(env) if isinstance(layer, Monitor)), None)
     if monitor is None or monitor.needs_reset:
         yield
         return
     # The user's, or that of an earlier episode.
     info.pop("episode", None)
-    rewards = monitor.rewards
+    rewards, seconds = monitor.rewards, time.time() - monitor.t_start
     yield
     if monitor.rewards is not rewards:
-        seconds = time.time() - monitor.t_start
-        entry = {"r": round(sum(rewards), 6), "l": len(rewards), "t": round(seconds, 6)} | monitor.current_reset_info
-        info["episode"] = entry | {key: info[key] for key in monitor.info_keywords}
-        monitor.episode_returns.append(sum(rewards))
-        monitor.episode_lengths.append(len(rewards))
-        monitor.episode_times.append(seconds)
+        info["episode"] = {"r": round(sum(rewards), 6), "l": len(rewards), "t": round(seconds, 6)}
+        info["episode"] |= monitor.current_reset_info
         if monitor.results_writer:
             monitor.results_writer.write_row(info["episode"])
 
@@ -404,7 +407,7 @@ class Numbers(gym.Wrapper):
         obs, reward, terminated, truncated, info = self.env.step(action)
         reward = reward if isinstance(reward, (float, int, np.number)) else as_reward(reward)
         if terminated or truncated:
-            obs, info = copy.deepcopy((obs, info))
+            obs, info = mapped(as_array, obs), copy.deepcopy(info)
         return obs, reward, terminated, truncated, info
 
 

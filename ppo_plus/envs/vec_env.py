@@ -33,8 +33,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Numbers, mapped, monitored, row_of
+from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Numbers, monitored, row_of
 from ppo_plus.envs.layers import Adapter
+from ppo_plus.trees import mapped
 
 #: Info keys that only the adapter needs.
 ADAPTERS = ("final_obs", "final_info")

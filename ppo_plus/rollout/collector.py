@@ -15,13 +15,13 @@ from stable_baselines3.common.vec_env import VecEnv
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped, without_gradients
-from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, mapped, row_of
+from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, row_of
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import is_finite, not_finite, require_finite, to_network
 from ppo_plus.policy.policies import Carry, Step
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
-from ppo_plus.trees import to_device, tree_map
+from ppo_plus.trees import mapped, to_device, tree_map
 
 #: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
 Act = Callable[..., tuple[th.Tensor, Carry]]

@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
-from ppo_plus.envs.checks import TIMEOUT, monitored, prepare
+from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, monitored, prepare
 from ppo_plus.envs.layers import exchange, layers, wrapped_by
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
@@ -68,16 +68,49 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
     elif model.env is not None:
         _warn_of_statistics(model.env, vec_env)
     with undisturbed(vec_env) if trains else frozen(vec_env) as played:
-        player = with_masks(model, played)
-        mean, std = evaluate_policy(
-            player, played, n_eval_episodes, deterministic=True, render=render, callback=Episodes(), warn=False
-        )
-    if not math.isfinite(mean):  # type: ignore[arg-type]
+        returns, _ = play(model, played, n_eval_episodes, render=render, warn=False)
+    mean = float(np.mean(returns))
+    if not math.isfinite(mean):
         raise FloatingPointError(
             f"the mean return of {n_eval_episodes} episodes is {mean}: a reward of env={env or vec_env!r} is not "
             "finite. Fix the environment, or wrap it to clip its rewards"
         )
-    return float(mean), float(std)  # type: ignore[arg-type]
+    return mean, float(np.std(returns))
+
+
+def play(
+    model: Any, env: VecEnv, n_episodes: int, callback: Any = None, **options: Any
+) -> tuple[list[float], list[int]]:
+    """Returns and lengths of episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
+
+    An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes of the environment are
+    errors that say what to do, as in training.
+    """
+    #: Steps of each environment, and those before its present episode.
+    taken, before = Counter[int](), Counter[int]()
+
+    def each_step(step: dict[str, Any], names: dict[str, Any]) -> None:
+        i, info = step["i"], step["info"]
+        taken[i] += 1
+        if step["done"] and monitored(info) is None:
+            info.pop("episode", None)
+            if info.get(TIMEOUT):
+                info["episode"] = {"r": step["current_rewards"][i], "l": step["current_lengths"][i]}
+        if step["done"] and ("episode" in info or not step["is_monitor_wrapped"]):
+            before[i] = taken[i]
+        if taken[i] == before[i] + LONG:
+            warnings.warn(
+                f"no episode of environment {i} has ended in {LONG:,} steps of the evaluation. If the policy never "
+                "ends one, give the environment a time limit: Monitor(TimeLimit(env, max_episode_steps=...))",
+                stacklevel=4,
+            )
+        if callback is not None:
+            callback(step, names)
+
+    with CheckedEnvs(env, lambda: max(taken.values(), default=0)):
+        return evaluate_policy(  # type: ignore[return-value]
+            with_masks(model, env), env, n_episodes, callback=each_step, return_episode_rewards=True, **options
+        )
 
 
 def with_masks(model: Any, vec_env: VecEnv) -> Any:
@@ -104,34 +137,6 @@ class Masked:
         # A tensor: predict does not warn of its order.
         action_masks = None if masks is None else th.from_numpy(masks)
         return self.model.predict(observation, state, episode_start, deterministic, action_masks)
-
-
-class Episodes:
-    """The ``callback`` of SB3's ``evaluate_policy``, which calls it for each step of an environment: an episode counts
-    after a truncation also if the ``Monitor`` does not know of it, and a warning says if none ends.
-
-    :param then: another callback
-    """
-
-    def __init__(self, then: Any = None):
-        self.then, self.waited = then, Counter[int]()
-
-    def __call__(self, step: dict[str, Any], names: dict[str, Any]) -> None:
-        i, info = step["i"], step["info"]
-        if step["done"] and monitored(info) is None:
-            info.pop("episode", None)
-            if info.get(TIMEOUT):
-                info["episode"] = {"r": step["current_rewards"][i], "l": step["current_lengths"][i]}
-        counts = step["done"] and ("episode" in info or not step["is_monitor_wrapped"])
-        self.waited[i] = 0 if counts else self.waited[i] + 1
-        if self.waited[i] == LONG:
-            warnings.warn(
-                f"no episode of environment {i} has ended in {LONG:,} steps of the evaluation. If the policy never "
-                "ends one, give the environment a time limit: Monitor(TimeLimit(env, max_episode_steps=...))",
-                stacklevel=4,
-            )
-        if self.then is not None:
-            self.then(step, names)
 
 
 def check_evaluations(model: Any, callbacks: Sequence[BaseCallback]) -> None:

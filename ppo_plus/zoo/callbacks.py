@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
-from stable_baselines3.common.evaluation import evaluate_policy
 from tqdm import tqdm
 
 from ppo_plus import PPO_Plus
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.rollout.evaluation import Episodes, frozen, with_masks, with_statistics_of
+from ppo_plus.rollout.evaluation import frozen, play, with_statistics_of
 from ppo_plus.saving.files import replacing
 from ppo_plus.zoo.experiment import save_model
 from ppo_plus.zoo.interrupts import check
@@ -72,16 +71,14 @@ class EvalAfterUpdates(EvalCallback):
             self.evaluated_timesteps = self.num_timesteps
             self._is_success_buffer = []
             with frozen(with_statistics_of(self.model, self.eval_env)) as played:
-                returns, lengths = evaluate_policy(
-                    # SB3's evaluator does not support masks.
-                    with_masks(self.model, played),
+                returns, lengths = play(
+                    self.model,
                     played,
                     (self.n_eval_episodes + ranks.rank) // ranks.size,
+                    self._log_success_callback,
                     deterministic=self.deterministic,
                     render=self.render,
-                    return_episode_rewards=True,
                     warn=self.warn,
-                    callback=Episodes(self._log_success_callback),
                 )
             parts = ranks.gather_values((returns, lengths, self._is_success_buffer))
             if ranks.leads:

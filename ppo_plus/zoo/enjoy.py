@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import tile_images
 
 from ppo_plus import PPO_Plus
-from ppo_plus.envs.checks import monitored, only_monitored
+from ppo_plus.envs.checks import of_ended
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.rollout.evaluation import Masked, with_masks
@@ -44,7 +44,7 @@ class Player:
         for _ in range(n_timesteps):
             actions, state = player.predict(obs, state, starts, self.deterministic)
             obs, _, starts, infos = self.env.step(actions)
-            yield [episode for info in only_monitored(infos, starts) if (episode := monitored(info))]
+            yield [info["episode"] for info in of_ended(infos, starts) if info["episode"]]
 
 
 def make_player(

@@ -308,9 +308,7 @@ def test_missing_parts_of_an_observation_are_named(other, message):
 
 
 def test_an_observation_of_unequal_rows_raises():
-    with pytest.raises(
-        ValueError, match=r"env=<.*OtherShape.*> returned an observation of unequal rows, .* has \(5,\)"
-    ):
+    with pytest.raises(ValueError, match=r"env=<.*OtherShape.*> returned an observation of unequal rows: fix"):
         learn(OtherShape([[1.0, 2.0], [3.0]], 0))
 
 
@@ -352,6 +350,34 @@ def test_gymnasiums_vector_environment_raises_an_error(space, other, at):
     env = SyncVectorEnv([lambda: RandomEnv(ACTIONS["discrete"], space), lambda: OtherShape(other, at, space)])
     with pytest.raises(ValueError, match="shape"):
         learn(env, "MlpPolicy" if space is VECTOR else "MultiInputPolicy")
+
+
+@pytest.mark.parametrize("at", [0, 1, 3], ids=["reset", "step", "end"])
+@pytest.mark.parametrize("run", ["learn", "evaluate"])
+@pytest.mark.parametrize("kind", ["single", "vec", "sync"])
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (np.zeros((1, 5)), r"of shape \(1, 5\), but its space Box\(.* has \(5,\): fix one of them"),
+        (
+            th.ones(5, requires_grad=True),
+            r"that is not an array \(.*requires grad.*\): return arrays, such as obs.detach",
+        ),
+    ],
+    ids=["row", "gradient"],
+)
+def test_it_is_the_same_error_everywhere(other, message, kind, run, at):
+    wrap = {
+        "single": lambda make: make(),
+        "vec": lambda make: DummyVecEnv([make]),
+        "sync": lambda make: SyncVectorEnv([make]),
+    }
+    env = wrap[kind](lambda: OtherShape(other, at))
+    with pytest.raises(ValueError, match=f"(?s)env=.* returned an observation {message}"):
+        if run == "learn":
+            learn(env)
+        else:
+            PPO_Plus("MlpPolicy", RandomEnv(ACTIONS["discrete"]), n_steps=8, batch_size=8).evaluate(2, env)
 
 
 @pytest.mark.parametrize(

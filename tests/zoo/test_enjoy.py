@@ -101,7 +101,7 @@ def test_each_model_has_its_own_statistics(run):
 def test_the_same_seed_plays_the_same(run):
     def episodes(**options):
         player = make_player(run.folder, run.folder.last_model, n_envs=2, **options)
-        return [info["episode"]["l"] for infos in player.play(300) for info in infos if "episode" in info]
+        return [episode["l"] for ended in player.play(300) for episode in ended]
 
     assert episodes(seed=1) == episodes(seed=1)
     assert episodes(seed=1) != episodes(seed=2)

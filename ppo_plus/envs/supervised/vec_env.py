@@ -26,12 +26,13 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import TIMEOUT, described, mapped, row_of
+from ppo_plus.envs.checks import TIMEOUT, described, row_of
 from ppo_plus.envs.supervised import workers
 from ppo_plus.envs.supervised.workers import CallerError, Fault, Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import require_int, require_number
+from ppo_plus.trees import mapped
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"

@@ -22,9 +22,19 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
-from ppo_plus.envs.checks import TIMEOUT, InvalidOutput, check_info, check_obs, check_reward, counted, explanation
+from ppo_plus.envs.checks import (
+    TIMEOUT,
+    InvalidOutput,
+    as_array,
+    check_info,
+    check_obs,
+    check_reward,
+    counted,
+    explanation,
+)
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import is_disk_full
+from ppo_plus.trees import mapped
 
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
@@ -109,7 +119,7 @@ class GuardedEnv:
         if not done:
             return obs, reward, done, info, None
         # Copied, since the reset may write into them.
-        info = copy.deepcopy(info | {"terminal_observation": obs})
+        info = copy.deepcopy(info) | {"terminal_observation": mapped(as_array, obs)}
         with counted(self.env, info):
             first = self.answer("reset", {})
         if isinstance(first, CallerError):

@@ -16,9 +16,9 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from ppo_plus.envs.checks import mapped
 from ppo_plus.envs.layers import Adapter
 from ppo_plus.policy.masking import METHOD
+from ppo_plus.trees import mapped
 
 #: A tensor with ``N`` rows, or a dict of them.
 Obs = Any

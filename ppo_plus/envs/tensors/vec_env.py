@@ -17,11 +17,11 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from stable_baselines3.common.vec_env import VecTransposeImage
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
-from ppo_plus.envs.checks import TIMEOUT, check_shape, mapped
+from ppo_plus.envs.checks import TIMEOUT, check_shape
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, as_numpy, as_tensor
 from ppo_plus.envs.vec_env import BatchedVecEnv
 from ppo_plus.policy.masking import METHOD
-from ppo_plus.trees import tree_map, widest
+from ppo_plus.trees import mapped, tree_map, widest
 
 
 class Stepped(NamedTuple):
