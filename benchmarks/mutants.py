@@ -534,8 +534,8 @@ ROLLOUT = (
     Fault(
         "last-observation-overwritten",
         "envs/checks.py",
-        'info["terminal_observation"] = mapped(as_array, obs)',
-        'info["terminal_observation"] = obs',
+        "obs, info = mapped(as_array, obs), copy.deepcopy(info)",
+        "pass",
         "tests/rollout/test_collector.py",
     ),
     Fault(
