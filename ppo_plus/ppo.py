@@ -902,10 +902,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         return self
 
     def to_sb3(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
-        """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments.
+        """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments. With an
+        LSTM, sb3-contrib's ``RecurrentPPO`` reads it, and with action masks its ``MaskablePPO``.
 
         :param path: where; without a suffix, ``.zip`` is added. Or an open file
-        :raises ValueError: SB3's ``PPO`` has no such policies, spaces or exploration
+        :raises ImportError: sb3-contrib is needed and missing
+        :raises ValueError: they have no such policies, spaces or exploration
         :raises OSError: it cannot be written
         """
         to_sb3(self, path)

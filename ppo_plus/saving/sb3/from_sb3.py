@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import zipfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
@@ -51,7 +51,10 @@ def from_sb3(
     data |= {"value_clip": "plain", "_expects_masks": trainer == "MaskablePPO"}
     if trainer == "MaskablePPO" and isinstance(data.get("action_space"), spaces.MultiBinary):
         with naming(path, "saved model"), decoding("its weights"):
-            _join_logits(saved.parameters)
+            # Ours is the difference of the two.
+            change_logits(
+                saved.parameters, lambda weight: weight[1::2] - weight[::2], lambda _, rows: rows[1::2].clone()
+            )
     model = {"class": name_of(cls), "attributes": {}, "missing": saved.unread, "parameters": saved.parameters}
     for part, paths in attributes_of(cls).items():
         model[part] = {name: data[path] for name, path in paths.items() if path in data}
@@ -62,8 +65,12 @@ def from_sb3(
         return assemble(cls, model, env, device, True, changes)
 
 
-def _join_logits(parameters: dict[str, dict[str, Any]]) -> None:
-    r"""MaskablePPO has two logits for each bit of a MultiBinary action; ours is their difference, so that
+def change_logits(
+    parameters: dict[str, dict[str, Any]],
+    of_weight: Callable[[th.Tensor], th.Tensor],
+    of_moment: Callable[[str, th.Tensor], th.Tensor],
+) -> None:
+    r"""Change weights and moments between MaskablePPO's logits of a MultiBinary action, two for each bit, and ours,
 
     .. math:: \mathrm{softmax}(x_0, x_1)_1 = \mathrm{sigmoid}(x_1 - x_0).
 
@@ -77,11 +84,11 @@ def _join_logits(parameters: dict[str, dict[str, Any]]) -> None:
     order = list(names.values())
     for name in ("action_net.weight", "action_net.bias"):
         shape = weights[name].shape
-        weights[name] = weights[name][1::2] - weights[name][::2]
+        weights[name] = of_weight(weights[name])
         state = states.get(order.index(name), {})
         for key, value in state.items():
             if isinstance(value, th.Tensor) and value.shape == shape:
-                state[key] = value[1::2].clone()
+                state[key] = of_moment(key, value)
 
 
 def _trainer_and_name(policy_class: Any) -> tuple[str, str]:

@@ -1,9 +1,10 @@
-"""Models for SB3's ``PPO``."""
+"""Models for SB3's ``PPO``, and for sb3-contrib's ``MaskablePPO`` and ``RecurrentPPO``."""
 
 import copy
 import inspect
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ppo_plus.formulas.schedules import Constant, Linear
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
 from ppo_plus.saving.model import base_of
+from ppo_plus.saving.sb3.from_sb3 import change_logits
 
 #: Attributes that mean the same in both.
 _SHARED = (
@@ -26,7 +28,7 @@ _SHARED = (
 ).split()
 #: Arguments that are numbers, or ``None``, in SB3's ``PPO``; in ours they may be schedules or words.
 _NUMBERS = ("ent_coef", "vf_coef", "target_kl", "normalize_advantage", "sde_sample_freq")
-#: Arguments of ours alone without which a model learns the same, if it has neither memory nor masks.
+#: Arguments of ours alone without which a model learns the same.
 _NOT_MISSED = {"compile", "n_threads", "sequence_length", "action_mask_key"}
 
 
@@ -38,58 +40,80 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, type(None)))
 
 
-_THEIRS = _defaults(PPO)
+def _trainer(model: Any) -> Any:
+    """What trains such policies in SB3 or sb3-contrib."""
+    name = "RecurrentPPO" if model.policy.remembers else "MaskablePPO" if model._expects_masks else ""
+    try:
+        return getattr(import_module("sb3_contrib"), name) if name else PPO
+    except ImportError as error:
+        raise ImportError(f"a {name} is written by sb3-contrib: pip install sb3-contrib", name=error.name) from None
 
 
 def to_sb3(model: Any, path: PathOrFile) -> None:
     """See :meth:`ppo_plus.PPO_Plus.to_sb3`."""
-    policy = _policy_for_sb3(model)
+    trainer = _trainer(model)
+    policy = _policy_for_sb3(model, trainer)
     # What is drawn for weights that are then replaced is not missed in training.
     with th.random.fork_rng(devices=[]):
         try:
-            exported = _export(model, policy)
+            exported = _export(model, policy, trainer)
         except Exception as error:  # SB3 asserts
-            raise ValueError(f"SB3's PPO cannot have this policy ({type(error).__name__}: {error})") from error
+            problem = f"{type(error).__name__}: {error}"
+            raise ValueError(f"SB3's {trainer.__name__} cannot have this policy ({problem})") from error
     _check_actions(model, exported)
-    lost = sorted(_lost(model))
+    lost = sorted(_lost(model, _defaults(trainer)))
     if lost:
-        warnings.warn(f"SB3's PPO acts as the model, but it learns without {', '.join(lost)}", stacklevel=3)
+        warnings.warn(
+            f"SB3's {trainer.__name__} acts as the model, but it learns without {', '.join(lost)}", stacklevel=3
+        )
     with opened_to_write(path_to_save(path)) as file:
         exported.save(file)
 
 
-def _policy_for_sb3(model: Any) -> Any:
+def _policy_for_sb3(model: Any, trainer: Any) -> Any:
     """The policy's name or class in SB3; raises :class:`ValueError` if it has none."""
     space, policy_class = model.action_space, model.policy_class
-    names = {model.policy_aliases[name]: name for name in PPO.policy_aliases}
+    names = {model.policy_aliases[name]: name for name in trainer.policy_aliases}
     reasons = {
         f"action_space={space}": np.any(getattr(space, "start", 0))
         or (isinstance(space, spaces.Box) and space.dtype.kind != "f"),
         f"action_mask_key={model.action_mask_key!r}": model.action_mask_key is not None,
-        "action masks": model._expects_masks,
+        "action masks with memory": model._expects_masks and model.policy.remembers,
         "use_sde=True for choices": model.use_sde and not isinstance(space, spaces.Box),
         f"exploration={model.exploration}": isinstance(model.exploration, StateDependentNoise),
         f"policy={policy_class.__name__}": policy_class not in names and issubclass(policy_class, ActorCriticPolicy),
     }
     for what, unknown in reasons.items():
         if unknown:
-            raise ValueError(f"SB3's PPO cannot read this model: it does not support {what}")
+            raise ValueError(f"SB3's {trainer.__name__} cannot read this model: it does not support {what}")
     return names.get(policy_class, policy_class)
 
 
-def _export(model: Any, policy: Any) -> PPO:
-    exported = PPO(policy, None, device="cpu", _init_setup_model=False)  # type: ignore[arg-type]
+def _export(model: Any, policy: Any, trainer: Any) -> Any:
+    exported = trainer(policy, None, device="cpu", _init_setup_model=False)
+    defaults = _defaults(trainer)
     vars(exported).update({name: copy.deepcopy(getattr(model, name)) for name in _SHARED})
     for name in _NUMBERS:
-        setattr(exported, name, getattr(model, name) if _is_number(getattr(model, name)) else _THEIRS[name])
+        setattr(exported, name, getattr(model, name) if _is_number(getattr(model, name)) else defaults.get(name))
     exported.learning_rate = _schedule(model.settings.schedules["learning_rate"])
-    exported.clip_range = _schedule(model.clip_range or _THEIRS["clip_range"])
+    exported.clip_range = _schedule(model.clip_range or defaults["clip_range"])
     exported.clip_range_vf = None if model.clip_range_vf is None else _schedule(model.clip_range_vf)
     exported.seed = None  # seeding would disturb the generators
     exported._setup_model()
     exported.seed = model.seed
-    exported.set_parameters(copy.deepcopy(model.get_parameters()), device="cpu")
+    parameters = copy.deepcopy(model.get_parameters())
+    if trainer is not PPO and not model.policy.remembers and isinstance(model.action_space, spaces.MultiBinary):
+        change_logits(
+            parameters,
+            lambda weight: _in_turn(-weight / 2, weight / 2),
+            lambda name, moment: _in_turn(moment if "sq" in name else -moment, moment),
+        )
+    exported.set_parameters(parameters, device="cpu")
     return exported
+
+
+def _in_turn(first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    return th.stack([first, second], dim=1).flatten(0, 1)
 
 
 def _schedule(schedule: Any) -> Any:
@@ -99,20 +123,20 @@ def _schedule(schedule: Any) -> Any:
     return LinearSchedule(schedule.start, schedule.end, 1.0) if isinstance(schedule, Linear) else schedule
 
 
-def _check_actions(model: Any, exported: PPO) -> None:
+def _check_actions(model: Any, exported: Any) -> None:
     """:raises ValueError: the two act in different ways"""
     space = copy.deepcopy(model.observation_space)
     space.seed(0)
     for observation in (space.sample() for _ in range(5)):
-        ours, theirs = (one.predict(observation, deterministic=True)[0] for one in (model, exported))
+        ours, theirs = (one.policy.predict(observation, deterministic=True)[0] for one in (model, exported))
         if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
-            raise ValueError(f"SB3's PPO cannot read this model: it would do {theirs} in place of {ours}")
+            raise ValueError(f"SB3 cannot read this model: it would do {theirs} in place of {ours}")
 
 
-def _lost(model: Any) -> Iterator[str]:
-    """What of learning SB3's ``PPO`` does not know."""
+def _lost(model: Any, theirs: dict[str, Any]) -> Iterator[str]:
+    """What of learning SB3 does not know, whose arguments are these."""
     ours = _defaults(base_of(type(model))) | {"value_clip": "plain"}
-    names = [name for name in ours if name not in _THEIRS and getattr(model, name) != ours[name]]
+    names = [name for name in ours if name not in theirs and (getattr(model, name) or None) != (ours[name] or None)]
     names += [name for name in _NUMBERS if not _is_number(getattr(model, name))]
     if model.clip_range is None:
         names.append("clip_range")

@@ -1,12 +1,15 @@
-"""SB3's ``PPO`` reads what is exported for it, and acts the same."""
+"""SB3's ``PPO``, ``MaskablePPO`` and ``RecurrentPPO`` read what is exported for them, and act the same."""
 
 import io
+import sys
 
 import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, VECTOR, KeyMaskedEnv, MaskedEnv, vec
 from gymnasium import spaces
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3 import PPO
 
 from ppo_plus import ColoredNoise, MlpPolicy, PPO_Plus, StateDependentNoise
@@ -21,6 +24,12 @@ CASES = {
     "images": {"env": vec(ACTIONS["discrete"], IMAGE), "policy": "CnnPolicy"},
     "dict": {"env": vec(ACTIONS["box"], DICT), "policy": "MultiInputPolicy"},
     "rmsprop": {"policy_kwargs": {"optimizer_class": th.optim.RMSprop}},
+    **{
+        f"masks, {kind}": {"cls": MaskablePPO, "env": vec(ACTIONS[kind], env_class=MaskedEnv)}
+        for kind in ("discrete", "multidiscrete", "multibinary")
+    },
+    "memory": {"cls": RecurrentPPO, "policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}},
+    "memory, gsde": {"cls": RecurrentPPO, "policy": "MlpLstmPolicy", "env": vec(ACTIONS["box"]), "use_sde": True},
 }
 
 
@@ -31,21 +40,26 @@ def make(policy="MlpPolicy", env=None, **kwargs):
 
 @pytest.mark.parametrize("case", CASES)
 def test_sb3_acts_the_same_and_learns_on(case, tmp_path, recwarn):
-    model = make(**CASES[case]).learn(32)
+    options = dict(CASES[case])
+    cls = options.pop("cls", PPO)
+    model = make(**options).learn(32)
     model.to_sb3(tmp_path / "exported")
     assert not [each for each in recwarn if "learns without" in str(each.message)]
-    theirs = PPO.load(tmp_path / "exported", env=model.get_env(), device="cpu")
+    theirs = cls.load(tmp_path / "exported", env=model.get_env(), device="cpu")
     obs = model.get_env().reset()
-    ours, found = (each.predict(obs, deterministic=True)[0] for each in (model, theirs))
+    masks = {"action_masks": get_action_masks(model.get_env())} if cls is MaskablePPO else {}
+    ours, found = (each.predict(obs, deterministic=True, **masks)[0] for each in (model, theirs))
     np.testing.assert_allclose(found, ours, atol=1e-6)
     assert (theirs.num_timesteps, theirs.gamma, theirs.n_steps) == (32, model.gamma, model.n_steps)
     for progress in (1.0, 0.3):
         assert theirs.lr_schedule(progress) == pytest.approx(model.lr_schedule(progress))
-    states = [each.policy.optimizer.state_dict()["state"] for each in (theirs, model)]
+    back = PPO_Plus.load(tmp_path / "exported", device="cpu")
+    pairs = zip(back.policy.state_dict().items(), model.policy.state_dict().items(), strict=True)
+    assert all(one[0] == other[0] and th.equal(one[1], other[1]) for one, other in pairs)
+    assert type(back) is PPO_Plus and back._expects_masks == model._expects_masks
+    states = [each.policy.optimizer.state_dict()["state"] for each in (back, model)]
     assert all(th.equal(states[0][i][name], each) for i, state in states[1].items() for name, each in state.items())
     theirs.learn(32, reset_num_timesteps=False)
-    # And back.
-    assert type(PPO_Plus.load(tmp_path / "exported", device="cpu")) is PPO_Plus
 
 
 def test_it_is_written_into_an_open_file_and_draws_no_numbers():
@@ -63,7 +77,7 @@ class OwnPolicy(MlpPolicy):
 
 
 UNKNOWN = {
-    "memory": ({"policy": "MlpLstmPolicy"}, "policy=MlpLstmPolicy"),
+    "memory": ({"policy": "MlpGruPolicy"}, "RecurrentPPO cannot read this model: .* policy=MlpGruPolicy"),
     "mixed": ({"env": vec(ACTIONS["mixed"])}, "cannot have this policy .*Dict"),
     "start": ({"env": vec(ACTIONS["discrete_start"])}, "action_space=Discrete"),
     "integers": ({"env": vec(ACTIONS["box_int"])}, "action_space=Box"),
@@ -101,10 +115,16 @@ def test_what_sb3_does_not_know_is_named(case, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_with_masks_raises_an_error(tmp_path):
-    model = make(env=vec(ACTIONS["discrete"], env_class=MaskedEnv)).learn(32)
-    with pytest.raises(ValueError, match="action masks"):
+def test_memory_and_masks_together_raise_an_error(tmp_path):
+    model = make("MlpLstmPolicy", vec(ACTIONS["discrete"], env_class=MaskedEnv)).learn(32)
+    with pytest.raises(ValueError, match="does not support action masks with memory"):
         model.to_sb3(tmp_path / "exported")
+
+
+def test_what_sb3_contrib_reads_needs_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sb3_contrib", None)
+    with pytest.raises(ImportError, match="RecurrentPPO.*pip install sb3-contrib"):
+        make("MlpLstmPolicy").to_sb3(tmp_path / "exported")
 
 
 def test_what_sb3_learns_without_is_said(tmp_path):
