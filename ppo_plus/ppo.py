@@ -574,6 +574,19 @@ class PPO_Plus(OnPolicyAlgorithm):
         # Training compiles by itself, and calls the parts of a policy: what `torch.compile` wraps would not be called.
         super().__setattr__(name, original(value) if name == "policy" else value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # SB3's VecNormalize leaves its environments out of copies.
+        normalize = self.get_vec_normalize_env()
+        return vars(self) | {"normalized": normalize and (normalize.venv, normalize.returns)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        normalized = state.pop("normalized")
+        vars(self).update(state)
+        if (normalize := self.get_vec_normalize_env()) is not None:
+            venv, returns = normalized
+            normalize.set_venv(venv)
+            normalize.returns = returns
+
     # SB3 and callbacks read and write these two of the position.
 
     @property

@@ -228,7 +228,7 @@ def test_a_callback_of_one_stops_all(ranks):
 @in_each
 def test_callbacks_copy_the_model_in_every_hook(ranks):
     copying = CopiesInHooks(copy.deepcopy)
-    PPO_Plus("MlpPolicy", vec(spaces.Discrete(3), env_class=RandomEnv), n_steps=8, batch_size=8).learn(64, copying)
+    make_normalized().learn(64, copying)
     assert len(copying.copies) == 5
     for twin in copying.copies.values():
         twin.learn(64, reset_num_timesteps=False)

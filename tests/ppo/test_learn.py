@@ -14,7 +14,7 @@ from envs import ACTIONS, RandomEnv, vec
 from models import make_model, weights
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from tensor_envs import twins
 from training import CopiesInHooks, make, n_steps_taken
 
@@ -98,10 +98,11 @@ def test_a_copied_model_learns_as_the_original_does(twin_of):
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: cloudpickle.loads(cloudpickle.dumps(model))])
 @pytest.mark.parametrize(
-    "kind", ["arrays", "tensors", pytest.param("compiled", marks=[needs_compiler, pytest.mark.slow])]
+    "kind", ["arrays", "tensors", "normalized", pytest.param("compiled", marks=[needs_compiler, pytest.mark.slow])]
 )
 def test_callbacks_copy_a_model_in_every_hook(kind, duplicate):
     env = as_vec_env(list(twins(ACTIONS["box"], 2))[kind == "tensors"])
+    env = VecNormalize(env) if kind == "normalized" else env
     copying = CopiesInHooks(duplicate)
     model = make(env=env, compile=kind == "compiled", verbose=0).learn(32, [copying])
     assert len(copying.copies) == 5
@@ -109,6 +110,7 @@ def test_callbacks_copy_a_model_in_every_hook(kind, duplicate):
         assert twin.call.callbacks == [] and twin.num_timesteps <= 32
         twin.evaluate(1)
         twin.learn(16, reset_num_timesteps=False)
+        assert twin.env is not env
     assert th.equal(weights(duplicate(model)), weights(model))
 
 

@@ -35,7 +35,6 @@ from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.format.values import NATIVE, require_form
-from ppo_plus.trees import tree_map
 
 OPSET = 18
 #: How far numbers may differ from those of ``predict``: absolutely, or relatively where they or their bounds exceed 1.
@@ -61,14 +60,17 @@ def export(model: Any, path: str | Path, deterministic: bool, normalization: Nor
         outputs = deployed(example)
         text = json.dumps(deployed.description(outputs) | {"opset": OPSET}, indent=2)
         shapes = {described["name"]: {described["shape"].index(BATCH): ANY_SIZE} for described in deployed.inputs}
-        names = {"input_names": [*example], "output_names": [*outputs]}
+        options: Any = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
+        options |= {"input_names": [*example], "output_names": [*outputs]}
+        calls = _calls(deployed.policy)
         try:
-            program, onnx = _translated(deployed, (example,), (shapes,), **names)
+            program = th.export.export(deployed, (example,), dynamic_shapes=(shapes,), strict=False)
+            onnx: Any = th.onnx.export(program.run_decompositions(REPLACED), (), **options)
         except Exception as error:
             reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise ValueError(
-                f"torch cannot export {_refused(deployed, example)}: {reason}. Replace it by layers that torch.onnx "
-                "supports, without branches on values or sizes of tensors"
+                f"torch cannot export the {calls[-1]}: {reason}. Replace it by layers that torch.onnx supports, "
+                "without branches on values or sizes of tensors"
             ) from error
         onnx.model.metadata_props[METADATA] = text
         data = onnx.model_proto.SerializeToString()
@@ -83,39 +85,14 @@ def export(model: Any, path: str | Path, deterministic: bool, normalization: Nor
     return path
 
 
-def _translated(module: nn.Module, arguments: tuple[Any, ...], shapes: Any, **names: Any) -> tuple[Any, Any]:
-    """A module as a program, and as ONNX."""
-    program = th.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
-    options: Any = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
-    replaced = {
-        th.ops.aten.special_log_ndtr.default: log_ndtr,
-        th.ops.aten.log_sigmoid.default: log_sigmoid,
-    }
-    exact = program.run_decompositions(replaced)
-    return program, th.onnx.export(exact, (), **options, **names)
-
-
-def _refused(deployed: Deployed, example: Tensors) -> str:
-    """A layer that cannot be exported by itself either, though the layers in it can; without one, the policy."""
-    calls: dict[nn.Module, Any] = {}
-    names = {layer: name for name, layer in deployed.policy.named_modules()}
-    hooks = [layer.register_forward_pre_hook(lambda layer, inputs: calls.update({layer: inputs})) for layer in names]
-    deployed(example)
-    for hook in hooks:
-        hook.remove()
-    n = len(next(iter(example.values())))
-
-    def fails(layer: nn.Module) -> bool:
-        shapes = tree_map(lambda leaf: {0: ANY_SIZE} if getattr(leaf, "shape", ())[:1] == (n,) else None, calls[layer])
-        try:
-            _translated(layer, calls[layer], shapes)
-        except Exception:
-            return True
-        return False
-
-    # A layer is called before those in it.
-    layer = next(filter(fails, reversed(calls)), deployed.policy)
-    return f"the layer {names[layer]} ({type(layer).__name__})" if names[layer] else f"the {type(layer).__name__}"
+def _calls(policy: nn.Module) -> list[str]:
+    """A list that always ends with the layer that computes at the moment, and begins with the policy."""
+    calls = [f"policy ({type(policy).__name__})"]
+    for name, layer in [*policy.named_modules()][1:]:
+        title = f"layer {name} ({type(layer).__name__})"
+        layer.register_forward_pre_hook(lambda *_, title=title: calls.append(title))
+        layer.register_forward_hook(lambda *_: calls.__delitem__(-1))
+    return calls
 
 
 def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 1.0) -> dict[str, np.ndarray]:
@@ -370,3 +347,6 @@ def log_ndtr(z: th.Tensor) -> th.Tensor:
     tail = q.exp()
     # Where 1 - e^q would be rounded, the logarithm is -e^q.
     return th.where(z < 0, q, th.where(tail < 1e-8, -tail, (1.0 - tail).log())).to(z.dtype)
+
+
+REPLACED: Any = {th.ops.aten.special_log_ndtr.default: log_ndtr, th.ops.aten.log_sigmoid.default: log_sigmoid}

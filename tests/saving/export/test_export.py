@@ -360,19 +360,6 @@ def with_layer(layer):
     return make(policy_kwargs=kwargs)
 
 
-@pytest.fixture(params=["refused here", pytest.param("refused by torch", marks=pytest.mark.slow)])
-def refusal(request, monkeypatch):
-    """Torch takes seconds to refuse each module that has such a layer in it."""
-
-    def translated(module, *arguments, **names):
-        if any(isinstance(layer, Branching) for layer in module.modules()):
-            raise RuntimeError("it depends on values")
-
-    if request.param == "refused here":
-        monkeypatch.setattr(room, "_translated", translated)
-
-
-@pytest.mark.usefixtures("refusal")
 def test_a_layer_that_torch_cannot_export_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"the layer \S*features_extractor.layer \(Branching\)"):
         with_layer(Branching).export(tmp_path / "policy.onnx")
