@@ -46,7 +46,15 @@ from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
-from ppo_plus.process import assigned, full_precision, has_convolutions, keep_freed_memory, torch_threads, worth_threads
+from ppo_plus.process import (
+    assigned,
+    full_precision,
+    has_convolutions,
+    keep_freed_memory,
+    torch_threads,
+    usual_settings,
+    worth_threads,
+)
 from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
@@ -285,6 +293,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     # --- setting up ------------------------------------------------------------------------------------------------
 
+    @usual_settings()
     def _setup_model(self) -> None:
         # As in SB3, clip ranges are schedules once the model is set up. SB3 has no strings as learning rates.
         self.clip_range = schedule_of("clip_range", self.clip_range)
@@ -542,7 +551,8 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _running(self, total_timesteps: int) -> Iterator[Call]:
         """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
         keep_freed_memory()
-        with torch_threads(self._choose_threads()), full_precision(), self.ranks.until_error():
+        threads, underflow = torch_threads(self._choose_threads()), np.errstate(under="ignore")
+        with threads, full_precision(), underflow, self.ranks.until_error():
             self.call = self.call.begun(total_timesteps)
             try:
                 yield self.call
@@ -720,6 +730,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     # --- training --------------------------------------------------------------------------------------------------
 
+    @usual_settings()
     def train(self) -> None:
         """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
 
@@ -841,6 +852,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             )
         return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
+    @np.errstate(under="ignore")
     def evaluate(
         self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
     ) -> tuple[float, float]:

@@ -160,7 +160,7 @@ class Compiled:
                 raise CompileError(keeps_changing("what it reads"))
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
-            with ONE_AT_A_TIME, self._timed():
+            with ONE_AT_A_TIME, self._timed(), warnings.catch_warnings(action="ignore"):
                 self._run = self._trace_and_compile(args, n_static)
                 if not self.agrees(*args):
                     raise CompileError(
@@ -194,7 +194,7 @@ class Compiled:
         if self.strict:
             raise compile_error(f"{self.name} could not be compiled ({reason})") from cause
         if known is None:
-            warnings.warn(f"{self.name} runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=5)
+            warn_of_slowness(f"{self.name} runs uncompiled, and slower ({reason})")
 
     def _trace_and_compile(self, args: tuple[Any, ...], n_static: int) -> Callable[[list[th.Tensor]], Any]:
         """The compiled form, a function of the tensors in these arguments."""
@@ -237,6 +237,14 @@ class Compiled:
             return unflatten([leaves[place] for place in places])
 
         return compiled
+
+
+def warn_of_slowness(message: str) -> None:
+    """Warn that something runs uncompiled; where warnings are errors, print it, since training can continue."""
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=6)
+    except RuntimeWarning:
+        print(message, file=sys.stderr)
 
 
 def obstacle(device: th.device) -> str | None:
@@ -395,7 +403,7 @@ class Compilation:
         if self.strict and not decision:
             raise compile_error(decision.reason)
         if decision.unexpected and decision != before:
-            warnings.warn(f"training runs uncompiled, and slower: {decision.reason}", RuntimeWarning, stacklevel=6)
+            warn_of_slowness(f"training runs uncompiled, and slower: {decision.reason}")
         self.n_planned = planned
         for compiled in self.functions.values():
             compiled.n_traces = 0
@@ -466,7 +474,7 @@ class Compilation:
             if self.strict:
                 raise compile_error(unable)
             if known_reason is None:
-                warnings.warn(f"{name} runs uncompiled, and slower: {unable}", RuntimeWarning, stacklevel=6)
+                warn_of_slowness(f"{name} runs uncompiled, and slower: {unable}")
             return None
         # Kernels are compiled for a number of threads.
         autocast = [th.is_autocast_enabled(kind) and th.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]

@@ -13,6 +13,7 @@ Write your own by subclassing :class:`~ppo_plus.NoiseProcess`: :meth:`~ppo_plus.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch as th
 
@@ -97,9 +98,10 @@ class StateDependentNoise(NoiseProcess):
     use_expln: bool = False
 
     def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> NoiseState:
+        options: Any = {"dtype": th.float32, "device": device}
         return {
-            "theta": th.randn(n_envs, latent_dim, noise_dim, device=device),
-            "eta": th.randn(n_envs, noise_dim, device=device),
+            "theta": th.randn(n_envs, latent_dim, noise_dim, **options),
+            "eta": th.randn(n_envs, noise_dim, **options),
         }
 
     def sample(self, carry: NoiseState, features: th.Tensor, log_std: th.Tensor | None) -> tuple[th.Tensor, NoiseState]:
@@ -151,8 +153,9 @@ class ColoredNoise(NoiseProcess):
     def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> NoiseState:
         bins = self.horizon // 2 + 1
         # The constant and the fastest wave are real: one Gaussian instead of two, so they get its whole variance.
-        amplitude = th.arange(bins, device=device).clamp(min=1).pow(-self.beta / 2)
-        real, imaginary = amplitude * th.randn(2, n_envs, noise_dim, bins, device=device)
+        options: Any = {"dtype": th.float32, "device": device}
+        amplitude = th.arange(bins, **options).clamp(min=1).pow(-self.beta / 2)
+        real, imaginary = amplitude * th.randn(2, n_envs, noise_dim, bins, **options)
         real[..., :: bins - 1] *= math.sqrt(2)
         series = th.fft.irfft(th.complex(real, imaginary), n=self.horizon, norm="forward")
         variance = 4 * amplitude.square().sum() - 2 * amplitude[0].square() - 2 * amplitude[-1].square()

@@ -282,7 +282,7 @@ class Categorical(ActionDistribution):
     def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
         chosen = actions.long()
         if self.action_dim > 1:
-            chosen = chosen + to_device(th.tensor([0, *np.cumsum(self.choices[:-1])]), chosen.device)
+            chosen = chosen + to_device(th.from_numpy(np.cumsum([0, *self.choices[:-1]])), chosen.device)
         return params.gather(1, chosen).sum(dim=1)
 
     def entropy(self, params: th.Tensor) -> th.Tensor:
@@ -585,7 +585,7 @@ def _mean_log_tanh_slope(mean: th.Tensor, std: th.Tensor) -> th.Tensor:
     mean of a folded normal, :math:`s \sqrt{2/\pi}\, e^{-\mu^2/2s^2} + \mu\, \mathrm{erf}(\mu/s\sqrt 2)` with
     :math:`s^2 = \sigma^2 + \tau^2`, for each :math:`\tau` of the mixture. That is smooth for narrow and wide :math:`u`.
     """
-    tables = (th.tensor(table, dtype=mean.dtype) for table in _logistic_as_gaussians())
+    tables = (th.from_numpy(table).to(mean.dtype) for table in _logistic_as_gaussians())
     variances, weights = (to_device(table, mean.device) for table in tables)
     s = (std.square().unsqueeze(-1) + variances).sqrt()
     z = mean.unsqueeze(-1) / s

@@ -479,7 +479,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def renew_noise(self, carry: Carry, envs: np.ndarray) -> Carry:
         """Draw the noise again for the environments with these indices, shape ``(K,)``; memory stays."""
-        indices = to_device(th.as_tensor(envs), self.device)
+        indices = to_device(th.from_numpy(np.asarray(envs)), self.device)
         noise = self.exploration.renew(carry.noise, indices, *self._noise_dims)
         return carry._replace(noise=noise)
 

@@ -113,7 +113,7 @@ class RolloutBuffer:
         #: NumPy arrays that share the tensors' memory; on another device, the tensors.
         self._arrays: dict[str, Any] = {}
         for name in NUMBERS:
-            self._make_room(name, th.zeros(self.n_envs, device=device))
+            self._make_room(name, th.zeros(self.n_envs, dtype=th.float32, device=device))
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled view would be a copy, so only the tensors are saved.

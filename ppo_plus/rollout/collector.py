@@ -367,8 +367,8 @@ class Collector:
             policy,
             obs=to_tensors(position.obs, device=self._plan.device),
             carry=position.carry,
-            starts=th.tensor(position.starts),
-            limited=(th.tensor(rows, dtype=th.long), th.tensor(columns, dtype=th.long)),
+            starts=th.from_numpy(np.array(position.starts)),
+            limited=(th.tensor(rows, dtype=th.long, device="cpu"), th.tensor(columns, dtype=th.long, device="cpu")),
             final_obs=to_tensors(tree_map(_stack, *final_obs), device=buffer.storage) if final_obs else None,
             failed=_columns(self._failed) if self._failed else None,
         )

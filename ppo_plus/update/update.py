@@ -1,8 +1,5 @@
 """Updates of a policy: minibatch by minibatch, until the epochs or the KL control end them."""
 
-import signal
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +16,7 @@ from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.policy.normalization import RunningMoments
+from ppo_plus.process import interrupts_wait
 from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.flat import concatenated, moments, packed, trainable
 from ppo_plus.update.minibatch import (
@@ -42,8 +40,6 @@ GradientFunction = Callable[[Batch, KLState, th.Tensor], LossAndGradient]
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
-#: Seconds after which code that does not answer Ctrl-C is interrupted wherever it is.
-PATIENCE = 1.0
 #: Beyond this mean standard deviation of actions, a warning says so.
 LARGE_STD = 1000.0
 
@@ -52,37 +48,6 @@ def coefficients_of(values: Mapping[str, float | None]) -> Coefficients:
     """The values of schedules, by name of the argument, as tensors on the CPU."""
     tensors: dict[str, Any] = {name: th.tensor(value) for name, value in values.items() if value is not None}
     return Coefficients(**{"clip_range": None, "clip_range_vf": None, **tensors})
-
-
-@contextmanager
-def interrupts_wait() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C wait in the block until what the block gets is called, or the block ends: so it finds nothing halfway.
-    A second one that comes :data:`PATIENCE` seconds later or more does not wait, since the code may hang."""
-    handler = signal.getsignal(signal.SIGINT)
-    came: float | None = None
-
-    def receive(number: int, frame: Any) -> None:
-        nonlocal came
-        if came is not None and time.monotonic() - came > PATIENCE:
-            handler(number, frame)  # type: ignore[operator, misc]
-        came = came or time.monotonic()
-
-    def deliver() -> None:
-        nonlocal came
-        if came is not None:
-            came = None
-            handler(signal.SIGINT, None)  # type: ignore[operator, misc]
-
-    # Python handles signals in the main thread.
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield deliver
-        return
-    signal.signal(signal.SIGINT, receive)
-    try:
-        yield deliver
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        deliver()
 
 
 class Updater:

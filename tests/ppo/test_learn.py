@@ -1,8 +1,11 @@
 """Calls of ``learn``: on every vector environment, with copies, callbacks, exceptions and hooks."""
 
 import copy
+import io
 import pickle
 import warnings
+from contextlib import contextmanager
+from functools import partial
 
 import cloudpickle
 import gymnasium as gym
@@ -11,6 +14,7 @@ import pytest
 import torch as th
 from compiled import needs_compiler
 from envs import ACTIONS, RandomEnv, vec
+from gymnasium import spaces
 from models import make_model, weights
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
@@ -171,6 +175,63 @@ def test_training_can_continue_after_an_exception():
     model.learn(16)
     assert n_steps_taken(model) == 11
     assert th.isfinite(weights(model)).all()
+
+
+class Tiny(RandomEnv):
+    """Its observations are too small for single precision."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs * 1e-310, *rest
+
+
+def used(kind):
+    """The weights of a model that has been made, trained, loaded and used for all that a user does with one."""
+    policy = "MlpLstmPolicy" if kind == "memory" else "MlpPolicy"
+    env = VecNormalize(vec(ACTIONS["box"], spaces.Box(-1, 1, (2,), np.float64), env_class=Tiny))
+    model = make_model(env=env, policy=policy, use_sde=kind == "gSDE", compile=kind == "compiled").learn(32)
+    assert np.isfinite(model.evaluate(1)).all()
+    model.predict(env.reset())
+    file = io.BytesIO()
+    model.save(file)
+    file.seek(0)
+    return weights(PPO_Plus.load(file, env=env, device="cpu").learn(16))
+
+
+@contextmanager
+def on_meta():
+    th.set_default_device("meta")
+    try:
+        yield
+    finally:
+        th.set_default_device(None)
+
+
+@contextmanager
+def in_double():
+    th.set_default_dtype(th.double)
+    try:
+        yield
+    finally:
+        th.set_default_dtype(th.float)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("plain", on_meta),
+        ("plain", th.inference_mode),
+        ("plain", partial(np.errstate, all="raise")),
+        ("plain", partial(warnings.catch_warnings, action="error")),
+        *((kind, in_double) for kind in ("gSDE", "memory", "compiled")),
+        ("memory", th.no_grad),
+    ],
+)
+def test_what_other_code_of_the_process_has_set_does_not_matter(kind, settings):
+    expected = used(kind)
+    with settings():
+        assert th.equal(used(kind), expected)
 
 
 def test_a_callback_that_returns_nothing_gives_a_warning():
