@@ -142,6 +142,11 @@ def whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def interval(text: str) -> int:
+    """A whole number, also as ``1e6``; 0 for numbers that are not positive."""
+    return whole_number(text) if float(text) > 0 else 0
+
+
 def seconds(text: str) -> float:
     """A time in seconds, above 0."""
     number = float(text)

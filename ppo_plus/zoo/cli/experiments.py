@@ -30,6 +30,7 @@ from ppo_plus.zoo.cli.arguments import (
     allowed_packages,
     duration,
     import_named,
+    interval,
     key_value,
     seed,
     whole_number,
@@ -71,11 +72,11 @@ def _add_train(commands: Any) -> None:
     add_algo_argument(command, "for rl_zoo3's command lines; both train PPO_Plus")
     add_experiment_arguments(command)
     add = partial(add_option, command.add_argument_group("evaluation, checkpoints and output"))
-    add("--eval-freq N", "evaluate every N timesteps; 0 or negative: never", type=int, default=Options.eval_freq)
+    add("--eval-freq N", "evaluate every N timesteps; 0 or negative: never", type=interval, default=Options.eval_freq)
     add("--eval-episodes N", "episodes in each evaluation", type=whole_number, default=Options.eval_episodes)
     add("--n-eval-envs N", "number of evaluation environments", type=whole_number, default=Options.n_eval_envs)
     help = "save a checkpoint and a permanent model every N timesteps; 0 or negative: a checkpoint every ten minutes"
-    add("--save-freq N", help, type=int, default=Options.save_freq)
+    add("--save-freq N", help, type=interval, default=Options.save_freq)
     add("--keep-checkpoints N", "checkpoints to keep for --resume", type=whole_number, default=Options.keep_checkpoints)
     add("-i --trained-agent FILE", "continue to train this model, a .zip file")
     add("-tb --tensorboard-log DIR", "log to this folder for TensorBoard (pip install tensorboard)")

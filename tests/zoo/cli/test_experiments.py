@@ -126,7 +126,18 @@ def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys)
             "sutton_barto_reward:True",
         ],
         *["-params", "learning_rate:lin_1e-3", "policy_kwargs:dict(net_arch=[4], activation_fn=nn.ReLU)", "gamma:0.5"],
-        *["--num-threads", "2", "--eval-freq", "7", "-tb", "tb", "--eval-env-kwargs", "sutton_barto_reward:False"],
+        *[
+            "--num-threads",
+            "2",
+            "--eval-freq",
+            "7e3",
+            "--save-freq",
+            "-5",
+            "-tb",
+            "tb",
+            "--eval-env-kwargs",
+            "sutton_barto_reward:False",
+        ],
     )
     assert (
         shown["CartPole-v1"].items()
@@ -146,7 +157,8 @@ def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys)
         >= {
             "seed": 5,
             "vec_env": "dummy",
-            "eval_freq": 7,
+            "eval_freq": 7000,
+            "save_freq": 0,
             "tensorboard_log": "tb",
             "eval_env_kwargs": {"sutton_barto_reward": False},
         }.items()
