@@ -5,12 +5,14 @@ import os
 import re
 import warnings
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, VECTOR, RandomEnv, vec
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import CallbackList, EvalCallback
+from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
 from ppo_plus.rollout.buffer import least_bytes
@@ -133,9 +135,14 @@ class OldGym:
     ("env", "advice"),
     [
         (None, "env=None: pass an environment"),
-        (RandomEnv, r"env=<class .*> must be a Gymnasium environment"),
+        (RandomEnv, r"env=<class .*> must be a Gymnasium environment.*call it, env\(\), or .*make_vec\(env, n_envs"),
+        ([lambda: None] * 2, r"env=\[.*\] must be a Gymnasium environment.*make_vec.*or of functions DummyVecEnv\("),
+        (
+            VecNormalize(gym.make_vec("CartPole-v1", 2)),
+            r"env=VecNormalize\(.*VectorEnv.*wrap VecNormalize\(ppo_plus.as_vec_env\(env\)\)",
+        ),
         (OldGym(), r"must be a Gymnasium environment, .*GymV21CompatibilityV0\(env=env\)"),
-        (lambda: RandomEnv(ACTIONS["discrete"]), "must be a Gymnasium environment"),
+        (lambda: RandomEnv(ACTIONS["discrete"]), r"must be a Gymnasium environment.*call it, env\(\)"),
     ],
 )
 def test_a_wrong_type_of_environment_is_a_type_error(env, advice):

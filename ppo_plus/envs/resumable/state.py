@@ -23,10 +23,12 @@ If one has neither, :func:`get_state` says so, and :func:`set_state` puts back w
 import copy
 import hashlib
 import json
+import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import parent_process
 from typing import Any
 
 import gymnasium as gym
@@ -149,6 +151,13 @@ def _require_wrapped(vec_env: Any) -> None:
         )
 
 
+def _is_replayable(cls: type) -> bool:
+    """Whether the body of a class says so. Worker processes get the classes of a script from cloudpickle, which leaves
+    out what is the same in a base class: there, what is inherited counts."""
+    is_copy = parent_process() is not None and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is not cls
+    return bool(getattr(cls, "replayable", False) if is_copy else vars(cls).get("replayable", False))
+
+
 @dataclass(slots=True)
 class _Episode:
     """A replay of the present episode: the arguments of its reset, and the state of wrappers before it."""
@@ -196,7 +205,7 @@ class Resumable(gym.Wrapper):
         if self._stateful is None:
             if not class_name(self._base).startswith(REPLAYABLE):
                 unknown.append(self._base)
-            unknown = [layer for layer in unknown if not vars(type(layer)).get("replayable", False)]
+            unknown = [layer for layer in unknown if not _is_replayable(type(layer))]
         #: Why it can neither be replayed nor return its state; ``None``: it can.
         self._reason = lacks_state(unknown) if unknown else None
         self._replays = self._stateful is None and self._reason is None

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -156,6 +157,17 @@ class Worker:
         default = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self.make, self.index = make, index
         self.context: Any = multiprocessing.get_context(start_method or default)
+        if multiprocessing.current_process().daemon:
+            raise RuntimeError(
+                "a daemonic process, such as those of multiprocessing.Pool, cannot start processes for environments: "
+                'use vec_env="dummy" in it, or a concurrent.futures.ProcessPoolExecutor instead'
+            )
+        main = getattr(sys.modules["__main__"], "__file__", None)
+        if main == "<stdin>" and self.context.get_start_method() != "fork":
+            raise RuntimeError(
+                "the processes of environments import the script that starts them, and this one was read from standard "
+                'input: save it as a file, or use vec_env="dummy" or start_method="fork"'
+            )
         self.process: Any = None
         self.start()
 

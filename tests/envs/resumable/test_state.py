@@ -38,7 +38,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 import ppo_plus
-from ppo_plus import PPO_Plus, Resumable
+from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
 from ppo_plus.envs.resumable import state as state_module
 from ppo_plus.envs.resumable.state import NotResumableError, get_state, set_state
 
@@ -263,6 +263,22 @@ def test_a_subclass_may_keep_more_than_what_it_is_made_of():
     assert Resumable(Windy()).get_episode_state()["reason"] == "Windy has no get_state and set_state"
     assert Resumable(Known()).get_episode_state()["reason"] is None
     assert Resumable(Unknown()).get_episode_state()["reason"] == "Unknown has no get_state and set_state"
+
+
+@pytest.mark.parametrize("kind", [SubprocVecEnv, SupervisedVecEnv])
+def test_a_subclass_of_a_script_repeats_it_in_processes_too(kind):
+    """cloudpickle leaves out attributes that are the same in a base class."""
+
+    class Said(Pictures):
+        replayable = True
+
+    class Repeated(Said):
+        replayable = True
+
+    env = kind([lambda: Resumable(Monitor(Repeated()))])
+    env.reset()
+    assert get_state(env)["reason"] is None
+    env.close()
 
 
 @pytest.mark.parametrize("kind", [DummyVecEnv, FORKED], ids=["dummy", "subproc"])
