@@ -62,7 +62,7 @@ from report.speed import (
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 #: One thread each, torch's and XLA's; libraries read it when they are imported, so it is set before processes start.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
@@ -88,6 +88,7 @@ class Workload:
     :param own: further arguments of PPO_Plus alone
     :param reference: module and class of the algorithm that stands in the reference's column
     :param wrapper: wrapper of each environment
+    :param vec_wrapper: wrapper of all, unless PPO_Plus does its work itself (``normalize_observations`` in ``own``)
     """
 
     env: str | spaces.Space[Any]
@@ -101,6 +102,7 @@ class Workload:
     own: dict[str, Any] = field(default_factory=dict)
     reference: tuple[str, str] = ("stable_baselines3", "PPO")
     wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
+    vec_wrapper: Callable[[VecEnv], VecEnv] | None = None
 
     def make_env(self, seed: int) -> VecEnv:
         if not isinstance(self.env, str):
@@ -150,6 +152,8 @@ VECTOR = spaces.Box(-np.inf, np.inf, (8,))
 ATARI = Workload(image(84, 4), 8, 128, batch_size=256, n_epochs=4, rollouts=1, policy="CnnPolicy")
 VECTORS: dict[str, spaces.Space[Any]] = {"position": VECTOR, "velocity": VECTOR}
 RECURRENT: Any = dict(policy="MlpLstmPolicy", reference=("sb3_contrib", "RecurrentPPO"))
+#: What PPO_Plus normalizes itself.
+INSIDE = ("normalize_observations", "normalize_values")
 SMALL_LSTM: Any = dict(policy_kwargs=dict(lstm_hidden_size=64))
 WORKLOADS = {
     "CartPole-v1-x1": Workload("CartPole-v1", 1, 2048),
@@ -170,6 +174,10 @@ WORKLOADS = {
     "CartPole-v1-LSTM-x8-batch-256": Workload("CartPole-v1", 8, 256, batch_size=256, rollouts=4, **RECURRENT),
     "CartPole-v1-small-LSTM-x8-batch-256": Workload(
         "CartPole-v1", 8, 256, batch_size=256, arguments=SMALL_LSTM, rollouts=4, **RECURRENT
+    ),
+    "CartPole-v1-VecNormalize-x8": Workload("CartPole-v1", 8, 256, rollouts=4, vec_wrapper=VecNormalize),
+    "CartPole-v1-normalized-x8": Workload(
+        "CartPole-v1", 8, 256, rollouts=4, vec_wrapper=VecNormalize, own=dict.fromkeys(INSIDE, True)
     ),
     "Pendulum-v1-gSDE-x4": Workload("Pendulum-v1", 4, 512, arguments={"use_sde": True, "sde_sample_freq": 4}),
 }
@@ -266,6 +274,8 @@ class Trainee:
         if module == "ppo_plus":
             arguments = arguments | workload.own
         env = workload.make_env(seed)
+        if workload.vec_wrapper is not None and not arguments.keys() & {*INSIDE}:
+            env = workload.vec_wrapper(env)
         self.memory_before = peak_memory()
         own = {name: getattr(workload, name) for name in ("n_steps", "batch_size", "n_epochs")}
         self.model = make(workload.policy, env, seed=seed, device=device, **own, **workload.arguments, **arguments)

@@ -47,6 +47,8 @@ WORKLOADS = {
     "Dict-image-x8": "Dict with a small image, 8 envs",
     "Atari-shapes-x8": "Atari-shaped images, 8 envs",
     "Atari-shapes-bfloat16-x8": "Atari-shaped images, 8 envs, PPO_Plus in bfloat16",
+    "CartPole-v1-VecNormalize-x8": "PPO_Plus in `VecNormalize`",
+    "CartPole-v1-normalized-x8": "PPO_Plus normalizes inside the policy",
     "CartPole-v1-LSTM-x8": "two LSTMs of 256 units, minibatches of 64",
     "CartPole-v1-LSTM-x8-batch-256": "two LSTMs of 256 units, minibatches of 256",
     "CartPole-v1-small-LSTM-x8-batch-256": "two LSTMs of 64 units, minibatches of 256",
@@ -384,6 +386,13 @@ TABLES: dict[str, Callable[[], Lines]] = {
         WORKLOADS, "memory_speed", corner=LSTM, others=False
     ),
     "memory-speed-about": lambda: about("memory_speed"),
+    "normalization-speed": lambda: speeds(
+        WORKLOADS,
+        "normalization_speed",
+        corner="CartPole-v1, 8 envs (SB3 in `VecNormalize`)",
+        others=False,
+    ),
+    "normalization-speed-about": lambda: about("normalization_speed"),
     "scaling-environments": lambda: scaled("environments"),
     "scaling-batch-size": lambda: scaled("batch-size"),
     "scaling-width": lambda: scaled("width"),
