@@ -930,6 +930,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments. With an
         LSTM, sb3-contrib's ``RecurrentPPO`` reads it, and with action masks its ``MaskablePPO``.
 
+        What the policy normalizes observations by is written beside it, as ``NAME_vecnormalize.pkl`` for SB3's
+        ``VecNormalize.load``.
+
         :param path: where; without a suffix, ``.zip`` is added. Or an open file
         :raises ImportError: sb3-contrib is needed and missing
         :raises ValueError: they have no such policies, spaces or exploration

@@ -142,9 +142,13 @@ class ObservationNormalizer(RunningMoments):
         """Normalized inputs of the network; a Dict may lack entries."""
         if not isinstance(inputs, dict):
             return self._normalized(inputs, self.single)
-        parts = self.single.split([math.prod(shape) for shape in self.shapes.values()], dim=1)
+        parts = self.split(self.single)
         here = [(key, part) for key, part in zip(self.shapes, parts, strict=True) if key in inputs]
         return {**inputs, **{key: self._normalized(inputs[key], part) for key, part in here}}
+
+    def split(self, rows: th.Tensor) -> Sequence[th.Tensor]:
+        """The columns of each entry, in rows of the moments' size."""
+        return rows.split([math.prod(shape) for shape in self.shapes.values()], dim=1)
 
     def _normalized(self, rows: th.Tensor, single: th.Tensor) -> th.Tensor:
         high, low, std = single.view(3, *rows.shape[1:]).unbind()

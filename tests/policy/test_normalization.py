@@ -1,6 +1,7 @@
 """Normalization inside the policy: as a ``VecNormalize`` that is updated per rollout, in one file, on every scale."""
 
 import copy
+import io
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +13,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import weights
+from stable_baselines3 import PPO as SB3PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -346,6 +348,30 @@ def test_statistics_of_a_vec_normalize_move_into_the_policy(tmp_path, observatio
         model.absorb_normalization(source)
 
 
+@pytest.mark.parametrize("observation", ["box", "dict"])
+def test_sb3_gets_a_vec_normalize_beside_the_model(tmp_path, observation):
+    space = spaces.Dict(vector=VECTOR, choice=spaces.Discrete(3)) if observation == "dict" else VECTOR
+    env = vec(ACTIONS["box"], space)
+    model = make(env, "MultiInputPolicy" if observation == "dict" else "MlpPolicy").learn(128)
+    with pytest.warns(UserWarning, match="it learns without normalize_values=True"):
+        model.to_sb3(tmp_path / "theirs")
+    normalize = VecNormalize.load(str(tmp_path / "theirs_vecnormalize.pkl"), env)
+    theirs = SB3PPO.load(tmp_path / "theirs", env=normalize)
+    obs = env.observation_space.sample()
+    seen = normalize.normalize_obs(obs)
+    np.testing.assert_allclose(
+        *(m.predict(o, deterministic=True)[0] for m, o in ((theirs, seen), (model, obs))), atol=1e-5
+    )
+    values = theirs.policy.predict_values(theirs.policy.obs_to_tensor(seen)[0])
+    th.testing.assert_close(
+        values, model.policy.predict_values(model.policy.obs_to_tensor(obs)[0]), rtol=1e-4, atol=1e-4
+    )
+    assert normalize.training
+    theirs.learn(64)
+    with pytest.raises(ValueError, match="pass a name of a file, beside which it can be written"):
+        model.to_sb3(io.BytesIO())
+
+
 def test_statistics_that_do_not_fit():
     with pytest.raises(ValueError, match="source=None does not normalize observations: pass a VecNormalize that does"):
         make(normalize_observations=False).absorb_normalization()
@@ -412,7 +438,8 @@ def test_a_vec_normalize_that_does_the_same_raises_an_error(tmp_path):
         PPO_Plus.load(tmp_path / "model", env=env())
     with pytest.raises(ValueError, match=twice):
         model.evaluate(1, env())
-    model.set_env(env())
+    with pytest.warns(UserWarning, match="leave VecNormalize out"):
+        model.set_env(env())
     with pytest.raises(ValueError, match=twice):
         model.learn(64)
 

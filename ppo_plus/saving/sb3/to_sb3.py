@@ -2,16 +2,20 @@
 
 import copy
 import inspect
+import pickle
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from ppo_plus.formulas.exploration import StateDependentNoise
 from ppo_plus.formulas.schedules import Constant, Linear
@@ -29,7 +33,7 @@ _SHARED = (
 #: Arguments that are numbers, or ``None``, in SB3's ``PPO``; in ours they may be schedules or words.
 _NUMBERS = ("ent_coef", "vf_coef", "target_kl", "normalize_advantage", "sde_sample_freq")
 #: Arguments of ours alone without which a model learns the same.
-_NOT_MISSED = {"compile", "n_threads", "sequence_length", "action_mask_key"}
+_NOT_MISSED = {"compile", "n_threads", "sequence_length", "action_mask_key", "normalize_observations"}
 
 
 def _defaults(cls: type[Any]) -> dict[str, Any]:
@@ -60,14 +64,24 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
         except Exception as error:  # SB3 asserts
             problem = f"{type(error).__name__}: {error}"
             raise ValueError(f"SB3's {trainer.__name__} cannot have this policy ({problem})") from error
-    _check_actions(model, exported)
+    statistics = _vec_normalize_of(model)
+    if statistics is not None and not isinstance(path, (str, Path)):
+        raise ValueError(
+            "SB3 has the statistics of observations in a second file, a VecNormalize: pass a name of a file, beside "
+            "which it can be written"
+        )
+    _check_actions(model, exported, statistics)
     lost = sorted(_lost(model, _defaults(trainer)))
     if lost:
         warnings.warn(
             f"SB3's {trainer.__name__} acts as the model, but it learns without {', '.join(lost)}", stacklevel=3
         )
-    with opened_to_write(path_to_save(path)) as file:
+    path = path_to_save(path)
+    with opened_to_write(path) as file:
         exported.save(file)
+    if statistics is not None and isinstance(path, (str, Path)):
+        with opened_to_write(Path(path).with_name(f"{Path(path).stem}_vecnormalize.pkl")) as file:
+            pickle.dump(statistics, file)
 
 
 def _policy_for_sb3(model: Any, trainer: Any) -> Any:
@@ -101,7 +115,7 @@ def _export(model: Any, policy: Any, trainer: Any) -> Any:
     exported.seed = None  # seeding would disturb the generators
     exported._setup_model()
     exported.seed = model.seed
-    parameters = copy.deepcopy(model.get_parameters())
+    parameters = _parameters(model)
     if trainer is not PPO and not model.policy.remembers and isinstance(model.action_space, spaces.MultiBinary):
         change_logits(
             parameters,
@@ -116,6 +130,40 @@ def _in_turn(first: th.Tensor, second: th.Tensor) -> th.Tensor:
     return th.stack([first, second], dim=1).flatten(0, 1)
 
 
+def _parameters(model: Any) -> dict[str, Any]:
+    """The weights, where the critic's last layer has the scale of values, and the optimizer's state."""
+    parameters, normalizer = copy.deepcopy(model.get_parameters()), model.policy.value_normalizer
+    weights = parameters["policy"]
+    if normalizer is not None:
+        weights["value_net.weight"] = (weights["value_net.weight"] * normalizer.std).float()
+        weights["value_net.bias"] = (weights["value_net.bias"] * normalizer.std + normalizer.mean).float()
+    parameters["policy"] = {name: value for name, value in weights.items() if "_normalizer." not in name}
+    return parameters  # type: ignore[no-any-return]
+
+
+def _vec_normalize_of(model: Any) -> VecNormalize | None:
+    """What normalizes observations in SB3 as the policy does itself; ``None``: it does not."""
+    normalizer = model.policy.observation_normalizer
+    if normalizer is None:
+        return None
+    env: gym.Env[Any, Any] = gym.Env()
+    env.observation_space, env.action_space = model.observation_space, model.action_space
+    keys = None if "" in normalizer.shapes else [*normalizer.shapes]
+    statistics = VecNormalize(
+        DummyVecEnv([lambda: env]),
+        norm_reward=False,
+        clip_obs=normalizer.clip,
+        epsilon=normalizer.epsilon,
+        norm_obs_keys=keys,
+    )
+    parts = zip(*(normalizer.split(moment[None].cpu()) for moment in (normalizer.mean, normalizer.var)), strict=True)
+    for key, (mean, var) in zip(normalizer.shapes, parts, strict=True):
+        rms: Any = statistics.obs_rms if keys is None else statistics.obs_rms[key]  # type: ignore[index]
+        rms.mean, rms.var = (part.reshape(rms.mean.shape).numpy() for part in (mean, var))
+        rms.count = normalizer.count.item()
+    return statistics
+
+
 def _schedule(schedule: Any) -> Any:
     """A schedule as SB3 has it; one that it has not stays what it is."""
     if isinstance(schedule, Constant):
@@ -123,12 +171,14 @@ def _schedule(schedule: Any) -> Any:
     return LinearSchedule(schedule.start, schedule.end, 1.0) if isinstance(schedule, Linear) else schedule
 
 
-def _check_actions(model: Any, exported: Any) -> None:
+def _check_actions(model: Any, exported: Any, statistics: VecNormalize | None) -> None:
     """:raises ValueError: the two act in different ways"""
     space = copy.deepcopy(model.observation_space)
     space.seed(0)
     for observation in (space.sample() for _ in range(5)):
-        ours, theirs = (one.policy.predict(observation, deterministic=True)[0] for one in (model, exported))
+        seen = observation if statistics is None else statistics.normalize_obs(observation)
+        ours = model.policy.predict(observation, deterministic=True)[0]
+        theirs = exported.policy.predict(seen, deterministic=True)[0]
         if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
             raise ValueError(f"SB3 cannot read this model: it would do {theirs} in place of {ours}")
 
