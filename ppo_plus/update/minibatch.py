@@ -13,6 +13,7 @@ from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import as_if_compiling, autograd_grad, buffer_tables, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
+from ppo_plus.policy.normalization import RunningMoments
 from ppo_plus.policy.policies import Carry, Features
 from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, widest
 from ppo_plus.update.flat import concatenated, new_optimizer, trainable, views
@@ -262,8 +263,15 @@ class UpdateRule:
 
     def keeping_buffers(self) -> AbstractContextManager[Any]:
         """What a module puts in place of a buffer in the block is written into the buffer, as compiled."""
-        others = self.list_others()
+        others = self.list_others() if self.may_change_buffers else []
         return swapped(self.policy, others, others) if others else nullcontext()
+
+    @cached_property
+    def may_change_buffers(self) -> bool:
+        """Whether layers may change buffers in a minibatch; moments that observations and values are normalized by
+        change between two rollouts only."""
+        layers = (module for module in self.policy.modules() if not isinstance(module, RunningMoments))
+        return any(buffer is not None for layer in layers for buffer in layer.buffers(recurse=False))
 
 
 def clip_factor(gradient: Gradient, max_norm: float) -> tuple[th.Tensor, th.Tensor]:

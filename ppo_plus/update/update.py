@@ -15,7 +15,6 @@ from ppo_plus.compiling.compiled import Compilation, Compiled
 from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
-from ppo_plus.policy.normalization import RunningMoments
 from ppo_plus.process import interrupts_wait
 from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.flat import concatenated, moments, packed, trainable
@@ -132,8 +131,7 @@ class Update:
         self._may_stop = type(self.control).after_minibatch is not KLControl.after_minibatch
         # Whether to ask after each minibatch if it was the last one. On CUDA, waiting for the answer takes longer than
         # making the others, which change no weight; but they must not change buffers or draw numbers either.
-        layers = (module for module in rule.policy.modules() if not isinstance(module, RunningMoments))
-        self._asks = device.type != "cuda" or any(True for layer in layers for _ in layer.buffers(recurse=False))
+        self._asks = device.type != "cuda" or rule.may_change_buffers
         #: The names of the diagnostics.
         self._names: tuple[str, ...] = ()
         #: The records of each epoch since they were read last, and of all epochs that were read.
