@@ -13,6 +13,9 @@ from ppo_plus.formulas.moments import Moments
 from ppo_plus.require import require_number
 from ppo_plus.trees import to_device, widest
 
+#: Arguments of ``PPO_Plus``, and those of ``VecNormalize`` that do the same.
+IN_POLICY = {"normalize_observations": "norm_obs", "normalize_values": "norm_reward"}
+
 
 def check_normalization(env: VecEnv) -> None:
     """Check the ``VecNormalize`` of an environment, if there is one, and warn if it counts steps that only reset.
@@ -63,8 +66,8 @@ def warn_of_statistics(trained: bool | None, env: Any) -> None:
 def require_one_normalization(env: Any, normalize_observations: Any, normalize_values: Any = False) -> None:
     """:raises ValueError: a ``VecNormalize`` normalizes what the policy with these arguments normalizes itself"""
     normalize = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
-    arguments = ("normalize_observations", normalize_observations), ("normalize_values", normalize_values)
-    for (name, value), option in zip(arguments, ("norm_obs", "norm_reward"), strict=True):
+    values = (normalize_observations, normalize_values)
+    for (name, option), value in zip(IN_POLICY.items(), values, strict=True):
         if normalize is not None and value and getattr(normalize, option):
             raise ValueError(
                 f"{name}={value!r} and a VecNormalize with {option}=True would normalize twice: leave out the "

@@ -15,6 +15,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from stable_baselines3.common.callbacks import ConvertCallback
 
 from ppo_plus import EnvFault
+from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_number, require_one_of
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, make_callbacks, make_envs, make_model, parse_settings
@@ -250,6 +251,10 @@ class TuningTask:
             adjusted["sde_sample_freq"] = -1
         if setting(sampled, "target_kl") is None:
             adjusted["kl_control"] = "stop"
+        inside = [option for name, option in IN_POLICY.items() if setting(sampled, name)]
+        if sampled.normalize is not None and inside:
+            # What the policy normalizes itself, VecNormalize does not.
+            adjusted["normalize"] = {**sampled.normalize, **dict.fromkeys(inside, False)}
         return self.experiment.with_hyperparams({**settings, **adjusted}, self.packages)
 
     def read(self, settings: dict[str, Any]) -> Experiment:

@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tuning_envs import FailingAt150
 
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
-from ppo_plus.zoo.experiment import Experiment, Part, load_experiment
+from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, make_envs, make_model
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune import task as task_module
 from ppo_plus.zoo.tune.space import read_space, setting
@@ -143,6 +143,28 @@ def test_candidates_fit(n_steps, batch_size, use_sde, target_kl, n_envs):
     assert setting(experiment, "batch_size") == min(batch_size, rollout)
     assert setting(experiment, "sde_sample_freq") == (4 if use_sde else -1)
     assert setting(experiment, "kl_control") == ("stop" if target_kl is None else "penalty")
+
+
+@pytest.mark.parametrize(
+    ("inside", "normalize"),
+    [
+        ({}, {"clip_obs": 5.0}),
+        ({"normalize_values": True}, {"clip_obs": 5.0, "norm_reward": False}),
+        (
+            {"normalize_observations": True, "normalize_values": True},
+            {"clip_obs": 5.0, "norm_obs": False, "norm_reward": False},
+        ),
+    ],
+)
+def test_vec_normalize_leaves_out_what_the_policy_normalizes(inside, normalize):
+    experiment = CARTPOLE.replace(normalize={"clip_obs": 5.0})
+    space = {name: {"choices": [False, True]} for name in ("normalize_observations", "normalize_values")}
+    task = TuningTask(experiment, space, Plan(50_000)).checked()
+    candidate = task.candidate(inside)
+    assert candidate.normalize == normalize
+    envs = make_envs(candidate)
+    make_model(candidate, envs)
+    envs.close()
 
 
 def test_a_budget_that_grows_says_so(capsys):
