@@ -44,6 +44,7 @@ from ppo_plus.formulas.schedules import Schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
+from ppo_plus.policy.normalization import in_units_of_values
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import (
@@ -747,7 +748,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads=reads)
         if type(self)._update_learning_rate is not OnPolicyAlgorithm._update_learning_rate:
             rule = replace(rule, set_rates=self._update_learning_rate)
-        with self.updater.start(rule, policy.in_units_of_values(numbers), self.device) as update:
+        with self.updater.start(rule, in_units_of_values(policy.value_normalizer, numbers), self.device) as update:
             for epoch in self._epochs():
                 for rollout, indices in epoch:
                     update.step(rollout, indices)

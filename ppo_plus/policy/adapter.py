@@ -92,7 +92,6 @@ class SB3Interface:
 
     # There is no memory, and nothing is normalized.
     init_memory, prepare_rollout = ActorCriticPolicy.init_memory, ActorCriticPolicy.prepare_rollout
-    in_units_of_values = ActorCriticPolicy.in_units_of_values
     observation_normalizer = value_normalizer = None
 
     def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:

@@ -466,13 +466,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             values = self.value_normalizer(values)
         return Heads(values, params, latent_pi)
 
-    def in_units_of_values(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
-        r"""The coefficients of an update, by name, in units of values. With normalized values, the arguments are in
-        units of these: ``vf_coef`` becomes :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`."""
-        std = 1.0 if self.value_normalizer is None else self.value_normalizer.std.item()
-        bound = coefficients["clip_range_vf"]
-        return {**coefficients, "vf_coef": coefficients["vf_coef"] / std**2, "clip_range_vf": bound and bound * std}
-
     def init_carry(self, n_envs: int) -> Carry:
         """Empty memory and fresh noise for ``n_envs`` environments."""
         return Carry(self.init_memory(n_envs), self.exploration.init(n_envs, *self._noise_dims, self.device))
