@@ -18,11 +18,12 @@ import torch as th
 from stable_baselines3.common import utils
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 
 from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
@@ -586,17 +587,23 @@ class PPO_Plus(OnPolicyAlgorithm):
         super().__setattr__(name, original(value) if name == "policy" else value)
 
     def __getstate__(self) -> dict[str, Any]:
-        # SB3's VecNormalize leaves its environments out of copies.
+        # Copies log nowhere, and have no environments in other processes.
+        state = vars(self) | {"_logger": Logger(None, []), "_custom_logger": False}
+        if self.env is not None and isinstance(self.env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
+            state["env"] = None
         normalize = self.get_vec_normalize_env()
-        return vars(self) | {"normalized": normalize and (normalize.venv, normalize.returns)}
+        if normalize is not None:  # which leaves its environments out of copies
+            state["normalized"] = state["env"] and normalize.venv, normalize.returns
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        normalized = state.pop("normalized")
+        venv, returns = state.pop("normalized", (None, None))
         vars(self).update(state)
-        if (normalize := self.get_vec_normalize_env()) is not None:
-            venv, returns = normalized
-            normalize.set_venv(venv)
-            normalize.returns = returns
+        normalize = self.get_vec_normalize_env()
+        if venv is not None:
+            normalize.set_venv(venv)  # type: ignore[union-attr]
+        if normalize is not None:
+            vars(normalize).update({"venv": None, "class_attributes": {}} | vars(normalize) | {"returns": returns})
 
     # SB3 and callbacks read and write these two of the position.
 
@@ -964,7 +971,8 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         made_again = ["settings", "built_layout", "_warned_of_masks", "collector", "call", "ranks", "shared"]
-        return [*super()._excluded_save_params(), *made_again, "_log_of_file"]
+        of_no_use = ["action_noise", "_last_original_obs", "_log_of_file"]
+        return [*super()._excluded_save_params(), *made_again, *of_no_use]
 
     @classmethod
     def from_sb3(

@@ -79,10 +79,6 @@ STATE = {
     "compile_required": ("compilation.strict", object),
     "compile_obstacles": ("compilation.unable", object),
 }
-#: Attributes that are made from the others, or have no meaning here.
-NOT_SAVED = frozenset({"action_noise", "_last_original_obs"})
-#: The name of the optimizer's state among the parameters.
-OPTIMIZER = "policy.optimizer"
 #: Arguments of policies that only training starts from.
 INITIAL = {"log_std_init", "ortho_init"}
 #: Arguments besides ``policy_kwargs`` that change the weights that there are.
@@ -152,8 +148,8 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     notes = []
     if state["missing"]:
         notes.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
-    before = sampled_of({name: getattr(model, name) for name in model.scheduled})
-    if sampled := [name for name in sampled_of(state["arguments"]) if name not in before]:
+    arguments = state["arguments"]
+    if sampled := [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]:
         notes.append(
             f"{' and '.join(sampled)}: the file has the function's values at {len(POINTS):,} points of the remaining "
             "progress, with straight lines between them; to save the function itself, call ppo_plus.register"
@@ -186,7 +182,7 @@ def _require_rebuildable(model: Any) -> None:
 def _not_attributes(model: Any) -> set[str]:
     """The attributes that are made from others, belong to this process, or are in other parts of a file."""
     elsewhere = [path for part in attributes_of(type(model)).values() for path in part.values()]
-    left_out = {*model._excluded_save_params(), *NOT_SAVED, *model._get_torch_save_params()[0]}
+    left_out = {*model._excluded_save_params(), *model._get_torch_save_params()[0]}
     return {path.partition(".")[0] for path in [*elsewhere, *left_out]}
 
 
@@ -430,7 +426,7 @@ def put_parameters(
         warnings.warn(
             f"{type(optimizer).__name__} starts with a new state: that in the file is of another", stacklevel=5
         )
-        parameters = {**parameters, OPTIMIZER: optimizer.state_dict()}
+        parameters = {**parameters, "policy.optimizer": optimizer.state_dict()}
     try:
         model.set_parameters(parameters, exact_match=True, device=device)
     except Exception as error:
