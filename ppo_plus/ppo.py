@@ -9,7 +9,6 @@ import pathlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -576,11 +575,12 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _choose_threads(self) -> int:
         """Torch's threads for training."""
-        n_threads = self.settings.n_threads
-        if n_threads != "auto":
-            return int(n_threads)
-        several = worth_threads(self.policy, self.settings.transitions_at_once, self.device)
-        return th.get_num_threads() if several else 1
+        settings = self.settings
+        if settings.n_threads != "auto":
+            return int(settings.n_threads)
+        # With memory, a network computes with the transitions of one step of time at once.
+        n_at_once = settings.batch_size // (settings.steps_per_sequence or 1)
+        return th.get_num_threads() if worth_threads(self.policy, n_at_once, self.device) else 1
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Training compiles by itself, and calls the parts of a policy: what `torch.compile` wraps would not be called.
@@ -752,9 +752,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.shared.scheduled = numbers
         control, reads = settings.control, Reads(objects={"loss": settings.loss}, changing=[self])
         reduction = self.shared.reduction
-        rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads=reads)
-        if type(self)._update_learning_rate is not OnPolicyAlgorithm._update_learning_rate:
-            rule = replace(rule, set_rates=self._update_learning_rate)
+        rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads)
+        utils.update_learning_rate(policy.optimizer, numbers["learning_rate"])
+        self._update_learning_rate(policy.optimizer)
         with self.updater.start(rule, in_units_of_values(policy.value_normalizer, numbers), self.device) as update:
             for epoch in self._epochs():
                 for rollout, indices in epoch:
@@ -834,6 +834,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         values, params = self.policy.evaluate_batch(batch)
         return self.settings.loss(self.policy.distribution, values, params, batch, coefficients)
+
+    def _update_learning_rate(self, optimizers: Any) -> None:
+        """Override it for other learning rates than the schedule's, which the optimizer's groups have already."""
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.

@@ -177,11 +177,6 @@ class Settings:
         common = math.gcd(self.n_steps, self.batch_size)
         return max(length for length in range(1, MAX_AUTO_SEQUENCE + 1) if common % length == 0)
 
-    @property
-    def transitions_at_once(self) -> int:
-        """How many transitions a network computes with at once: with memory, those of one step of time."""
-        return self.batch_size // (self.steps_per_sequence or 1)
-
     def gradient_steps(self, total_timesteps: float, n_envs: int) -> int:
         """Gradient steps that training takes."""
         n_transitions = self.n_steps * n_envs

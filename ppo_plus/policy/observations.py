@@ -192,6 +192,17 @@ def to_tensor(
     return th.as_tensor(array if batched else array[None], device=device), batched
 
 
+def as_starts(episode_start: Any, n_envs: int) -> np.ndarray:
+    """Which of ``n_envs`` observations begin an episode, booleans, as ``predict`` is told.
+
+    :raises ValueError: there is not one value for each
+    """
+    starts = np.asarray(episode_start, dtype=bool)
+    if starts.size != n_envs or starts.shape not in ((), (n_envs,), (n_envs, 1)):
+        raise ValueError(f"episode_start={episode_start!r} must have one value for each of {n_envs} observations")
+    return starts.reshape(n_envs)
+
+
 def require_choices(observations: np.ndarray, space: "spaces.Discrete | spaces.MultiDiscrete") -> None:
     """:raises ValueError: a choice is outside of its space; compiled code would take it for none of the choices"""
     choices = observations - space.start

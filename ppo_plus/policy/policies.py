@@ -29,6 +29,7 @@ from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution,
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer, normalization_options
 from ppo_plus.policy.observations import (
+    as_starts,
     canonical_space,
     check_images,
     is_finite,
@@ -602,12 +603,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             )
         self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
-        if episode_start is not None:
-            episode_start = self._starts(episode_start, n_rows(obs))
+        if episode_start is not None and (self.remembers or self._noise):
+            episode_start = as_starts(episode_start, n_rows(obs))
         if not batched and action_masks is not None:
             action_masks = [action_masks]
         with th.no_grad():
-            starts = None if episode_start is None else th.as_tensor(episode_start, device=self.device)
+            starts = (
+                None if episode_start is None or not self.remembers else th.from_numpy(episode_start).to(self.device)
+            )
             features, memory = self.encode_step(obs, self.state_to_memory(state, n_rows(obs)), starts)
             _, params, latent = self.heads(features, self._masks(obs, self._mask_tensor(action_masks)))
             if deterministic:
@@ -627,15 +630,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if batched:
             return env_actions, state
         return (env_actions[0] if isinstance(env_actions, list) else env_actions.squeeze(axis=0)), state
-
-    def _starts(self, episode_start: Any, n_envs: int) -> np.ndarray | None:
-        """Which of ``n_envs`` observations begin an episode, booleans; ``None`` if nothing depends on it."""
-        if not (self.remembers or self._noise):
-            return None
-        starts = np.asarray(episode_start, dtype=bool)
-        if starts.size != n_envs or starts.shape not in ((), (n_envs,), (n_envs, 1)):
-            raise ValueError(f"episode_start={episode_start!r} must have one value for each of {n_envs} observations")
-        return starts.reshape(n_envs)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         """SB3's, without memory and masks; :meth:`predict` calls it if a subclass overrides it."""

@@ -137,8 +137,6 @@ class UpdateRule:
     #: Averages losses and gradients over processes: takes those of this process (``None``: it has no transitions), the
     #: tensors that the gradient belongs to, and the number of transitions. ``None``: there is one process.
     reduction: Callable[[LossAndGradient | None, list[Any], int], LossAndGradient] | None = None
-    #: Sets the learning rates of the optimizer's groups in place of the schedule, which the KL control then scales.
-    set_rates: Callable[[Optimizer], None] | None = None
     #: What ``compute_loss`` reads besides the policy.
     reads: Reads = Reads()
 

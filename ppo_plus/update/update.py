@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch as th
-from stable_baselines3.common.utils import update_learning_rate
 from torch.optim import Optimizer
 
 from ppo_plus.compiling.compiled import Compilation, Compiled
@@ -73,7 +72,8 @@ class Updater:
     @contextmanager
     def start(self, rule: UpdateRule, values: Mapping[str, float | None], device: th.device) -> Iterator["Update"]:
         """Start an update, which ends with the block. Inside, the weights stand in a flat vector. Ctrl-C raises between
-        two minibatches, so that it finds weights and optimizer as one of them has left them.
+        two minibatches, so that it finds weights and optimizer as one of them has left them. The KL control scales the
+        learning rates of the optimizer's groups.
 
         :param values: the values of schedules, by name of the argument
         :raises CompileError: ``compile=True``, and minibatches cannot be compiled
@@ -81,10 +81,6 @@ class Updater:
         """
         self.age += 1
         update = Update(self, rule, values, device)
-        update_learning_rate(rule.policy.optimizer, update.learning_rate)
-        if rule.set_rates is not None:
-            rule.set_rates(rule.policy.optimizer)
-            update.use_rates(rule.policy.optimizer.param_groups)
         coefficients = tree_map(lambda value: to_device(value, device), update.coefficients)
         with interrupts_wait() as update.answer_interrupt, packed(rule.policy.optimizer) as lent:
             if self.compilation.decision.compiles:
@@ -124,10 +120,14 @@ class Update:
     def __init__(self, updater: Updater, rule: UpdateRule, values: Mapping[str, Any], device: th.device):
         self._updater, self.control, self._device = updater, rule.control, device
         self.state = updater.kl_state(self.control)
-        #: The values of schedules, on the CPU.
-        self.coefficients = coefficients_of(values)
-        #: With Python's numbers, so that it is logged unrounded.
-        self.learning_rate: Any = KLState(*(value.item() for value in self.state)).scaled(values["learning_rate"])  # type: ignore[arg-type]
+        groups = rule.policy.optimizer.param_groups
+        rates = th.tensor([group["lr"] for group in groups]).squeeze()
+        #: The values of schedules, on the CPU; the learning rates of groups of parameters, if there are several.
+        self.coefficients = coefficients_of(values)._replace(learning_rate=rates)
+        for group in groups:
+            group["lr"] *= self.state.lr_scale.item()
+        #: That of the first group, logged unrounded.
+        self.learning_rate: float = groups[0]["lr"]
         self._may_stop = type(self.control).after_minibatch is not KLControl.after_minibatch
         # Whether to ask after each minibatch if it was the last one. On CUDA, waiting for the answer takes longer than
         # making the others, which change no weight; but they must not change buffers or draw numbers either.
@@ -143,13 +143,6 @@ class Update:
         self.stopped = False
         #: The last epoch's mean of what the control measures, 0-d.
         self.kl = self.coefficients.target_kl
-
-    def use_rates(self, groups: list[dict[str, Any]]) -> None:
-        """Use the learning rates of the optimizer's groups, which the KL control scales."""
-        rates, scale = [group["lr"] for group in groups], self.state.lr_scale.item()
-        self.coefficients = self.coefficients._replace(learning_rate=th.tensor(rates).squeeze())
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = self.learning_rate = rate * scale
 
     def step(self, rollout: Batch, indices: th.Tensor) -> None:
         """Learn from a minibatch: the rows of a rollout with these indices."""
