@@ -603,14 +603,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             )
         self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
-        if episode_start is not None and (self.remembers or self._noise):
-            episode_start = as_starts(episode_start, n_rows(obs))
+        has_state = self.remembers or self._noise
+        episode_start = as_starts(episode_start, n_rows(obs)) if has_state and episode_start is not None else None
         if not batched and action_masks is not None:
             action_masks = [action_masks]
         with th.no_grad():
-            starts = (
-                None if episode_start is None or not self.remembers else th.from_numpy(episode_start).to(self.device)
-            )
+            starts = None if episode_start is None else th.from_numpy(episode_start).to(self.device)
             features, memory = self.encode_step(obs, self.state_to_memory(state, n_rows(obs)), starts)
             _, params, latent = self.heads(features, self._masks(obs, self._mask_tensor(action_masks)))
             if deterministic:
