@@ -115,7 +115,7 @@ print([trial.state.name for trial in trials])
 """
     done = installed("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("error: ") == 1 and "use --trust-config" in done.stderr
+    assert done.stderr.count("error: ") == 1 and "add --gym-packages own, or --trust-config" in done.stderr
     assert done.stdout.splitlines()[-1] == str(["COMPLETE"] * 3)
     assert (tmp_path / "logs" / "tune" / "CartPole-v1" / "report.md").is_file()
 
