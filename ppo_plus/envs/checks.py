@@ -23,7 +23,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import ClipAction
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
@@ -413,7 +413,8 @@ class Numbers(gym.Wrapper):
 
 def prepare(env: Any) -> None:
     """Put :class:`Numbers` into each ``Monitor`` of an environment, and give a ``DummyVecEnv`` the methods of
-    :class:`LeanVecEnv`, unless a subclass or the object itself replaces them."""
+    :class:`LeanVecEnv`, unless a subclass or the object itself replaces them. Your own ``VecEnv`` need not know what
+    its environments are wrapped in."""
     for layer in layers(env):
         if isinstance(layer, Monitor) and not isinstance(layer.env, Numbers):
             layer.env = Numbers(layer.env)
@@ -421,6 +422,11 @@ def prepare(env: Any) -> None:
             for name in ("reset", "step_wait", "set_attr"):
                 if name not in vars(layer) and getattr(type(layer), name) is getattr(DummyVecEnv, name):
                     setattr(layer, name, getattr(LeanVecEnv, name).__get__(layer))
+        elif isinstance(layer, VecEnv) and not isinstance(layer, VecEnvWrapper):
+            try:
+                layer.env_is_wrapped(Monitor)[0]
+            except (AttributeError, NotImplementedError, TypeError):
+                layer.env_is_wrapped = lambda kind, indices=None, n=layer.num_envs: [False] * n  # type: ignore[assignment, misc]
 
 
 def check_spaces(env: Any) -> None:
@@ -466,7 +472,7 @@ def explanation(error: Exception, env: Any) -> Exception | None:
     if function == "step" and ("float()" in text or "0-dimensional" in text):
         # A Monitor adds rewards up.
         return ValueError(f"{name} returned something other than a number as reward: return one, such as reward.item()")
-    if function == "reset" and re.search("unexpected keyword argument '(seed|options)'", text):
+    if "reset" in function and re.search("unexpected keyword argument '(seed|options)'", text):
         return TypeError(f"{name}: {SEED}")
     if "unpack" not in text:
         return None

@@ -19,7 +19,15 @@ from resumable_envs import FORKED
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 
 from ppo_plus import EvalAfterUpdates, PPO_Plus, SupervisedVecEnv
 
@@ -518,6 +526,57 @@ def test_a_lost_life_is_no_episode_of_its_monitor(tmp_path):
     assert {episode["l"] for episode in model.ep_info_buffer} == {6} and len(model.ep_info_buffer) == 64 // 6
     assert model.rollout_buffer.episode_starts[::2].all()
     assert model.evaluate(2) == (21.0, 0.0)
+
+
+class Own(VecEnv):
+    """A vector environment with no more than what training needs."""
+
+    def __init__(self):
+        self.single = CountingEnv()
+        super().__init__(1, self.single.observation_space, self.single.action_space)
+
+    def reset(self):
+        return self.single.reset()[0][None]
+
+    def step_async(self, actions):
+        self.actions = actions
+
+    def step_wait(self):
+        obs, reward, _, limited, _ = self.single.step(self.actions[0])
+        info = {"TimeLimit.truncated": True, "terminal_observation": obs} if limited else {}
+        obs = self.single.reset()[0] if limited else obs
+        return obs[None], np.array([reward]), np.array([limited]), [info]
+
+    def close(self):
+        pass
+
+    def get_attr(self, attr_name, indices=None):
+        raise AttributeError(attr_name)
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [isinstance(env, wrapper_class) for env in self._get_target_envs(indices)]
+
+    set_attr = env_method = get_attr
+
+
+class Curriculum(VecEnvWrapper):
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        return self.venv.step_wait()
+
+    def level(self):
+        return 1
+
+
+@pytest.mark.parametrize("make", [Own, lambda: VecNormalize(Own()), lambda: Curriculum(Curriculum(Own()))])
+def test_a_vec_env_of_your_own_is_evaluated(make):
+    model = PPO_Plus("MlpPolicy", make(), n_steps=16, batch_size=16, device="cpu")
+    ours, theirs = EvalAfterUpdates(make(), eval_freq=16), EvalCallback(make(), eval_freq=8)
+    model.learn(32, [ours, theirs])
+    assert ours.last_mean_reward == RETURN and np.isfinite(theirs.last_mean_reward)
+    assert model.evaluate(2) == model.evaluate(2, make()) == (RETURN, 0.0)
 
 
 class Told(CountingEnv):
