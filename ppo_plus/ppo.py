@@ -45,6 +45,7 @@ from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.normalization import in_units_of_values
+from ppo_plus.policy.observations import warn_of_bounds
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import (
@@ -681,6 +682,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         watched = not (isinstance(callback, ConvertCallback) and callback.callback is None)
         kind = TensorCollector if in_tensors(env) else Collector
         plan = self._plan(env, rollout_buffer, watched)
+        is_first = self.collector is None
         self.collector = collector = kind(plan, env, self.position, self._steps())
         while (n_steps := collector.n_steps) < n_rollout_steps:
             step = collector.step()
@@ -695,6 +697,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             self._update_info_buffer(step.infos, step.dones)
             collector.store(self.env)  # type: ignore[arg-type]
         self._refresh()
+        if is_first and not self._trained_normalized:
+            warn_of_bounds(rollout_buffer.observations, self.observation_space)
         report = collector.finish()
         self._update_info_buffer(report.infos)
         for name, value in report.log.items():

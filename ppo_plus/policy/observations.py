@@ -5,6 +5,7 @@ any shape. The conversion for a space is chosen once, when the policy is built. 
 precision raise an error.
 """
 
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -239,6 +240,24 @@ def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any
     # Numpy converts small arrays several times faster.
     dtype = np.float32 if observations.dtype.kind == "f" else observations.dtype
     return to_device(th.from_numpy(np.asarray(observations, dtype, order="C")), device)
+
+
+def warn_of_bounds(observations: Any, space: spaces.Space, name: str = "observation_space") -> None:
+    """Warn if observations, ``(..., *shape)``, are outside their Box: nothing else notices."""
+    if isinstance(space, spaces.Dict):
+        for key, sub in space.items():
+            warn_of_bounds(observations[key], sub, f"{name}[{key!r}]")
+    # An integer cannot be beyond the bounds of its dtype, as in images.
+    if not isinstance(space, spaces.Box) or (is_image_space(space) and space.dtype == np.uint8):
+        return
+    seen = th.as_tensor(observations)
+    low, high = (th.from_numpy(np.array(bound)).to(seen.device, seen.dtype) for bound in (space.low, space.high))
+    if ((seen < low) | (seen > high)).any():
+        warnings.warn(
+            f"{name}={space} has bounds that the observations, from {seen.min():.4g} to {seen.max():.4g}, do not keep: "
+            "correct the space, or the observations",
+            stacklevel=4,
+        )
 
 
 def is_finite(values: np.ndarray) -> bool:

@@ -303,8 +303,8 @@ def test_an_update_that_the_kl_control_stops_estimates_no_more():
 
 
 def test_another_kind_of_argument_raises_an_error():
-    with pytest.raises(TypeError, match="recompute_advantages=1 must be True or False"):
-        make("discrete", recompute_advantages=1)
+    with pytest.raises(TypeError, match="recompute_advantages=2 must be True or False"):
+        make("discrete", recompute_advantages=2)
 
 
 def test_a_loaded_model_continues_recomputing(tmp_path):
