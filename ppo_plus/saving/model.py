@@ -19,6 +19,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.compiling.compiled import CompileStatus
 from ppo_plus.envs.normalization import warn_of_statistics
+from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.schedules import Sampled, Unknown, value_at
 from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
 from ppo_plus.saving.format import container
@@ -49,6 +50,11 @@ def _is_decision(value: Any) -> bool:
     return isinstance(value, list) and [*map(type, value)] == [bool, str, bool]
 
 
+def _is_kl_memory(value: Any) -> bool:
+    is_pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], KLControl)
+    return is_pair and isinstance(value[1], tuple) and [*map(type, value[1])] == [float] * len(KLState._fields)
+
+
 def _is_policy_class(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, ActorCriticPolicy)
 
@@ -72,7 +78,7 @@ STATE = {
     "observations": ("position.obs", object),
     "episode_starts": ("position.starts", object),
     "carry": ("position.carry", object),
-    "kl_memory": ("updater.kl_memory", object),
+    "kl_memory": ("updater.kl_memory", (None, _is_kl_memory)),
     "skipped_minibatches": ("updater.n_skipped", object),
     "planned_gradient_steps": ("compilation.n_planned", object),
     "compile_decision": ("compilation.decision", _is_decision),
@@ -149,7 +155,9 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     if state["missing"]:
         notes.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
     arguments = state["arguments"]
-    if sampled := [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]:
+    sampled = [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]
+    if sampled and not model._warned_of_schedules:
+        model._warned_of_schedules = True
         notes.append(
             f"{' and '.join(sampled)}: the file has the function's values at {len(POINTS):,} points of the remaining "
             "progress, with straight lines between them; to save the function itself, call ppo_plus.register"

@@ -332,6 +332,8 @@ def test_a_schedule_without_a_name_in_files_is_saved_by_its_values(schedule, rec
     (message,) = [str(each.message) for each in recwarn]
     assert message.startswith("clip_range and learning_rate: the file has the function's values at 1,025 points")
     recwarn.clear()
+    warnings.simplefilter("always")
+    saved(model)
     loaded = PPO_Plus.load(file, env=model.get_env(), device="cpu")
     for progress in [*(i / 1024 for i in (0, 1, 500, 1024)), 0.3, 1 / 3]:
         expected = schedule(progress)
@@ -694,6 +696,7 @@ def test_a_file_cannot_ask_for_more_memory_than_its_weights_need(kind):
     assert len(str(raised.value)) < 1500
 
 
+ADAPTIVE = {"!ppo_plus:AdaptiveLearningRate": {}}
 NO_MODELS = {
     "policy": lambda value: value["arguments"].update(policy_class={"!name": "torch.nn:Linear"}),
     "policy of torch": lambda value: value["arguments"].update(policy_class={"!name": "torch:load"}),
@@ -717,6 +720,8 @@ NO_MODELS = {
     "other weights": lambda value: value["parameters"]["policy"]["!OrderedDict"].pop(),
     "optimizer": lambda value: value["parameters"].update({"policy.optimizer": 3}),
     "decision": lambda value: value["state"].update(compile_decision=3),
+    "memory of the control": lambda value: value["state"].update(kl_memory={}),
+    "numbers of the control": lambda value: value["state"].update(kl_memory={"!tuple": [ADAPTIVE, {"!tuple": [1.0]}]}),
     "kwargs": lambda value: value["arguments"].update(policy_kwargs=[1]),
     "another network": lambda value: value["parameters"].update({"policy.action_net": {}}),
     "missing": lambda value: value.update(missing=3),
