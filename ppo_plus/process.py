@@ -54,31 +54,29 @@ def assigned(owner: Any, **values: Any) -> Iterator[None]:
 def interrupts_wait() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C wait in the block until what the block gets is called, or the block ends: so it finds nothing halfway.
     A second one that comes :data:`PATIENCE` seconds later or more does not wait, since the code may hang."""
-    handler = signal.getsignal(signal.SIGINT)
-    came: float | None = None
+    handler: Any = signal.getsignal(signal.SIGINT)
+    came: list[float] = []
+
+    def answer() -> None:
+        if came:
+            came.clear()
+            handler(signal.SIGINT, None)
 
     def receive(number: int, frame: Any) -> None:
-        nonlocal came
-        if came is not None and time.monotonic() - came > PATIENCE:
-            handler(number, frame)  # type: ignore[operator, misc]
-        came = came or time.monotonic()
-
-    def deliver() -> None:
-        nonlocal came
-        if came is not None:
-            came = None
-            handler(signal.SIGINT, None)  # type: ignore[operator, misc]
+        came.append(time.monotonic())
+        if came[-1] - came[0] > PATIENCE:
+            answer()
 
     # Python handles signals in the main thread.
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield deliver
+        yield answer
         return
     signal.signal(signal.SIGINT, receive)
     try:
-        yield deliver
+        yield answer
     finally:
         signal.signal(signal.SIGINT, handler)
-        deliver()
+        answer()
 
 
 @contextmanager

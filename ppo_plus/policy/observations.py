@@ -194,10 +194,7 @@ def to_tensor(
 
 
 def as_starts(episode_start: Any, n_envs: int) -> np.ndarray:
-    """Which of ``n_envs`` observations begin an episode, booleans, as ``predict`` is told.
-
-    :raises ValueError: there is not one value for each
-    """
+    """The argument ``episode_start`` of ``predict``, one value for each of ``n_envs`` observations, as booleans."""
     starts = np.asarray(episode_start, dtype=bool)
     if starts.size != n_envs or starts.shape not in ((), (n_envs,), (n_envs, 1)):
         raise ValueError(f"episode_start={episode_start!r} must have one value for each of {n_envs} observations")
