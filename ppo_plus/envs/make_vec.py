@@ -61,7 +61,7 @@ def make_vec(
     make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
     vec_env_cls: Any = VEC_ENVS[vec_env]
     return make_vec_env(
-        make_env, n_envs, seed=seed, wrapper_class=resumable, env_kwargs=env_kwargs, vec_env_cls=vec_env_cls
+        make_env, n_envs, seed=int(seed), wrapper_class=resumable, env_kwargs=env_kwargs, vec_env_cls=vec_env_cls
     )
 
 
