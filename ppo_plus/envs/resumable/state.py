@@ -215,10 +215,6 @@ class Resumable(gym.Wrapper):
         self._set_from_outside: str | None = None
         self._is_made = True
 
-    @property
-    def spec(self) -> Any:  # type: ignore[override]
-        return self.env.spec
-
     def __setattr__(self, name: str, value: Any) -> None:
         if self._is_made:
             self.set_wrapper_attr(name, value)

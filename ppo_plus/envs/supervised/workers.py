@@ -32,6 +32,7 @@ from ppo_plus.envs.checks import (
     check_reward,
     counted,
     explanation,
+    prepare,
 )
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import is_disk_full
@@ -100,6 +101,7 @@ class GuardedEnv:
             self.env: Any = _patch_env(self._make())
         finally:
             monitor.ResultsWriter = writer  # type: ignore[misc]
+        prepare(self.env)
         # Kept, since wrappers would look it up in what they wrap at each step.
         self._space = self.env.observation_space
         return str(self.env.unwrapped), (self._space, self.env.action_space)

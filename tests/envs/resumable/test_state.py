@@ -473,7 +473,6 @@ def test_everything_else_is_the_environments():
     env.reset()
     assert set(env.env_method("get_state")[0]) == {"light", "place"}
     assert env.metadata == Masked.metadata and env.render_mode == "rgb_array"
-    assert env.envs[0].spec == env.envs[0].env.spec
     assert isinstance(env.envs[0].unwrapped, Masked)
     assert env.envs[0].render().max() == 1
     env.seed(5)
