@@ -10,18 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.vec_env import VecEnv
+from gymnasium.vector import AsyncVectorEnv
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped, without_gradients
 from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, row_of
+from ppo_plus.envs.layers import layers
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import is_finite, not_finite, require_finite, to_network
 from ppo_plus.policy.policies import Carry, Step
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
-from ppo_plus.trees import mapped, to_device, tree_map
+from ppo_plus.trees import mapped, to_device, tree_leaves, tree_map
 
 #: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
 Act = Callable[..., tuple[th.Tensor, Carry]]
@@ -226,6 +228,8 @@ class Collector:
         if self.position.obs is None:
             restart(self.position, env, self._checked)
         self.position.obs = mapped(np.array, self.position.obs)
+        #: Whether last observations come from processes that reset environments before they send them.
+        self._may_overwrite = any(isinstance(layer, (SubprocVecEnv, AsyncVectorEnv)) for layer in layers(env))
 
     def flush(self) -> None:
         """Prepare for other code that reads or steps the environments."""
@@ -337,14 +341,23 @@ class Collector:
     def _limited_in(self, starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
         """Index and final observation of the environments whose episode a time limit, and nothing else, has ended.
 
-        Warns once of infos with only one of the two entries that say so.
+        Warns once of infos with only one of the two entries that say so, and of final observations that a reset has
+        overwritten.
         """
+        step: Any = self.pending
         limited: list[tuple[int, Any]] = []
         for i in np.flatnonzero(starts).tolist() if np.count_nonzero(starts) else ():
             final_obs, is_limited = infos[i].get("terminal_observation"), infos[i].get(TIMEOUT)
             if is_limited and final_obs is not None:
                 # Copied: the environment may reuse the array before the rollout ends.
                 limited.append((i, copy.deepcopy(final_obs)))
+                pairs = zip(tree_leaves(final_obs), tree_leaves(row_of(step.new_obs, i)), strict=True)
+                if self._may_overwrite and all(np.array_equal(*pair) for pair in pairs):
+                    self.position.warn_once(
+                        f"environment {i} ended an episode at a time limit with the observation that the next one "
+                        "begins with. If that is because it writes into one array, let it return copies, or use "
+                        "SupervisedVecEnv: training bootstraps from the last observation"
+                    )
             elif is_limited or (is_limited is None and final_obs is not None):
                 missing, present = "terminal_observation", TIMEOUT
                 if not is_limited:

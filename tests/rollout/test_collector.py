@@ -3,13 +3,14 @@
 import copy
 import pickle
 import warnings
+from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from models import SMALL, spoil, weights
 from parametrization import all_pairs, sample
 from resumable_envs import FORKED
@@ -180,6 +181,22 @@ def test_what_an_environment_writes_into_again_is_kept(kind):
     np.testing.assert_equal(arrays[0][0], arrays[1][0])
     np.testing.assert_equal(arrays[1][0], arrays[1][1])
     assert rollouts[0].masks is not None and rollouts[0].episode_starts.sum() > 8
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [FORKED, partial(AsyncVectorEnv, autoreset_mode=AutoresetMode.SAME_STEP, context="fork")],
+    ids=["sb3", "gym"],
+)
+def test_what_a_reset_overwrites_in_a_process_is_warned_of(kind):
+    for make, warns in ((Anew, False), (InOne, True)):
+        env = kind([make])
+        model = PPO_Plus("MultiInputPolicy", env, n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            model.learn(32)
+        assert any("the observation that the next one begins with" in str(each.message) for each in seen) == warns
+        model.env.close()
 
 
 class Noting(BaseCallback):
