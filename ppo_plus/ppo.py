@@ -52,6 +52,7 @@ from ppo_plus.process import (
     assigned,
     full_precision,
     has_convolutions,
+    interrupts_wait,
     keep_freed_memory,
     torch_threads,
     usual_settings,
@@ -304,6 +305,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.learning_rate = self.lr_schedule
         settings = self.settings = Settings.of(self)
         settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
+        self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
         # Passed only if set: a policy class written for SB3 may not accept them.
@@ -327,7 +329,6 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """As SB3's; environments that cannot be seeded give a warning."""
-        seed = None if seed is None else int(seed)  # NumPy's integers are not enough for Gymnasium
         with assigned(self, env=None):
             super().set_random_seed(seed)
         if self.env is not None and seed is not None:
@@ -796,6 +797,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.settings.normalize_advantage == "rollout":
             self.shared.normalize_advantages(buffer)
 
+    @interrupts_wait()
     def _count_returns(self) -> None:
         """Add the returns of the rollout to the moments that values are normalized by, if they are."""
         policy = self.policy
@@ -803,6 +805,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             moments = Moments.of(self.rollout_buffer.transitions("returns"))
             policy.value_normalizer.rescale(policy.value_net, self.shared.total(moments))
 
+    @interrupts_wait()
     def _count_observations(self) -> None:
         """Add the observations of the rollout to the moments that observations are normalized by, if they are."""
         normalizer = self.policy.observation_normalizer
