@@ -941,6 +941,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._trained_normalized = False
         if own is not None:
             own.norm_obs, self._last_obs = False, None
+        self._trained_normalized = False
         self.settings = Settings.of(self)
         return self
 

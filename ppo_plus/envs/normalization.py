@@ -51,7 +51,7 @@ def warn_of_statistics(trained: bool | None, env: Any) -> None:
     moments = normalized_by(env)
     if trained and (not moments or any(rms.count < 1 for rms in moments)):
         problem = "has no statistics yet" if moments else "does not normalize them"
-        remedy = 'give it the model\'s statistics: ppo_plus.load_statistics("..._vecnormalize.zip", env)'
+        remedy = 'load its statistics, ppo_plus.load_statistics("..._vecnormalize.zip", env), or absorb_normalization'
     elif trained is False and moments:
         problem, remedy = "normalizes them", "leave VecNormalize out"
     else:

@@ -465,6 +465,8 @@ def test_an_environment_without_the_statistics_of_training_is_named(how, of_norm
     write_statistics(trained, tmp_path / "model_vecnormalize.zip")
     model = played(how, file, load_statistics(tmp_path / "model_vecnormalize.zip", vec(ACTIONS["discrete"])))
     played(how, saved(make()), trained)  # never trained
+    absorbed = PPO_Plus.load(file, device="cpu").absorb_normalization(tmp_path / "model_vecnormalize.zip")
+    played(how, saved(absorbed), vec(ACTIONS["discrete"]))
     played(how, saved(make().learn(32)), vec(ACTIONS["discrete"]))
     if how == "load":
         model.evaluate(1, vec(ACTIONS["discrete"]))  # with the statistics of its environment

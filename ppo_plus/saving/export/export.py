@@ -35,6 +35,7 @@ from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.format.values import NATIVE, require_form
+from ppo_plus.trees import tree_leaves
 
 OPSET = 18
 #: How far numbers may differ from those of ``predict``: absolutely, or relatively where they or their bounds exceed 1.
@@ -239,6 +240,8 @@ def _observes(described: dict[str, Any], space: spaces.Space) -> bool:
 
 #: The wrappers that may be inside a policy.
 WRAPPERS = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
+#: What a policy may have as inputs and outputs besides observations and actions.
+FURTHER = {"action_masks", "memory", "episode_start", "noise", "next_memory"}
 #: The form of an input or output in a description, and of the whole.
 TENSOR = {"name": str, "shape": [lambda size: size == BATCH or type(size) is int], "dtype": NATIVE.__contains__}
 FORM = {
@@ -260,12 +263,18 @@ class ExportedPolicy:
             self.session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
             description = self.description = json.loads(self.session.get_modelmeta().custom_metadata_map[METADATA])
             require_form(description, FORM)
-            for part, present in (("inputs", self.session.get_inputs()), ("outputs", self.session.get_outputs())):
-                shapes = {one.name: [BATCH if isinstance(size, str) else size for size in one.shape] for one in present}
-                if shapes != {described["name"]: described["shape"] for described in description[part]}:
-                    raise Damaged(f"its {part} are not those of its description")
             if description["action"] != json.loads(json.dumps(build(action_space, described_action))):
                 raise Refused(f"it acts in another action space than {action_space}")
+            actions = {*tree_leaves(build(action_space, lambda name, _: name))}
+            for part, present, needed in (
+                ("inputs", self.session.get_inputs(), {"observation"}),
+                ("outputs", self.session.get_outputs(), actions),
+            ):
+                shapes = {one.name: [BATCH if isinstance(size, str) else size for size in one.shape] for one in present}
+                kinds = {name if name in actions else name.partition(".")[0] for name in shapes}
+                is_known = needed <= kinds <= needed | FURTHER
+                if not is_known or shapes != {one["name"]: one["shape"] for one in description[part]}:
+                    raise Damaged(f"its {part} are not those of its description, or of a policy")
         self.action_space = action_space
         self.inputs = {described["name"]: described for described in description["inputs"]}
 

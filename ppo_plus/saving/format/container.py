@@ -84,7 +84,7 @@ def is_container(path_or_file: PathOrFile) -> bool:
 def opened(path_or_file: PathOrFile) -> Any:
     """A file to read, also by its name without SB3's suffix; an open one stays open, at its position."""
     if isinstance(path_or_file, (str, Path)):
-        path, zipped = Path(path_or_file), Path(f"{path_or_file}.zip")
+        path, zipped = Path(path_or_file), Path(f"{Path(path_or_file)}.zip")
         with (zipped if not path.is_file() and zipped.is_file() else path).open("rb") as file:
             yield file
     else:

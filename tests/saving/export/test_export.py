@@ -266,6 +266,17 @@ def test_a_description_that_is_none_is_named(mixed, case):
     assert len(str(raised.value)) < 700
 
 
+def test_an_input_that_nobody_knows_is_named(mixed):
+    """It would be 0 all the time."""
+    deployed, path = mixed
+    data, description = path.read_bytes(), json.loads(path.with_suffix(".json").read_text())
+    description["inputs"][0]["name"] = "measurement"
+    renamed = described_as(path, json.dumps(description)).replace(b"observation", b"measurement")
+    with pytest.raises(Damaged, match="its inputs are not those of its description, or of a policy"):
+        room.ExportedPolicy(renamed, deployed.space)
+    assert room.ExportedPolicy(data, deployed.space).inputs.keys() == {"observation", "action_masks"}
+
+
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "3"])
 def test_a_file_without_a_description_is_named(mixed, text):
     deployed, path = mixed
