@@ -5,7 +5,6 @@ import json
 import pickle
 import random
 import resource
-import shutil
 import subprocess
 import sys
 import warnings
@@ -13,7 +12,6 @@ import zipfile
 from functools import partial
 from itertools import count, product
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import safetensors.torch
@@ -211,14 +209,16 @@ def test_a_path_of_logs_is_saved_as_text(tmp_path, recwarn):
     assert read(saved(model), "model")["arguments"]["tensorboard_log"] == str(tmp_path)
 
 
-def test_a_loaded_model_logs_below_the_working_folder(tmp_path, monkeypatch, recwarn):
+def test_a_loaded_model_logs_below_the_working_folder_or_where_its_caller_says(tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)
     env, logs = make().get_env(), "./logs/tb/"
     PPO("MlpPolicy", env, 16, tensorboard_log=logs).save("sb3")
     make(tensorboard_log=logs).save("ours")
-    for name in ("sb3", "ours"):
-        PPO_Plus.load(name, env).learn(32, tb_log_name=name)
+    PPO_Plus.load("sb3", env).learn(32, tb_log_name="sb3")
+    PPO_Plus.load("ours", env).learn(32, tb_log_name="ours")
+    PPO_Plus.load("ours", env, tensorboard_log="here").learn(32, tb_log_name="here")
     assert {path.name for path in (tmp_path / "logs" / "tb").iterdir()} == {"ours_1", "sb3_1"}
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {"here_1"}
     assert not [each for each in recwarn if "tensorboard_log" in str(each.message)]
 
 
@@ -229,24 +229,10 @@ def test_a_file_does_not_choose_another_folder_for_logs(folder, tmp_path, monkey
     monkeypatch.chdir(tmp_path / "here")
     file = edited(saved(make()), lambda value: value["arguments"].update(tensorboard_log=folder))
     loaded = PPO_Plus.load(file, make().get_env())
+    loaded.evaluate(1)
     assert loaded.tensorboard_log is None
     with pytest.warns(UserWarning, match="which is not below the working folder: pass tensorboard_log="):
         loaded.learn(32)
-
-
-def test_a_loaded_model_logs_where_its_caller_says(tmp_path):
-    model = make(env="CartPole-v1", tensorboard_log=str(tmp_path / "elsewhere")).learn(16)
-    shutil.rmtree(tmp_path / "elsewhere")
-    sb3, env = PPO("MlpPolicy", "CartPole-v1", 16, tensorboard_log=str(tmp_path / "elsewhere")), gym.make("CartPole-v1")
-    model.save(tmp_path / "ours")
-    sb3.save(tmp_path / "sb3")
-    for name in ("ours", "sb3"):
-        loaded = PPO_Plus.load(tmp_path / name, env)
-        with pytest.warns(UserWarning, match="saved with tensorboard_log=.*pass tensorboard_log= to load"):
-            loaded.learn(16)
-        PPO_Plus.load(tmp_path / name, env, tensorboard_log=str(tmp_path / "here")).learn(16, tb_log_name=name)
-    assert {path.name for path in tmp_path.iterdir()} == {"ours.zip", "sb3.zip", "here"}
-    assert {path.name for path in (tmp_path / "here").iterdir()} == {"ours_1", "sb3_1"}
 
 
 # --- what is the user's ----------------------------------------------------------------------------------------------

@@ -192,6 +192,7 @@ for data in pickle.loads(Path({!r}).read_bytes()):
 """
 
 
+@pytest.mark.slow
 def test_reading_takes_no_longer_than_the_file_is_large(tmp_path):
     """In a process that is ended, since a hash in C cannot be interrupted."""
     path = tmp_path / "pickles"
