@@ -16,6 +16,8 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from torch import nn
 
 from ppo_plus import ColoredNoise, PPO_Plus
+from ppo_plus.envs.checks import Numbers
+from ppo_plus.envs.layers import layers
 from ppo_plus.saving.export import export as room
 from ppo_plus.saving.export.deployed import Deployed, raw_observations
 from ppo_plus.saving.format.names import Damaged, Refused
@@ -174,6 +176,12 @@ def test_frame_stacks_are_outside():
     assert raw.space["image"].shape == (36, 36, 6)
     obs = raw.sample(3, np.random.default_rng(0))
     assert raw.processed(obs)["image"].shape == (3, 6, 36, 36)
+
+
+def test_what_the_package_itself_puts_around_an_environment_is_not_outside():
+    model = make(env="CartPole-v1")
+    assert any(isinstance(layer, Numbers) for layer in layers(model.env))
+    assert raw_observations(model, "environment").outside == []
 
 
 @pytest.fixture
