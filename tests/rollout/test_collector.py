@@ -9,7 +9,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
+from envs import ACTIONS, VECTOR, MaskedEnv, vec
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from models import SMALL, spoil, weights
 from parametrization import all_pairs, sample
@@ -111,7 +112,8 @@ def test_environments_may_return_the_same_arrays_in_each_step(steps):
 class Anew(MaskedEnv):
     """Dict observations, masks, an info with an array, and a time limit that most episodes reach."""
 
-    def __init__(self, space=OBSERVATIONS["dict"]):
+    def __init__(self):
+        space = spaces.Dict(vector=VECTOR, choice=spaces.Discrete(4))
         super().__init__(ACTIONS["discrete"], space, max_steps=3, p_end=0.1)
 
     def reset(self, **kwargs):

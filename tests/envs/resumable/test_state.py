@@ -265,6 +265,7 @@ def test_a_subclass_may_keep_more_than_what_it_is_made_of():
     assert Resumable(Unknown()).get_episode_state()["reason"] == "Unknown has no get_state and set_state"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SubprocVecEnv, SupervisedVecEnv])
 def test_a_subclass_of_a_script_repeats_it_in_processes_too(kind):
     """cloudpickle leaves out attributes that are the same in a base class."""

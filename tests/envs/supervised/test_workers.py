@@ -224,6 +224,7 @@ MAKES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "from_file", "reason"),
     [
