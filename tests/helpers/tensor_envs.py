@@ -145,6 +145,8 @@ class TensorTwin(TensorEnv):
         self.seeds = following(self.seeds).where(ended, self.seeds)
         self.state = th.stack(begun(self.seeds), dim=1).where(ended[:, None], self.state)
         self.t = self.t.where(~ended, 0)
+        if self.masks:
+            self.action_masks()
         return Transition(self.observe(), self.rewards, terminated, truncated, final, {"speed": self.state.mean()})
 
     def observe(self):

@@ -593,14 +593,19 @@ class Told(CountingEnv):
 
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("value", [3, "three", {"r": 5}, {"number": 3}], ids=str)
-@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: DummyVecEnv([lambda: env])], ids=["single", "vec"])
-def test_an_episode_in_the_infos_is_the_environments_own(wrap, value, same):
+@pytest.mark.parametrize("kind", ["single", "vec", "processes"])
+def test_an_episode_in_the_infos_is_the_environments_own(kind, value, same):
     env = Told()
     env.same, env.value = same, value
-    model = PPO_Plus("MlpPolicy", wrap(env), n_steps=16, batch_size=16, device="cpu").learn(32)
-    lengths = [episode["l"] for episode in model.ep_info_buffer]
-    assert lengths == ([4] * 8 if isinstance(env, gym.Env) and wrap(env) is env else [])
+    wrap = {
+        "single": lambda: env,
+        "vec": lambda: DummyVecEnv([lambda: env]),
+        "processes": lambda: FORKED([lambda: Monitor(env)]),
+    }
+    model = PPO_Plus("MlpPolicy", wrap[kind](), n_steps=16, batch_size=16, device="cpu").learn(32)
+    assert [episode["l"] for episode in model.ep_info_buffer] == [4] * (0 if kind == "vec" else 8)
     assert model.evaluate(2) == (RETURN, 0.0)
+    model.env.close()
 
 
 def test_an_evaluation_that_does_not_end_gives_a_warning(monkeypatch):
