@@ -267,8 +267,7 @@ def test_constants_that_keep_changing_run_uncompiled():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1)
-        for module in ("compilation", "compiled"):
-            patch.setattr(f"ppo_plus.compiling.{module}.MAX_TRACES", 1)
+        patch.setattr("ppo_plus.compiling.compiled.MAX_TRACES", 1)
         with pytest.warns(RuntimeWarning, match="self.weight changed 1 times"):
             model.learn(3 * 64, callback=change)
     assert model.compilation.functions["the update"].n_traces == 1
