@@ -1010,7 +1010,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises TypeError: another model, or there is no such argument
         :raises ValueError: the file is damaged, or needs to be trusted
         """
-        return from_sb3(cls, path, env, device, kwargs, custom_objects, trust_pickle)
+        changes = changed_attributes(cls, kwargs)
+        return from_sb3(cls, path, env, device, changes, custom_objects, trust_pickle)  # type: ignore[no-any-return]
 
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
         """Write all that training needs to resume exactly, which :meth:`resume` reads.

@@ -249,11 +249,8 @@ def storable(name: str, schedule: Any) -> Any:
 
 
 def _without(missing: Mapping[str, Any]) -> str:
-    """What is missing, why, and then the remedies, each once."""
-    reasons = [str(reason).rpartition(": ") for reason in missing.values()]
-    remedies = dict.fromkeys(remedy for _, _, remedy in reasons)
-    problems = "; ".join(problem for problem, _, _ in reasons)
-    return f"without {' and '.join(missing)}: {problems}: {'; '.join(remedies)}"
+    """What is missing, and why, with the remedies."""
+    return f"without {' and '.join(missing)}: {'; '.join(map(str, missing.values()))}"
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ class Deployed(nn.Module):
     def forward(self, inputs: Tensors) -> Tensors:
         """Actions of the environment, and the next memory if there is any."""
         if not self.policy.has_params:
-            return self._named(self.policy._predict(self._observations(inputs), deterministic=True))
+            return named(self.space, self._to_env(self.policy._predict(self._observations(inputs), deterministic=True)))
         params, latent, memory = self.distribution(inputs)
         return self.act(params, latent, inputs) | memory
 
@@ -205,16 +205,13 @@ class Deployed(nn.Module):
     def act(self, params: th.Tensor, latent: th.Tensor, inputs: Tensors) -> Tensors:
         """Actions of the environment for parameters of the distribution."""
         if self.deterministic:
-            return self._named(self.policy.distribution.mode(params))
-        return self._named(self.policy._explore(params, latent, noise_of(inputs))[0])
+            return named(self.space, self._to_env(self.policy.distribution.mode(params)))
+        return named(self.space, self._to_env(self.policy._explore(params, latent, noise_of(inputs))[0]))
 
     def _observations(self, inputs: Tensors) -> Any:
         parts = {name.partition(".")[2]: part for name, part in inputs.items() if name.startswith("observation")}
         parts = self.raw.processed_tensors(parts)
         return parts if isinstance(self.raw.space, spaces.Dict) else parts[""]
-
-    def _named(self, actions: th.Tensor) -> Tensors:
-        return named(self.space, self._to_env(actions))
 
     def _as_sb3(self, actions: th.Tensor) -> th.Tensor:
         """Actions as SB3's ``predict`` returns them."""

@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.saving.format.container import PathOrFile, is_container, naming, opened
 from ppo_plus.saving.format.names import Damaged, NotInstalled, Refused, decoding, name_of
-from ppo_plus.saving.model import ALWAYS, argument_attributes, assemble, attributes_of, changed_attributes
+from ppo_plus.saving.model import ALWAYS, argument_attributes, assemble, attributes_of
 from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.trees import tree_leaves
 
@@ -35,12 +35,12 @@ def from_sb3(
     path: PathOrFile,
     env: GymEnv | None,
     device: th.device | str,
-    kwargs: dict[str, Any],
+    changes: dict[str, Any],
     custom_objects: dict[str, Any] | None = None,
     trust_pickle: bool = False,
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
-    changes, objects = changed_attributes(cls, kwargs), custom_objects or {}
+    objects = custom_objects or {}
     saved = _read(cls, path, objects, changes, trust_pickle)
     data = {**saved.data, **objects, **{name: changes[name] for name in ALWAYS if name in changes}}
     trainer, name = _trainer_and_name(data.get("policy_class"))
