@@ -416,10 +416,16 @@ def load_statistics(path: Path, env: VecEnv, source: Path | None = None) -> None
     """Load the statistics that were saved with a model into environments, if these normalize.
 
     :param source: the statistics' file; ``None``: the one next to the model
-    :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
+    :raises FileNotFoundError: there is no such file
+    :raises ValueError: it is damaged, or its statistics are not finite, or do not fit the observations
     """
     if (normalize := unwrap_vec_normalize(env)) is not None:
         source = source or statistics_path(path)
+        if not source.is_file():
+            raise FileNotFoundError(
+                f"the settings normalize, and there are no statistics {source} of the model: copy them there, or leave "
+                "out normalize"
+            )
         statistics.put_statistics(normalize, statistics.read_statistics(source), source)
 
 

@@ -530,7 +530,9 @@ def test_without_normalization_there_are_no_statistics(tmp_path):
 
 
 def test_missing_statistics_are_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="m_vecnormalize.zip"):
+    with pytest.raises(
+        FileNotFoundError, match="there are no statistics .*/m_vecnormalize.zip of the model: copy them"
+    ):
         load_statistics(tmp_path / "m.zip", make_envs(EXPERIMENT))
 
 
