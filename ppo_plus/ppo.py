@@ -415,7 +415,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             warnings.warn(
                 f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
                 'where training is also compiled by default: pass device="cpu", or compare the two',
-                stacklevel=5,
+                stacklevel=6,
             )
 
     @property

@@ -25,7 +25,7 @@ class Moments(NamedTuple):
     def of(cls, numbers: th.Tensor) -> "Moments":
         """The moments of the rows of a tensor; without rows, all are 0."""
         numbers = numbers.double()
-        n = numbers.new_tensor(len(numbers))
+        n = numbers.new_full((), len(numbers))  # which no GPU waits for
         mean = numbers.sum(dim=0) / n.clamp(min=1)
         return cls(n, mean, (numbers - mean).square().sum(dim=0))
 

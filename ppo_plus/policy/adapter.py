@@ -134,7 +134,7 @@ def warn_of_overrides(policy_class: type) -> None:
             f"policy={policy_class.__name__} overrides {', '.join(overridden(policy_class))}: it runs as in SB3, "
             "uncompiled, and without exact KL, gSDE off Box, masks and memory. For these derive it from "
             "ppo_plus.ActorCriticPolicy, and override encode, heads, act or evaluate",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

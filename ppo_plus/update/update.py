@@ -196,7 +196,7 @@ class Update:
             warnings.warn(
                 f"train/action_std is {logged['action_std']:.3g}: unless the bounds of the action space are as wide, "
                 "actions are noise clipped at these. Lower ent_coef, which raises log_std, or learning_rate",
-                stacklevel=5,
+                stacklevel=6,
             )
         if hasattr(policy, "log_std"):
             logged["std"] = policy.log_std.detach().exp().mean().item()
