@@ -14,6 +14,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -422,7 +423,11 @@ def prepare(env: Any) -> None:
             try:
                 layer.env_is_wrapped(Monitor)[0]
             except (AttributeError, NotImplementedError, TypeError):
-                layer.env_is_wrapped = lambda kind, indices=None, n=layer.num_envs: [False] * n  # type: ignore[assignment, misc]
+                layer.env_is_wrapped = partial(_none_is_wrapped, layer.num_envs)  # type: ignore[method-assign]
+
+
+def _none_is_wrapped(n_envs: int, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
+    return [False] * n_envs
 
 
 def check_spaces(env: Any) -> None:

@@ -1,6 +1,7 @@
 """What environments return is checked, and their mistakes are errors that name the environment and say what to do."""
 
 import copy
+import pickle
 import re
 from functools import partial
 from itertools import product
@@ -459,6 +460,16 @@ def test_attributes_of_a_vector_environment_stay_its_own():
     env.current = 8
     learn(env)
     assert env.current == 8
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"])
+def test_copies_of_an_environment_are_their_own(copied):
+    env = DummyVecEnv([lambda: RandomEnv(ACTIONS["discrete"])])
+    PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(8)
+    other = copied(env)
+    other.reset()
+    other.step(np.zeros(1, int))
+    assert (env.envs[0].n_steps, other.envs[0].n_steps) == (8, 9)
 
 
 def test_methods_set_on_an_environment_are_called_and_stay():
