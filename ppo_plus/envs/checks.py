@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import ClipAction
-from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.env_util import is_wrapped, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
@@ -377,7 +377,7 @@ def of_ended(infos: Sequence[dict[str, Any]], dones: Any = None) -> list[dict[st
 def counted(env: Any, info: dict[str, Any]) -> Iterator[None]:
     """While an environment is reset after an episode: an episode that was ended by a wrapper around the ``Monitor``,
     such as a ``TimeLimit``, counts, too. One that ends when a life is lost does not reset the ``Monitor``."""
-    monitor = next((layer for layer in layers(env) if isinstance(layer, Monitor)), None)
+    monitor: Any = unwrap_wrapper(env, Monitor)
     if monitor is None or monitor.needs_reset:
         yield
         return

@@ -5,8 +5,7 @@ limits there were, what to log, the statistics of a ``VecNormalize``) is compute
 """
 
 import warnings
-from collections import UserDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
@@ -64,16 +63,27 @@ class Lazy:
         return "value" in vars(self)
 
 
-class LazyLocals(UserDict[str, Any]):
+class LazyLocals(dict[str, Any]):
     """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
+
+    # A dict's own methods read the entries themselves, those of a mapping call `__getitem__`.
+    get, setdefault = MutableMapping.get, MutableMapping.setdefault  # type: ignore[assignment]
+    values, items = MutableMapping.values, MutableMapping.items  # type: ignore[assignment]
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
         return value.value if isinstance(value, Lazy) else value
 
-    def update(self, *others: Any, **entries: Any) -> None:
-        # All at once, since every step updates some twenty entries.
-        self.data.update(*others, **entries)
+    def __iter__(self) -> Iterator[str]:
+        # Because this method is defined, `dict(locals)` and `{**locals}` read each value.
+        return super().__iter__()
+
+    def pop(self, key: str, *default: Any) -> Any:
+        value = super().pop(key, *default)
+        return value.value if isinstance(value, Lazy) else value
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
 
 
 @dataclass
