@@ -247,9 +247,8 @@ def warn_of_bounds(observations: Any, space: spaces.Space, name: str = "observat
     # An integer cannot be beyond the bounds of its dtype, as in images.
     if not isinstance(space, spaces.Box) or (is_image_space(space) and space.dtype == np.uint8):
         return
-    seen = th.as_tensor(observations)
-    low, high = (th.from_numpy(np.array(bound)).to(seen.device, seen.dtype) for bound in (space.low, space.high))
-    if ((seen < low) | (seen > high)).any():
+    seen = observations.numpy(force=True) if isinstance(observations, th.Tensor) else observations
+    if ((seen < space.low.astype(seen.dtype)) | (seen > space.high.astype(seen.dtype))).any():
         warnings.warn(
             f"{name}={space} has bounds that the observations, from {seen.min():.4g} to {seen.max():.4g}, do not keep: "
             "correct the space, or the observations",
