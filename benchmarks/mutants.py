@@ -915,10 +915,10 @@ TOP = (
     ),
     Fault(
         "resets-counted",
-        "envs/normalization.py",
-        "self.ret_rms.update(self.returns[self._counted])",
-        "self.ret_rms.update(self.returns)",
-        "tests/envs/test_normalization.py",
+        "rollout/buffer.py",
+        "return tree_map(lambda tensor: tensor[th.from_numpy(valid)], self.stored(name))",
+        "return tree_map(lambda tensor: tensor.flatten(0, 1), self.stored(name))",
+        "tests/policy/test_normalization.py",
     ),
     Fault(
         "vectors-of-another-width",
