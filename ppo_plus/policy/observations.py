@@ -239,6 +239,7 @@ def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any
     return to_device(th.from_numpy(np.asarray(observations, dtype, order="C")), device)
 
 
+@np.errstate(over="ignore", under="ignore")  # of bounds in the dtype of the observations
 def warn_of_bounds(observations: Any, space: spaces.Space, name: str = "observation_space") -> None:
     """Warn if observations, ``(..., *shape)``, are outside their Box: nothing else notices."""
     if isinstance(space, spaces.Dict):
