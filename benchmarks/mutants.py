@@ -541,8 +541,8 @@ ROLLOUT = (
     Fault(
         "episode-ended-outside-its-monitor",
         "envs/checks.py",
-        "if monitor.rewards is not rewards:",
-        "if False:",
+        '"l": len(rewards)',
+        '"l": len(rewards) + 1',
         "tests/rollout/test_evaluation.py",
     ),
     Fault(
