@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch as th
@@ -35,6 +36,15 @@ def worth_threads(policy: nn.Module, n_at_once: int, device: th.device) -> bool:
 def has_convolutions(policy: nn.Module) -> bool:
     """Whether a policy has convolutional layers."""
     return any(isinstance(part, CONVOLUTIONS) for part in policy.modules())
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: those that it is bound to, and no more than its control group has."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # there is no such group, or it has no limit
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        n = min(n, -(-int(quota) // int(period)))
+    return max(n, 1)
 
 
 @contextmanager

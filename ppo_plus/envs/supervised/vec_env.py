@@ -11,14 +11,17 @@ before it from the value of that observation, and leaves the row itself out of t
 or blame the action. If the reset after the end of an episode failed, the step is complete, and there is no such row.
 
 ``N`` is the number of environments.
+
+Several environments may share a process (``n_workers``). An error restarts only the environment that raised it. If one
+dies or hangs, all environments of its process are replaced, which counts as one restart.
 """
 
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -28,11 +31,13 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from ppo_plus.envs.checks import TIMEOUT, described, row_of
 from ppo_plus.envs.supervised import workers
+from ppo_plus.envs.supervised.shared_memory import form_of, write_row
 from ppo_plus.envs.supervised.workers import CallerError, Fault, Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
+from ppo_plus.process import usable_cores
 from ppo_plus.require import require_int, require_number
-from ppo_plus.trees import mapped
+from ppo_plus.trees import mapped, tree_map
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"
@@ -62,12 +67,15 @@ class SupervisedVecEnv(VecEnv):
     that trains handles.
 
     :param env_fns: functions that make environments, called again at each restart; a ``Monitor`` appends to its file
-    :param restarts: how many times a fresh environment may replace one that failed, over all environments, at least 0.
-        Attributes that were set are set again; what methods have changed is lost
+    :param restarts: how many times environments that failed may be replaced, over all, at least 0. Attributes that
+        were set are set again; what methods have changed is lost
     :param timeout: seconds that an environment may take for a step or a reset, above 0; ``None``: no limit
     :param start_method: how processes are started, as for SB3's ``SubprocVecEnv``
     :param report: called with a line about each restart; ``None``: ``warnings.warn``
+    :param n_workers: number of processes, each with about as many environments, at least 1; ``"auto"``: as many as
+        cores that this process may use, but not more than environments
     :raises EnvFault: an environment failed, and no restart is left; from each method
+    :raises ValueError: observations have no arrays of a fixed shape
     """
 
     def __init__(
@@ -77,16 +85,21 @@ class SupervisedVecEnv(VecEnv):
         timeout: float | None = None,
         start_method: str | None = None,
         report: Callable[[str], None] | None = None,
+        n_workers: int | Literal["auto"] = "auto",
     ):
         require_int("restarts", restarts, 0)
         require_number("timeout", timeout, 0, 1e6, above=True, or_none=True)
-        self.restarts, self.timeout = restarts, timeout
+        n = len(env_fns)
+        if n_workers == "auto":
+            n_workers = usable_cores()
+        require_int('n_workers (or "auto")', n_workers, 1)
+        self.restarts, self.timeout, self.n_workers = restarts, timeout, min(n_workers, n)
         self._to_start = None if timeout is None else timeout + STARTING
         self.report = report or partial(warnings.warn, stacklevel=2)
         #: Restarts over all environments, and steps that each has taken.
         self.n_restarts = self.n_steps = 0
         #: The seed that each environment was last reset with; ``None``: without a seed.
-        self.env_seeds: list[int | None] = [None] * len(env_fns)
+        self.env_seeds: list[int | None] = [None] * n
         #: Attributes that were set in each, to be set in a fresh one.
         self._attributes: list[dict[str, Any]] = [{} for _ in env_fns]
         #: Environments replaced between two steps: the reason, and what the reset of the fresh one returned.
@@ -94,20 +107,22 @@ class SupervisedVecEnv(VecEnv):
         #: The last observations, ``N`` rows.
         self.last_obs: Any = None
         self.closed = False
-        self._names = ["it"] * len(env_fns)
+        self._names = ["it"] * n
         self._workers: list[Worker] = []
         try:
-            for i, env_fn in enumerate(env_fns):
-                self._workers.append(Worker(env_fn, start_method, i))
-            made = self._collect(range(len(env_fns)), self._to_start)
-            for i, answer in made.items():
-                if isinstance(answer, Fault):
-                    self._fail(i, answer)
+            for part in np.array_split(np.arange(n), self.n_workers):
+                makes = [env_fns[i] for i in part]
+                self._workers.append(Worker(makes, start_method, int(part[0])))
+            made = self._collect(self._workers, self._to_start)
+            for i, fault in _faults(made).items():
+                self._fail(i, fault)
+            self._names = [name for name, _ in made.values()]
+            super().__init__(n, *made[0][1])
+            for worker in self._workers:
+                worker.share(self.observation_space, self.action_space)
         except BaseException:
             self.close()
             raise
-        self._names = [name for name, _ in made.values()]
-        super().__init__(len(env_fns), *made[0][1])
 
     def reset(self) -> VecEnvObs:
         """Reset all environments, with the seeds and options that were set since the last reset."""
@@ -115,66 +130,127 @@ class SupervisedVecEnv(VecEnv):
         pairs = zip(self._seeds, self.env_seeds, strict=True)
         self.env_seeds = [last if seed is None else seed for seed, last in pairs]
         self._replaced = {}
-        answers = self._exchange({i: ("reset", {"seed": self._seeds[i], **options[i]}) for i in range(self.num_envs)})
-        rows = []
-        for i, answer in answers.items():
-            obs, self.reset_infos[i] = self._first(i, answer, options[i])
-            rows.append(obs)
+        answers = self._exchange("reset", {i: ({"seed": self._seeds[i], **own},) for i, own in enumerate(options)})
+        answers |= {i: first for i, (_, first) in self._replace(_faults(answers), options).items()}
+        rows = [answers[i] for i in range(self.num_envs)]
+        self.reset_infos = [info for _, info in rows]
         self._reset_seeds()
         self._reset_options()
-        return self._stacked(rows)
-
-    def step_async(self, actions: Any) -> None:
-        for i, action in enumerate(actions):
-            if i not in self._replaced:
-                self._workers[i].send(("step", action))
-
-    def step_wait(self) -> VecEnvStepReturn:
-        # All answers first, so that none is left unread if an environment failed.
-        answers = self._collect([i for i in range(self.num_envs) if i not in self._replaced])
-        self.n_steps += 1
-        rows = [self._row(i, answers.get(i)) for i in range(self.num_envs)]
-        obs, rewards, dones, infos = zip(*rows, strict=True)
-        return self._stacked(obs), np.array(rewards, np.float32), np.array(dones), list(infos)
-
-    def _row(self, i: int, answer: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        """What environment ``i`` returns, given its answer."""
-        if i not in self._replaced and not isinstance(answer, Fault):
-            obs, reward, done, info, first = answer
-            if done:
-                obs, self.reset_infos[i] = self._first(i, first)
-            return obs, reward, done, info
-        reason, first = self._replaced.pop(i, None) or (answer.reason, self._first(i, answer))
-        obs, self.reset_infos[i] = first
-        last = row_of(self.last_obs, i)
-        return obs, 0.0, True, {RESTART: reason, TIMEOUT: True, "terminal_observation": last}
-
-    def _stacked(self, rows: Sequence[Any]) -> VecEnvObs:
-        self.last_obs = _stack(rows, self.observation_space)
+        self.last_obs = _stack([obs for obs, _ in rows], self.observation_space)
         # Copied, since wrappers may write into observations.
         return mapped(np.array, self.last_obs)  # type: ignore[no-any-return]
 
-    def _first(self, i: int, answer: Any, options: dict[str, Any] | None = None) -> Any:
-        """The answer to a reset of environment ``i``, which is replaced as long as the answer is a fault."""
-        while isinstance(answer, Fault):
-            worker = self._workers[i]
+    def step_async(self, actions: Any) -> None:
+        # The bits of another dtype would change.
+        space, shared = self.action_space, isinstance(actions, np.ndarray) and self._shares_actions
+        shared = shared and (actions.shape, actions.dtype) == ((self.num_envs, *(space.shape or ())), space.dtype)
+        for worker in self._workers:
+            members = worker.members
+            if shared and self._replaced.keys().isdisjoint(members):
+                worker.step(actions[members.start : members.stop])
+            elif own := {i - members.start: (actions[i],) for i in members if i not in self._replaced}:
+                worker.send("step", own)
+
+    @property
+    def _shares_actions(self) -> bool:
+        arrays = self._workers[0].arrays
+        return arrays is not None and arrays.actions is not None
+
+    def step_wait(self) -> VecEnvStepReturn:
+        # All answers first, so that none is left unread if an environment failed.
+        stepping = [worker for worker in self._workers if not self._replaced.keys() >= {*worker.members}]
+        rest = self._collect(stepping)
+        self.n_steps += 1
+        replaced = self._replaced
+        # Read before environments are replaced, which clears them.
+        arrays = [worker.arrays for worker in self._workers]
+        obs = _rows(arrays, "obs")
+        rewards, flags = _rows(arrays, "rewards"), _rows(arrays, "flags")
+        dones, limits = flags[:, 0].copy(), flags[:, 1].tolist()
+        infos: list[dict[str, Any]] = [{TIMEOUT: limit} for limit in limits]
+        for i in np.flatnonzero(flags[:, 2]).tolist():
+            worker = self._worker(i)
+            infos[i] = worker.arrays.read_info(i - worker.members.start)
+        faults = _faults(rest)
+        #: Environments whose step is complete, but not the reset after it.
+        unreset = {}
+        for i, answer in rest.items():
+            if i not in faults:
+                infos[i], first = answer
+                if not dones[i]:
+                    worker = self._worker(i)
+                    worker.arrays.forms[i - worker.members.start] = form_of(infos[i])
+                else:
+                    infos[i].setdefault("terminal_observation", self._final(i))
+                    if isinstance(first, Fault):
+                        unreset[i] = first
+                    else:
+                        self.reset_infos[i] = first
+        failed = self._replace(faults | unreset)
+        for i, (reason, (first_obs, self.reset_infos[i])) in {**replaced, **failed}.items():
+            write_row(obs, i, first_obs)
+            if i not in unreset:
+                reason = replaced.get(i, (reason,))[0]
+                last = row_of(self.last_obs, i)
+                rewards[i], dones[i] = 0.0, True
+                infos[i] = {RESTART: reason, TIMEOUT: True, "terminal_observation": last}
+        self._replaced = {}
+        self.last_obs = obs
+        # Copied, since wrappers may write into observations.
+        return mapped(np.array, obs), rewards, dones, infos
+
+    def _final(self, i: int) -> Any:
+        """The last observation of an episode that has ended, from shared memory."""
+        worker = self._worker(i)
+        assert worker.arrays is not None
+        return row_of(worker.arrays.final, i - worker.members.start)
+
+    def _worker(self, i: int) -> Worker:
+        return next(worker for worker in self._workers if i in worker.members)
+
+    def _replace(
+        self, faults: dict[int, Fault], options: Sequence[dict[str, Any]] | None = None
+    ) -> dict[int, tuple[str, Any]]:
+        """Replace environments until none fails: by number, the reason, and what the reset of the fresh one returned.
+
+        :param options: of the resets
+        """
+        firsts: dict[int, tuple[str, Any]] = {}
+        while faults:
+            i, fault = next(iter(faults.items()))
+            worker = self._worker(i)
             if self.n_restarts >= self.restarts:
-                if answer.hangs:
+                if fault.hangs:
                     worker.stop(time.monotonic())
-                self._fail(i, answer)
+                self._fail(i, fault)
             self.n_restarts += 1
-            self.report(f"{self._who(i)} {answer.reason}: restarted ({self.n_restarts} of {self.restarts} restarts)")
-            seed = self.env_seeds[i]
-            if seed is not None:
-                self.env_seeds[i] = derived_seed([seed, 1])
-            worker.stop(time.monotonic() + (0 if answer.hangs else workers.CLOSING))
-            worker.start(again=True)
-            answer = self._collect([i], self._to_start)[i]
-            messages = [("set_attr", name, value) for name, value in self._attributes[i].items()]
-            for message in (*messages, ("reset", {"seed": self.env_seeds[i], **(options or {})})):
-                if not isinstance(answer, Fault):
-                    answer = self._exchange({i: message})[i]
-        return answer
+            group = list(worker.members) if fault.loses_process else [i]
+            beside = f" with the {len(group) - 1} others of its process" if len(group) > 1 else ""
+            self.report(
+                f"{self._who(i)} {fault.reason}: restarted{beside} ({self.n_restarts} of {self.restarts} restarts)"
+            )
+            for j in group:
+                seed = self.env_seeds[j]
+                self.env_seeds[j] = None if seed is None else derived_seed([seed, 1])
+            if fault.loses_process:
+                worker.stop(time.monotonic() + (0 if fault.hangs else workers.CLOSING))
+                worker.start(again=True)
+                answers = self._collect([worker], self._to_start)
+                if not any(fault.loses_process for fault in _faults(answers).values()):
+                    worker.share(self.observation_space, self.action_space)
+            else:
+                answers = self._exchange("make", {i: (True,)}, self._to_start)
+            made = [j for j in group if not isinstance(answers.get(j), Fault)]
+            for j in made:
+                for name, value in self._attributes[j].items():
+                    answers |= self._exchange("set_attr", {j: (name, value)})
+            resets = {j: ({"seed": self.env_seeds[j], **(options[j] if options else {})},) for j in made}
+            answers |= self._exchange("reset", resets)
+            faults = {j: other for j, other in faults.items() if j not in group} | _faults(answers)
+            reasons = dict.fromkeys(group, f"shared its process with environment {i}, which {fault.reason}")
+            reasons |= {i: fault.reason} | {j: reason for j, (reason, _) in firsts.items()}
+            firsts |= {j: (reasons[j], answers.get(j)) for j in group}
+        return firsts
 
     def _fail(self, i: int, fault: Fault) -> NoReturn:
         remedy = "With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
@@ -186,53 +262,69 @@ class SupervisedVecEnv(VecEnv):
     def _who(self, i: int) -> str:
         return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"
 
-    def _exchange(self, messages: dict[int, tuple[Any, ...]], seconds: float | None = None) -> dict[int, Any]:
-        for i, message in messages.items():
-            self._workers[i].send(message)
-        return self._collect(messages, seconds)
+    def _exchange(
+        self, command: str, arguments: dict[int, tuple[Any, ...]], seconds: float | None = None
+    ) -> dict[int, Any]:
+        """The answers of environments to a command, given the arguments of each."""
+        called = []
+        for worker in self._workers:
+            if own := {i - worker.members.start: arguments[i] for i in worker.members if i in arguments}:
+                worker.send(command, own)
+                called.append(worker)
+        return self._collect(called, seconds)
 
-    def _collect(self, indices: Iterable[int], seconds: float | None = None) -> dict[int, Any]:
-        """The answers of environments; waits for all together :attr:`timeout`, or so many seconds."""
+    def _collect(self, called: Sequence[Worker], seconds: float | None = None) -> dict[int, Any]:
+        """The answers of environments, by number; each may take :attr:`timeout`, or so many seconds."""
         seconds = seconds or self.timeout
-        deadline = None if seconds is None or seconds == math.inf else time.monotonic() + seconds
-        answers = {i: self._workers[i].receive(deadline, seconds) for i in indices}
+        answers: dict[int, Any] = {}
+        for worker in called:
+            received = worker.receive(None if seconds == math.inf else seconds)
+            if isinstance(received, tuple):
+                place, fault = received
+                # First, so that it is the one that is named.
+                answers[worker.members[place]] = fault
+            else:
+                answers |= {worker.members[place]: answer for place, answer in received.items()}
         for answer in answers.values():
             if isinstance(answer, CallerError):
                 raise answer.error
         return answers
 
-    def _call(self, message: tuple[Any, ...], indices: VecEnvIndices = None, seconds: float | None = None) -> list[Any]:
+    def _call(
+        self, command: str, arguments: tuple[Any, ...], indices: VecEnvIndices = None, seconds: float | None = None
+    ) -> list[Any]:
         """Call environments between two steps; one that fails is replaced, and called again."""
-        messages = dict.fromkeys(self._get_indices(indices), message)
-        answers = self._exchange(messages, seconds)
-        for i in messages:
-            while isinstance(answers[i], Fault):
-                self._replaced[i] = answers[i].reason, self._first(i, answers[i])
-                answers[i] = self._exchange({i: message}, seconds)[i]
-        return list(answers.values())
+        called = list(self._get_indices(indices))
+        answers = self._exchange(command, dict.fromkeys(called, arguments), seconds)
+        while failed := self._replace(_faults(answers)):
+            self._replaced |= failed
+            answers = {i: answer for i, answer in answers.items() if i not in failed}
+            again = [i for i in called if i in failed or i not in answers]
+            answers |= self._exchange(command, dict.fromkeys(again, arguments), seconds)
+        return [answers[i] for i in called]
 
     def has_attr(self, attr_name: str) -> bool:
-        return all(self._call(("env_method", "has_wrapper_attr", (attr_name,), {})))
+        return all(self._call("env_method", ("has_wrapper_attr", (attr_name,), {})))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        return self._call(("env_method", "get_wrapper_attr", (attr_name,), {}), indices)
+        return self._call("env_method", ("get_wrapper_attr", (attr_name,), {}), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of the single environments, and of those that replace them."""
         for i in self._get_indices(indices):
             self._attributes[i][attr_name] = value
-        self._call(("set_attr", attr_name, value), indices)
+        self._call("set_attr", (attr_name, value), indices)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method of the single environments, without a limit of time unless it is ``action_masks``. An error in
         it is raised here, except in ``action_masks``, where it is a fault of the environment."""
-        message = ("env_method", method_name, method_args, method_kwargs)
-        return self._call(message, indices, None if method_name == METHOD else math.inf)
+        arguments = (method_name, method_args, method_kwargs)
+        return self._call("env_method", arguments, indices, None if method_name == METHOD else math.inf)
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
-        return self._call(("is_wrapped", wrapper_class), indices)
+        return self._call("is_wrapped", (wrapper_class,), indices)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return self.env_method("render")
@@ -247,6 +339,15 @@ class SupervisedVecEnv(VecEnv):
         for worker in self._workers:
             worker.stop(deadline)
         self.closed = True
+
+
+def _faults(answers: Mapping[int, Any]) -> dict[int, Fault]:
+    return {i: answer for i, answer in answers.items() if isinstance(answer, Fault)}
+
+
+def _rows(arrays: Sequence[Any], name: str) -> Any:
+    """New arrays of the rows of all workers."""
+    return tree_map(lambda *parts: np.concatenate(parts), *(getattr(part, name) for part in arrays))
 
 
 def _stack(rows: Sequence[Any], space: spaces.Space) -> Any:

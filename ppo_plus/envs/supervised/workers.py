@@ -1,4 +1,9 @@
-"""Workers: environments in separate processes, which can be killed and may die, and whose errors are answers."""
+"""Workers: processes with environments, which can be killed and may die, and whose errors are answers.
+
+A worker steps its environments one after another. Messages go through a pipe. A step of all environments is an empty
+message, with the actions in shared memory; the answer is empty, too, unless an info has more than the flag of a time
+limit, an episode has ended, or an environment has failed.
+"""
 
 import copy
 import multiprocessing
@@ -10,9 +15,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 import gymnasium as gym
@@ -34,6 +40,7 @@ from ppo_plus.envs.checks import (
     explanation,
     prepare,
 )
+from ppo_plus.envs.supervised.shared_memory import SharedArrays, is_like, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import is_disk_full
 from ppo_plus.trees import mapped
@@ -50,6 +57,8 @@ class Fault:
     cause: BaseException | None = None
     #: Whether it may still be running.
     hangs: bool = False
+    #: Whether its process has ended or has to be ended, with all environments in it.
+    loses_process: bool = False
     #: Whether it returned NaN or infinity.
     not_finite: bool = False
     #: What to do, if a fresh environment would not help.
@@ -69,6 +78,8 @@ class _RemoteTraceback(Exception):
 
 class GuardedEnv:
     """One environment, which answers commands and raises no errors, for another process."""
+
+    env: Any = None
 
     #: Commands in which an error is the environment's fault, and not the caller's.
     DUTIES = ("make", "step", "reset")
@@ -95,10 +106,13 @@ class GuardedEnv:
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
         writer = monitor.ResultsWriter
+        if self.env is not None:
+            with suppress(Exception):
+                self.env.close()
         if again:
             monitor.ResultsWriter = lambda *args, **named: writer(*args, **named | {"override_existing": False})  # type: ignore[assignment, misc]
         try:
-            self.env: Any = _patch_env(self._make())
+            self.env = _patch_env(self._make())
         finally:
             monitor.ResultsWriter = writer  # type: ignore[misc]
         prepare(self.env)
@@ -130,7 +144,8 @@ class GuardedEnv:
         return obs, reward, done, info, first
 
     def close(self) -> None:
-        self.env.close()
+        if self.env is not None:
+            self.env.close()
 
     def set_attr(self, name: str, value: Any) -> None:
         self.env.set_wrapper_attr(name, value)
@@ -152,12 +167,71 @@ def _sendable(error: Exception) -> Exception:
     return sendable
 
 
-class Worker:
-    """Runs the environment that ``make`` makes in a separate process, started as by SB3 by default."""
+class Share:
+    """The environments of a worker, in its process.
 
-    def __init__(self, make: Callable[[], gym.Env], start_method: str | None, index: int):
+    :param makes: functions that make them
+    :param current: number of the environment that is called now, which the other process reads
+    """
+
+    def __init__(self, makes: Sequence[Callable[[], gym.Env]], current: Any):
+        self.envs = [GuardedEnv(make) for make in makes]
+        self.current = current
+        self.arrays: SharedArrays | None = None
+
+    def answer(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """The answers of the environments that are called, by number; in a step, those that shared memory has not."""
+        if command == "share":
+            observation_space, action_space, name = arguments[0]
+            self.arrays = SharedArrays(observation_space, action_space, len(self.envs), name)
+            return {}
+        answers = {}
+        for i, own in arguments.items():
+            self.current.value = i
+            answer = self.envs[i].answer(command, *own)
+            if command == "step" and not isinstance(answer, (Fault, CallerError)):
+                answer = self._shared(i, *answer)
+            if command != "step" or answer is not None:
+                answers[i] = answer
+        return answers
+
+    def step_all(self) -> dict[int, Any]:
+        """Step all environments with the actions in shared memory."""
+        assert self.arrays is not None
+        actions = self.arrays.actions
+        # Copies: an environment may keep its action.
+        return self.answer("step", {i: (actions[i].copy(),) for i in range(len(self.envs))})
+
+    def _shared(self, i: int, obs: Any, reward: float, done: bool, info: dict[str, Any], first: Any) -> Any:
+        """Write the result of a step into shared memory; returns the rest: the info, and at the end of an episode the
+        answer of the reset, whose observation is written, too, if it has one."""
+        arrays = self.arrays
+        assert arrays is not None
+        has_more = not done and len(info) > 1
+        is_written = has_more and arrays.write_info(i, info)
+        arrays.rewards[i], arrays.flags[i] = reward, (done, info[TIMEOUT], is_written)
+        if not done:
+            write_row(arrays.obs, i, obs)
+            return (info, None) if has_more and not is_written else None
+        if is_like(arrays.final, i, info["terminal_observation"]):
+            write_row(arrays.final, i, info.pop("terminal_observation"))
+        if not isinstance(first, Fault):
+            obs, first = first
+            write_row(arrays.obs, i, obs)
+        return info, first
+
+
+class Worker:
+    """Runs environments in a separate process, started as by SB3 by default.
+
+    :param makes: functions that make the environments
+    :param start_method: of the process; ``None``: SB3's
+    :param first: number of its first environment among those of all workers
+    """
+
+    def __init__(self, makes: Sequence[Callable[[], gym.Env]], start_method: str | None, first: int):
         default = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        self.make, self.index = make, index
+        self.makes, self.members = makes, range(first, first + len(makes))
         self.context: Any = multiprocessing.get_context(start_method or default)
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
@@ -171,42 +245,86 @@ class Worker:
                 'input: save it as a file, or use vec_env="dummy" or start_method="fork"'
             )
         self.process: Any = None
+        self.arrays: SharedArrays | None = None
         self.start()
 
     def start(self, again: bool = False) -> None:
         self.remote, theirs = self.context.Pipe()
-        arguments = (theirs, self.remote, CloudpickleWrapper(self.make), self.index)
+        self._current = self.context.RawValue("i", 0)
+        # One tracker of shared memory for both processes, also of a fork.
+        resource_tracker.ensure_running()
+        makes = CloudpickleWrapper(list(self.makes))
+        arguments = (theirs, self.remote, makes, self.members.start, self._current)
         self.process = self.context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         # At once: the end of the process is noticed only if no other process has this end of the pipe.
         theirs.close()
         self.waiting = self.is_made = False
-        self.send(("make", again))
+        self.send("make", dict.fromkeys(range(len(self.makes)), (again,)))
 
-    def send(self, message: tuple[Any, ...]) -> None:
+    def share(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        """Share arrays with the process, once its environments are made.
+
+        :raises ValueError: observations have no fixed shape
+        """
+        self.arrays = SharedArrays(observation_space, action_space, len(self.makes))
+        try:
+            self.send("share", {0: (observation_space, action_space, self.arrays.memory.name)})
+            self.receive(None)
+        finally:
+            # Both have it, or the other one never will.
+            self.arrays.memory.unlink()
+
+    def send(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
+        """Call environments, given the arguments of each by its number here."""
+        self._send(_pickled((command, arguments)), next(iter(arguments)))
+
+    def step(self, actions: Any) -> None:
+        """Step all environments, with actions in an array that is shared."""
+        assert self.arrays is not None
+        self._ready()
+        self.arrays.actions[...] = actions
+        self._send(b"", 0)
+
+    def _ready(self) -> None:
         if self.waiting:
             # An interrupt came before the last answer was read.
-            self.receive(time.monotonic() + CLOSING, CLOSING)
-        # Before `waiting` is set: what cannot be pickled is not sent.
-        sent = _pickled(message)
-        self.waiting = True
+            self.receive(CLOSING)
+
+    def _send(self, message: bytes, first: int) -> None:
+        self._ready()
+        self.waiting, self._first, self._sent = True, first, time.monotonic()
         try:
-            self.remote.send_bytes(sent)
+            self.remote.send_bytes(message)
         except OSError:
             """The process has ended, which `receive` notices."""
 
-    def receive(self, deadline: float | None, seconds: float | None) -> Any:
+    def receive(self, seconds: float | None) -> "dict[int, Any] | tuple[int, Fault]":
+        """The answers to the last message, or which environment has lost the process, and how.
+
+        :param seconds: that each environment may take; ``None``: no limit
+        """
         if self.process is None:
-            return Fault("was ended because it hung")
+            return 0, Fault("was ended because it hung", loses_process=True)
         try:
-            if deadline is not None and not self.remote.poll(max(0.0, deadline - time.monotonic())):
-                return Fault(f"gave no answer within {seconds:g} s", hangs=True)
-            answer = self.remote.recv()
+            if seconds is not None and (hanging := self._hanging(seconds)) is not None:
+                return hanging, Fault(f"gave no answer within {seconds:g} s", hangs=True, loses_process=True)
+            message = self.remote.recv_bytes()
+            answers = pickle.loads(message) if message else {}
             self.is_made = True
         except (EOFError, OSError):
-            answer = self._death()
+            answers = self._current.value, self._death()
         self.waiting = False
-        return answer
+        return answers  # type: ignore[no-any-return]
+
+    def _hanging(self, seconds: float) -> int | None:
+        """The environment that has taken longer than so many seconds; ``None``: there is an answer."""
+        current, wait = self._first, self._sent + seconds - time.monotonic()
+        while not self.remote.poll(max(0.0, wait)):
+            if self._current.value == current:
+                return int(current)
+            current, wait = self._current.value, seconds
+        return None
 
     def _death(self) -> Fault:
         self.process.join(CLOSING)
@@ -216,14 +334,14 @@ class Worker:
             time.sleep(1.0)
         name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         if self.is_made:
-            return Fault(f"died with its process ({name})")
+            return Fault(f"died with its process ({name})", loses_process=True)
         remedy = 'A script that starts processes has to run its code within if __name__ == "__main__":'
-        return Fault(f"died with its process ({name}) before it was made", remedy=remedy)
+        return Fault(f"died with its process ({name}) before it was made", loses_process=True, remedy=remedy)
 
     def end(self) -> None:
         """Ask the process to end."""
         with suppress(OSError):
-            self.remote.send_bytes(_pickled(("close",)))
+            self.remote.send_bytes(_pickled(("close", {})))
 
     def stop(self, deadline: float) -> None:
         """End the process, by force where it has not ended by itself before the deadline."""
@@ -233,12 +351,15 @@ class Worker:
         with suppress(Exception):
             # Answers are read, since a process that cannot write them does not end.
             while self.remote.poll(max(0.0, deadline - time.monotonic())):
-                self.remote.recv()
+                self.remote.recv_bytes()
         self.process.join(max(0.0, deadline - time.monotonic()))
         if self.process.is_alive():
             self.process.kill()
             self.process.join(CLOSING)
         self.remote.close()
+        if self.arrays is not None:
+            self.arrays.close()
+            self.arrays = None
         if self.process.exitcode is not None:
             self.process.close()
         self.process = None
@@ -249,27 +370,44 @@ def _pickled(message: Any) -> bytes:
     return pickle.dumps(message, 4)
 
 
-def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper, index: int) -> None:
-    """The main function of a worker process: answer commands until the other end of the pipe is closed."""
+def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: int, current: Any) -> None:
+    """The main function of a worker process: answer messages until the other end of the pipe is closed."""
     # Ctrl-C is sent to all processes of a terminal; the one that trains handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent_remote.close()
     # A fork has the generators of its parent, the same in all processes.
-    np.random.seed((int(np.random.get_state()[1][0]) + index) % 2**32)  # type: ignore[index]
+    np.random.seed((int(np.random.get_state()[1][0]) + first) % 2**32)  # type: ignore[index]
     random.seed(int(np.random.randint(2**31)))
-    # `recv` notices that the parent has ended; an environment that hangs does not.
+    # `recv_bytes` notices that the parent has ended; an environment that hangs does not.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    guarded = GuardedEnv(make.var)
-    message: tuple[Any, ...] = ()
+    share = Share(makes.var, current)
+    command = ""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while message != ("close",):
-            message = remote.recv()
-            answer = guarded.answer(*message)
-            try:
-                reply = _pickled(answer)
-            except Exception as error:
-                reply = _pickled(Fault(f"returned what cannot be sent to another process: {error!r}"))
-            remote.send_bytes(reply)
+        while command != "close":
+            message = remote.recv_bytes()
+            if message:
+                command, arguments = pickle.loads(message)
+                answers = share.answer(command, arguments)
+            else:
+                answers = share.step_all()
+            remote.send_bytes(_reply(answers))
+    for env in share.envs:
+        env.answer("close")
+
+
+def _reply(answers: dict[int, Any]) -> bytes:
+    try:
+        return _pickled(answers) if answers else b""
+    except Exception:
+        return _pickled({i: _sendable_answer(answer) for i, answer in answers.items()})
+
+
+def _sendable_answer(answer: Any) -> Any:
+    try:
+        _pickled(answer)
+    except Exception as error:
+        return Fault(f"returned what cannot be sent to another process: {error!r}")
+    return answer
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,129 @@
+"""Arrays that two processes share: what the environments of one worker take and return in a step."""
+
+import math
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from ppo_plus.trees import mapped, tree_flatten
+
+#: Bytes that arrays begin at multiples of.
+ALIGNMENT = 64
+#: Entries of an info that are shared, at most, and their types.
+MOST_NUMBERS = 32
+NUMBERS = frozenset({bool, int, float, np.bool_, np.int32, np.int64, np.float32, np.float64})
+#: The keys of an info of numbers, and the types of its values.
+Form = tuple[tuple[Any, ...], tuple[type, ...]]
+
+
+class SharedArrays:
+    """Arrays of ``K`` environments in one block of memory.
+
+    The process that makes the block passes its name to the other one, and unlinks it when that one has it too: then the
+    memory is freed with the last of the two processes, however they end.
+
+    :param observation_space: arrays of fixed shapes, or Dict and Tuple of them
+    :param action_space: actions are shared if they are one array
+    :param k: number of environments
+    :param name: of a block that exists; ``None``: make one
+    """
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, k: int, name: str | None = None):
+        obs = _layout(observation_space, k)
+        has_array = isinstance(action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
+        actions = _layout(action_space, k) if has_array else None
+        numbers = _Layout((k, MOST_NUMBERS), np.float64)
+        layouts = (obs, obs, actions, _Layout((k,), np.float32), _Layout((k, 3), bool), numbers)
+        leaves, structure = tree_flatten(layouts)
+        sizes = [-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in leaves]
+        size = max(sum(sizes), 1)
+        self.memory = SharedMemory(name, create=name is None, size=size)
+        offsets = np.cumsum([0, *sizes[:-1]]).tolist()
+        arrays = [
+            np.ndarray(leaf.shape, leaf.dtype, self.memory.buf, offset)
+            for leaf, offset in zip(leaves, offsets, strict=True)
+        ]
+        #: Observations, and the last ones of episodes that ended, as the space has them; actions, or ``None``; rewards;
+        #: whether an episode ended, whether a time limit ended it, and whether the info is in the last array; the
+        #: numbers of infos.
+        self.obs, self.final, self.actions, self.rewards, self.flags, self.infos = structure.unflatten(arrays)
+        #: By environment, the form of its last info, which both processes know; ``None``: it had others than numbers.
+        self.forms: list[Form | None] = [None] * k
+
+    def close(self) -> None:
+        """Let go of the memory; the arrays cannot be used any more."""
+        self.obs = self.final = self.actions = self.rewards = self.flags = self.infos = None
+        self.memory.close()
+
+
+    def write_info(self, i: int, info: dict[str, Any]) -> bool:
+        """Write an info, if it has the form of the last one and its numbers stay as they are; returns whether."""
+        form, values = form_of(info), [*info.values()]
+        if form is None or form != self.forms[i]:
+            self.forms[i] = form
+            return False
+        row = self.infos[i, : len(values)]
+        row[:] = values
+        return bool(row.tolist() == values)
+
+    def read_info(self, i: int) -> dict[str, Any]:
+        """The info that was written."""
+        form = self.forms[i]
+        assert form is not None
+        keys, types = form
+        return {key: kind(value) for key, kind, value in zip(keys, types, self.infos[i].tolist(), strict=False)}
+
+
+def form_of(info: dict[str, Any]) -> Form | None:
+    """The form of an info; ``None``: it has others than numbers, or too many."""
+    types = tuple(map(type, info.values()))
+    return (tuple(info), types) if len(types) <= MOST_NUMBERS and NUMBERS.issuperset(types) else None
+
+
+class _Layout:
+    """Shape and dtype of an array."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.nbytes = math.prod(shape) * self.dtype.itemsize
+
+
+def _layout(space: spaces.Space, k: int) -> Any:
+    """Arrays of ``k`` rows for a space.
+
+    :raises ValueError: its values have no fixed shape
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: _layout(sub, k) for key, sub in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_layout(sub, k) for sub in space)
+    if space.shape is None or space.dtype is None or np.dtype(space.dtype).hasobject:
+        raise ValueError(
+            f"the space {space} has no arrays of a fixed shape, which processes share: use a Box, Discrete, "
+            'MultiDiscrete, MultiBinary, or a Dict or Tuple of them, or vec_env="dummy"'
+        )
+    return _Layout((k, *space.shape), space.dtype)
+
+
+def write_row(arrays: Any, i: int, obs: Any) -> None:
+    """Write an observation into row ``i``, in the dtype of the space. A single number may come as an array of one."""
+    if isinstance(arrays, dict):
+        for key, array in arrays.items():
+            write_row(array, i, obs[key])
+    elif isinstance(arrays, tuple):
+        for array, part in zip(arrays, obs, strict=True):
+            write_row(array, i, part)
+    else:
+        arrays[i] = np.reshape(obs, arrays.shape[1:])
+
+
+def is_like(arrays: Any, i: int, obs: Any) -> bool:
+    """Whether row ``i`` holds an observation without a change: it has the same shapes and dtypes."""
+    rows, structure = tree_flatten(mapped(lambda array: array[i, ...], arrays))
+    parts, other = tree_flatten(obs)
+    return bool(structure == other) and all(
+        isinstance(part, np.ndarray) and part.shape == row.shape and part.dtype == row.dtype
+        for part, row in zip(parts, rows, strict=True)
+    )
