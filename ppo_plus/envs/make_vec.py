@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -39,6 +39,7 @@ def make_vec(
     seed: int | None = None,
     env_kwargs: dict[str, Any] | None = None,
     vec_env: str = "dummy",
+    n_workers: int | Literal["auto"] = "auto",
 ) -> VecEnv:
     """Make environments like SB3's ``make_vec_env``, each in a :class:`~ppo_plus.Resumable`::
 
@@ -48,8 +49,10 @@ def make_vec(
     :param n_envs: how many, at least 1
     :param seed: of the first one, the others follow, 0 to 2**32 - 1; ``None``: drawn at random
     :param env_kwargs: arguments of each environment
-    :param vec_env: ``"dummy"`` steps them one after another, ``"subproc"`` each in its own process. Both return the
-        same bits; processes are faster where a step takes longer than messages between processes
+    :param vec_env: ``"dummy"`` steps them one after another, ``"subproc"`` in processes (see
+        :class:`~ppo_plus.SupervisedVecEnv`). Both return the same bits; processes are faster where steps take longer
+        than messages between processes
+    :param n_workers: with ``"subproc"``, the number of processes; ``"auto"``: as many as cores that may be used
     :raises ValueError: bad number of environments, or their spaces are not supported
     :raises gymnasium.error.Error: there is no such environment
     """
@@ -59,9 +62,14 @@ def make_vec(
         seed = int(np.random.default_rng().integers(2**31))
     require_int("seed", seed, 0)
     make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
-    vec_env_cls: Any = VEC_ENVS[vec_env]
     return make_vec_env(
-        make_env, n_envs, seed=int(seed), wrapper_class=resumable, env_kwargs=env_kwargs, vec_env_cls=vec_env_cls
+        make_env,
+        n_envs,
+        seed=int(seed),
+        wrapper_class=resumable,
+        env_kwargs=env_kwargs,
+        vec_env_cls=VEC_ENVS[vec_env],  # type: ignore[arg-type]
+        vec_env_kwargs={"n_workers": n_workers} if vec_env == "subproc" else None,
     )
 
 

@@ -302,6 +302,7 @@ def make_envs(
     first: int = 0,
     restarts: int = 0,
     timeout: float | None = None,
+    n_workers: int | str = "auto",
     **env_kwargs: Any,
 ) -> VecEnv:
     """Environments as the experiment describes them, in rl_zoo3's order: wrappers, vector wrappers, normalization,
@@ -314,6 +315,7 @@ def make_envs(
     :param first: number of the first environment, if other processes have others; it shifts seeds and file names
     :param restarts: how many failed environments to replace by new ones; more than 0: in processes
     :param timeout: seconds that an environment may take for a step or a reset, in processes; ``None``: no limit
+    :param n_workers: number of processes, as of :class:`~ppo_plus.SupervisedVecEnv`
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
     """
     if n_envs is None:
@@ -329,7 +331,8 @@ def make_envs(
         # A mistake raises its own error here; in a worker process it would only end the process.
         resumable(_wrap(make(**env_kwargs), wrappers)).close()
         # Above the progress bar, if there is one.
-        supervision = {"restarts": restarts, "timeout": timeout, "report": partial(tqdm.write, file=sys.stderr)}
+        report = partial(tqdm.write, file=sys.stderr)
+        supervision = {"restarts": restarts, "timeout": timeout, "report": report, "n_workers": n_workers}
         kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}
     env: VecEnv = make_vec_env(
         make,

@@ -34,12 +34,14 @@ class Options:
     tensorboard_log: str | None = None
     restart_envs: int = 0  # how many failed environments to replace, over all for training, and over all for evaluation
     env_timeout: float | None = None  # limit of seconds for a step or a reset of an environment
+    env_workers: int | None = None  # number of processes with environments; `None`: as many as cores
     progress: bool = True
     verbose: int = 0
 
     def supervision(self) -> dict[str, Any]:
         """Arguments of :func:`ppo_plus.zoo.experiment.make_envs` for environments that may fail."""
-        return {"restarts": self.restart_envs, "timeout": self.env_timeout}
+        workers = self.env_workers or "auto"
+        return {"restarts": self.restart_envs, "timeout": self.env_timeout, "n_workers": workers}
 
 
 class RunFolder:

@@ -57,7 +57,6 @@ class SharedArrays:
         self.obs = self.final = self.actions = self.rewards = self.flags = self.infos = None
         self.memory.close()
 
-
     def write_info(self, i: int, info: dict[str, Any]) -> bool:
         """Write an info, if it has the form of the last one and its numbers stay as they are; returns whether."""
         form, values = form_of(info), [*info.values()]

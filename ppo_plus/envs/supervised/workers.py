@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -40,11 +40,13 @@ from ppo_plus.envs.checks import (
     explanation,
     prepare,
 )
-from ppo_plus.envs.supervised.shared_memory import SharedArrays, is_like, write_row
+from ppo_plus.envs.supervised.shared_memory import SharedArrays, form_of, is_like, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import is_disk_full
 from ppo_plus.trees import mapped
 
+#: Seconds for which a process that has stepped looks for the next step without sleeping: to wake it takes longer.
+LOOKING = 3e-4
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
 
@@ -167,6 +169,14 @@ def _sendable(error: Exception) -> Exception:
     return sendable
 
 
+class Rest(NamedTuple):
+    """What shared memory does not have of a step."""
+
+    info: dict[str, Any]
+    #: At the end of an episode, the info of the next reset, or the fault in it.
+    first: "dict[str, Any] | Fault | None" = None
+
+
 class Share:
     """The environments of a worker, in its process.
 
@@ -203,8 +213,8 @@ class Share:
         return self.answer("step", {i: (actions[i].copy(),) for i in range(len(self.envs))})
 
     def _shared(self, i: int, obs: Any, reward: float, done: bool, info: dict[str, Any], first: Any) -> Any:
-        """Write the result of a step into shared memory; returns the rest: the info, and at the end of an episode the
-        answer of the reset, whose observation is written, too, if it has one."""
+        """Write the result of a step into shared memory, also the first observation of the next episode; returns the
+        rest."""
         arrays = self.arrays
         assert arrays is not None
         has_more = not done and len(info) > 1
@@ -212,13 +222,13 @@ class Share:
         arrays.rewards[i], arrays.flags[i] = reward, (done, info[TIMEOUT], is_written)
         if not done:
             write_row(arrays.obs, i, obs)
-            return (info, None) if has_more and not is_written else None
+            return Rest(info) if has_more and not is_written else None
         if is_like(arrays.final, i, info["terminal_observation"]):
             write_row(arrays.final, i, info.pop("terminal_observation"))
         if not isinstance(first, Fault):
             obs, first = first
             write_row(arrays.obs, i, obs)
-        return info, first
+        return Rest(info, first)
 
 
 class Worker:
@@ -312,6 +322,10 @@ class Worker:
             message = self.remote.recv_bytes()
             answers = pickle.loads(message) if message else {}
             self.is_made = True
+            for place, answer in answers.items():
+                # Also of answers that nobody waits for any more, since the other process keeps the forms, too.
+                if isinstance(answer, Rest) and self.arrays is not None and not self.arrays.flags[place, 0]:
+                    self.arrays.forms[place] = form_of(answer.info)
         except (EOFError, OSError):
             answers = self._current.value, self._death()
         self.waiting = False
@@ -381,9 +395,11 @@ def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: in
     # `recv_bytes` notices that the parent has ended; an environment that hangs does not.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     share = Share(makes.var, current)
-    command = ""
+    command, message = "", b"-"
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while command != "close":
+            if not message:
+                _look_for_step(remote)
             message = remote.recv_bytes()
             if message:
                 command, arguments = pickle.loads(message)
@@ -393,6 +409,13 @@ def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: in
             remote.send_bytes(_reply(answers))
     for env in share.envs:
         env.answer("close")
+
+
+def _look_for_step(remote: Any) -> None:
+    """Wait for the next message without sleeping, for :data:`LOOKING`; other processes may have the core meanwhile."""
+    end = time.perf_counter() + LOOKING
+    while not remote.poll(0) and time.perf_counter() < end:
+        time.sleep(0)
 
 
 def _reply(answers: dict[int, Any]) -> bytes:

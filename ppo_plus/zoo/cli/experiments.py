@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ppo_plus.zoo.tune.task import TuningTask
 
 #: Options that change a run when it is resumed.
-CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "tensorboard_log")
+CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "env_workers", "tensorboard_log")
 #: Arguments that may be given together with ``--resume``.
 WITH_RESUME = {*"resume processes command prepare gym_packages trust_config traceback".split(), *CHANGED_BY_RESUME}
 
@@ -81,6 +81,8 @@ def _add_train(commands: Any) -> None:
     add("-i --trained-agent FILE", "continue to train this model, a .zip file")
     add("-tb --tensorboard-log DIR", "log to this folder for TensorBoard (pip install tensorboard)")
     add_fault_arguments(add.args[0])
+    help = "with environments in processes: use N of them (default: as many as cores, at most one per environment)"
+    add("--env-workers N", help, type=whole_number)
     help = "share environments and minibatches among N processes, as torchrun --nproc-per-node N -m ppo_plus train"
     add("--processes N", help, type=whole_number)
     add("--trust-model", f"with -i: {TRUST_MODEL}", action="store_true")

@@ -1,10 +1,15 @@
 """Environments that fail are named and replaced, and the others are not affected."""
 
+import ast
 import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +25,9 @@ from faulty_envs import (
     plain,
     supervised,
 )
+from gymnasium import spaces
 from parametrization import sample
+from process_states import is_alive
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -489,3 +496,151 @@ def test_a_checkpoint_of_a_plain_one_resumes_supervised():
     ours = make(vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"start_method": "fork"})
     assert set_state(ours, get_state(plain)) is None
     assert equal(ours.step(ACTIONS[:2]), plain.step(ACTIONS[:2]))
+
+
+# --- several environments in a process --------------------------------------------------------------------------------
+
+
+def spread(n_workers, *env_fns, **kwargs):
+    return supervised(*env_fns, n_workers=n_workers, **kwargs)
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3, 9])
+@pytest.mark.parametrize("cls", [Failing, Masked, Structured])
+def test_however_many_share_a_process_the_numbers_are_the_same(n_workers, cls):
+    ours, theirs = spread(n_workers, *[cls] * 5), plain(*[cls] * 5)
+    assert ours.n_workers == min(n_workers, 5) == len(ours._workers)
+    assert equal(ours.reset(), theirs.reset())
+    for t in range(30):
+        actions = np.array([(t + i) % 2 for i in range(5)])
+        assert all(equal(a, b) for a, b in zip(ours.step(actions), theirs.step(actions), strict=True)), t
+        # Another dtype is passed on as it is.
+        actions = actions.astype(np.int32)
+        assert all(equal(a, b) for a, b in zip(ours.step(actions), theirs.step(actions), strict=True)), t
+    assert ours.get_attr("n") == theirs.get_attr("n")
+    ours.close()
+
+
+class Talkative(Failing):
+    """Its infos have numbers of all kinds, then other keys, and sometimes what is no number."""
+
+    def step(self, action):
+        *result, info = super().step(action)
+        t = self.n
+        info |= {"float": t / 3, "single": np.float32(t / 3), "int": t, "flag": t % 2 == 0, "double": np.float64(t) / 7}
+        if t % 5 == 0:
+            info["large"] = 2**60 + t
+        if t % 7 == 0:
+            info["nan"] = float("nan")
+        if t % 3 == 0:
+            info["text"] = "x" * t
+        return *result, info
+
+
+def test_infos_are_the_same_whatever_they_have():
+    ours, theirs = spread(2, *[Talkative] * 3), plain(*[Talkative] * 3)
+    ours.reset(), theirs.reset()
+    for _ in range(40):
+        for one, other in zip(ours.step(ACTIONS)[3], theirs.step(ACTIONS)[3], strict=True):
+            assert [*one] == [*other] and [*map(type, one.values())] == [*map(type, other.values())]
+            assert repr(one) == repr(other)
+        # Here Ctrl-C comes between a step and its answer.
+        ours.step_async(ACTIONS)
+        theirs.step(ACTIONS)
+    ours.close()
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_an_error_restarts_only_the_environment_that_raised_it(n_workers):
+    env = spread(n_workers, Failing, partial(Failing, "raise", 4), Failing, restarts=9)
+    others = plain(Failing, Failing, Failing)
+    env.reset(), others.reset()
+    pids = [worker.process.pid for worker in env._workers]
+    for _ in range(10):
+        obs, rewards, dones, infos = env.step(ACTIONS)
+        expected = others.step(ACTIONS)
+        for i in (0, 2):
+            assert equal(obs[i], expected[0][i]) and rewards[i] == expected[1][i] and dones[i] == expected[2][i]
+            assert RESTART not in infos[i]
+    assert env.n_restarts == 1 and [worker.process.pid for worker in env._workers] == pids
+    env.close()
+
+
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+def test_one_that_dies_or_hangs_takes_its_process_with_it(fault):
+    said = []
+    env = spread(2, Failing, partial(Failing, fault, 4), Failing, Failing, restarts=1, timeout=0.5, said=said)
+    others = plain(*[Failing] * 4)
+    env.set_attr("level", 7.0, indices=[0])
+    env.reset(), others.reset()
+    restarted, before = [], None
+    for t in range(6):
+        obs, rewards, dones, infos = env.step([1] * 4)
+        expected = others.step([1] * 4)
+        for i in (2, 3):
+            assert equal(obs[i], expected[0][i]) and rewards[i] == expected[1][i]
+        restarted += [(t, i) for i in range(4) if RESTART in infos[i]]
+        if restarted and restarted[-1][0] == t:
+            assert dones[:2].all() and not rewards[:2].any() and equal(infos[0]["terminal_observation"], before[0])
+            assert "shared its process with environment 1, which" in infos[0][RESTART]
+        before = obs
+    assert [i for _, i in restarted] == [0, 1] and env.n_restarts == 1
+    assert len(said) == 1 and "environment 1" in said[0] and "with the 1 others of its process (1 of 1" in said[0]
+    assert env.get_attr("level") == [7.0, 1.0, 1.0, 1.0] and env.env_seeds[2:] == [7, 8]
+    assert env.env_seeds[:2] == [_next_seed(5), _next_seed(6)]
+    env.close()
+
+
+def test_a_process_that_dies_between_steps_loses_all_its_environments():
+    env = spread(1, Failing, Failing, restarts=1)
+    env.reset()
+    env.step([1, 1])
+    os.kill(env._workers[0].process.pid, signal.SIGKILL)
+    assert env.get_attr("n") == [0, 0]
+    *_, dones, infos = env.step([1, 1])
+    assert dones.all() and all(RESTART in info for info in infos)
+    assert not any(RESTART in info for info in env.step([1, 1])[3])
+    env.close()
+
+
+def test_a_slow_environment_is_not_one_that_hangs():
+    class Slow(Failing):
+        def step(self, action):
+            time.sleep(0.15)
+            return super().step(action)
+
+    # Each has its own time, however many share a process.
+    env = spread(1, *[Slow] * 4, timeout=0.4)
+    env.reset()
+    env.step([1] * 4)
+    env.close()
+
+
+def test_spaces_without_arrays_are_named():
+    class Text(Failing):
+        observation_space = spaces.Text(5)
+
+    with pytest.raises(ValueError, match=r"Text.* has no arrays of a fixed shape, which processes share: use a Box"):
+        spread(1, Text)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="looks where Linux has shared memory")
+def test_no_memory_is_left_after_the_trainer_was_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time\nfrom ppo_plus import make_vec\n"
+        'if __name__ == "__main__":\n'
+        '    env = make_vec("CartPole-v1", 3, vec_env="subproc", n_workers=2)\n    env.reset()\n    env.step([0] * 3)\n'
+        "    print([worker.process.pid for worker in env.unwrapped._workers], flush=True)\n    time.sleep(60)\n"
+    )
+    before = {*os.listdir("/dev/shm")}
+    trainer = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    pids = ast.literal_eval(trainer.stdout.readline())
+    assert {*os.listdir("/dev/shm")} <= before
+    trainer.kill()
+    trainer.wait()
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert {*os.listdir("/dev/shm")} <= before
