@@ -34,6 +34,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from ppo_plus import SupervisedVecEnv
+from ppo_plus.envs.checks import LeanVecEnv
 from ppo_plus.envs.make_vec import as_vec_env
 
 #: What is stepped where nothing is asked for.
@@ -100,6 +101,10 @@ def make_sb3(task: Task, n_envs: int, kind: type[VecEnv], **kwargs: Any) -> VecE
     )
 
 
+def make_supervised_each(task: Task, n_envs: int) -> VecEnv:
+    return make_sb3(task, n_envs, SupervisedVecEnv, n_workers=n_envs)
+
+
 def make_gym(task: Task, n_envs: int, mode: str) -> VecEnv:
     """Gymnasium's, by ``vectorization_mode``; those with a choice reset as SB3 does, and share memory."""
     kwargs = {} if mode == "vector_entry_point" else {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -114,8 +119,10 @@ def makers(task: Task) -> dict[str, Callable[[int], VecEnv]]:
     kinds: dict[str, Callable[[int], VecEnv]] = {
         "SB3 DummyVecEnv": partial(make_sb3, task, kind=DummyVecEnv),
         "SB3 SubprocVecEnv": partial(make_sb3, task, kind=SubprocVecEnv),
+        "Lean": partial(make_sb3, task, kind=LeanVecEnv),
         "Supervised, in processes": partial(make_sb3, task, kind=SupervisedVecEnv),
         "Supervised, with a time limit": partial(make_sb3, task, kind=SupervisedVecEnv, timeout=60),
+        "Supervised, one each": partial(make_supervised_each, task),
         "Gymnasium sync": partial(make_gym, task, mode="sync"),
         "Gymnasium async": partial(make_gym, task, mode="async"),
     }
@@ -192,7 +199,7 @@ def main() -> None:
         # Each further kind in processes has 64 of them, which together need more memory than most machines have.
         default=["SB3", "Gymnasium"],
         metavar="NAME",
-        help="what their names begin with (%(default)s); further: Supervised",
+        help="what their names begin with (%(default)s); further: Lean, Supervised",
     )
     parser.add_argument(
         "--quick", action="store_true", help="one short round of 2 environments, to see whether it runs"

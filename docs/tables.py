@@ -67,6 +67,13 @@ VEC_ENVS = {
     "Gymnasium async": "Gymnasium, in processes",
     "Gymnasium native": "Gymnasium, native vector environment",
 }
+WORKERS = {
+    "Lean": "one process",
+    "Supervised, in processes": '`vec_env="subproc"`, as many processes as cores',
+    "Supervised, one each": '`vec_env="subproc"`, one process per environment',
+    "SB3 SubprocVecEnv": "SB3 `SubprocVecEnv`",
+    "Gymnasium async": "Gymnasium `AsyncVectorEnv`",
+}
 SUPERVISED = {
     "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
     "SB3 SubprocVecEnv": "SB3 `SubprocVecEnv`",
@@ -448,6 +455,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "soak": lambda: reliability.soak_table(read("soak")["results"]),
     "soak-about": lambda: about("soak"),
     "vec-envs": lambda: vec_envs("vec_env", VEC_ENVS),
+    "workers": lambda: vec_envs("workers", WORKERS),
+    "workers-about": lambda: about("workers"),
     "supervised": lambda: vec_envs("supervised", SUPERVISED),
     "supervised-about": lambda: about("supervised"),
     "vec-envs-about": lambda: about("vec_env"),

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import select
 import signal
 import sys
 import threading
@@ -413,9 +414,13 @@ def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: in
 
 def _look_for_step(remote: Any) -> None:
     """Wait for the next message without sleeping, for :data:`LOOKING`; other processes may have the core meanwhile."""
+    if not hasattr(select, "poll"):
+        return
+    poller = select.poll()
+    poller.register(remote, select.POLLIN)
     end = time.perf_counter() + LOOKING
-    while not remote.poll(0) and time.perf_counter() < end:
-        time.sleep(0)
+    while not poller.poll(0) and time.perf_counter() < end:
+        os.sched_yield()
 
 
 def _reply(answers: dict[int, Any]) -> bytes:
