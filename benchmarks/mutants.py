@@ -257,8 +257,8 @@ POLICY = (
     Fault(
         "critics-extractor-of-actors",
         "policy/policies.py",
-        "inputs = self._preprocess_critic(obs)",
-        "inputs = self._preprocess(obs)",
+        "inputs = self._inputs(obs, of_critic=True)",
+        "inputs = self._inputs(obs)",
         "tests/policy/test_actor_and_critic_keys.py",
     ),
     Fault(
@@ -590,22 +590,22 @@ ROLLOUT = (
     Fault(
         "unread-answer",
         "envs/supervised/workers.py",
-        "self.waiting = True",
-        "self.waiting = False",
+        "self.waiting, self._first, self._sent = True,",
+        "self.waiting, self._first, self._sent = False,",
         "tests/envs/supervised/test_workers.py",
     ),
     Fault(
         "restarted-with-its-seed",
         "envs/supervised/vec_env.py",
-        "self.env_seeds[i] = derived_seed([seed, 1])",
-        "self.env_seeds[i] = seed",
+        "self.env_seeds[j] = None if seed is None else derived_seed([seed, 1])",
+        "self.env_seeds[j] = seed",
         "tests/envs/supervised/test_vec_env.py",
     ),
     Fault(
         "last-observation-lent",
         "envs/supervised/vec_env.py",
-        "return mapped(np.array, self.last_obs)",
-        "return self.last_obs",
+        "return mapped(np.array, obs), rewards, dones, infos",
+        "return obs, rewards, dones, infos",
         "tests/envs/supervised/test_vec_env.py",
     ),
 )
@@ -811,8 +811,8 @@ TOP = (
     Fault(
         "export-unchecked",
         "saving/export/export.py",
-        "if not gap.max() <= TOLERANCE:",
-        "if not gap.max() <= 1 / TOLERANCE:",
+        "if not gap.max() <= tolerance:",
+        "if not gap.max() <= 1 / tolerance:",
         "tests/saving/export/test_export.py",
     ),
     Fault(
@@ -825,8 +825,8 @@ TOP = (
     Fault(
         "log-folder-of-a-file",
         "saving/model.py",
-        'folder = values.pop("tensorboard_log", None)',
-        'folder = values.get("tensorboard_log")',
+        'if folder is not None and not _is_below(folder) and "tensorboard_log" not in changes:',
+        "if False:",
         "tests/saving/test_model.py",
     ),
     Fault(
@@ -846,7 +846,7 @@ TOP = (
     Fault(
         "kl-memory-forgotten",
         "saving/model.py",
-        '    "kl_memory": ("updater.kl_memory", object),\n',
+        '    "kl_memory": ("updater.kl_memory", (None, _is_kl_memory)),\n',
         "",
         "tests/saving/test_model.py tests/saving/checkpoint/test_checkpoint.py",
     ),

@@ -44,7 +44,6 @@ from ppo_plus.formulas.schedules import Schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
-from ppo_plus.policy.normalization import in_units_of_values
 from ppo_plus.policy.observations import warn_of_bounds
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
@@ -52,10 +51,8 @@ from ppo_plus.process import (
     assigned,
     full_precision,
     has_convolutions,
-    interrupts_wait,
     keep_freed_memory,
     torch_threads,
-    usual_settings,
     worth_threads,
 )
 from ppo_plus.require import require_int, require_number, require_spaces
@@ -84,7 +81,7 @@ from ppo_plus.settings import (
 )
 from ppo_plus.update.flat import check_optimizer_state
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
-from ppo_plus.update.update import Update, Updater
+from ppo_plus.update.update import Update, Updater, interrupts_wait, usual_settings
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 
@@ -760,7 +757,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads)
         utils.update_learning_rate(policy.optimizer, numbers["learning_rate"])
         self._update_learning_rate(policy.optimizer)
-        with self.updater.start(rule, in_units_of_values(policy.value_normalizer, numbers), self.device) as update:
+        scaled = numbers if policy.value_normalizer is None else policy.value_normalizer.in_units_of_values(numbers)
+        with self.updater.start(rule, scaled, self.device) as update:
             for epoch in self._epochs():
                 for rollout, indices in epoch:
                     update.step(rollout, indices)

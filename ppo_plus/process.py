@@ -2,12 +2,10 @@
 
 import ctypes
 import os
-import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from torch import nn
 #: Names of ``malloc.h``.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
-#: Seconds after which code that does not answer Ctrl-C is interrupted wherever it is.
-PATIENCE = 1.0
 #: Weights times transitions that are computed at once from which on several threads are faster than one.
 WORTH_THREADS = 20_000_000
 #: The threads of Python in blocks of :func:`torch_threads`, with torch's number of threads outside of all blocks.
@@ -58,48 +54,6 @@ def assigned(owner: Any, **values: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(owner, name, value)
-
-
-@contextmanager
-def interrupts_wait() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C wait in the block until what the block gets is called, or the block ends: so it finds nothing halfway.
-    A second one that comes :data:`PATIENCE` seconds later or more does not wait, since the code may hang."""
-    handler: Any = signal.getsignal(signal.SIGINT)
-    came: list[float] = []
-
-    def answer() -> None:
-        if came:
-            came.clear()
-            handler(signal.SIGINT, None)
-
-    def receive(number: int, frame: Any) -> None:
-        came.append(time.monotonic())
-        if came[-1] - came[0] > PATIENCE:
-            answer()
-
-    # Python handles signals in the main thread.
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield answer
-        return
-    signal.signal(signal.SIGINT, receive)
-    try:
-        yield answer
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        answer()
-
-
-@contextmanager
-def usual_settings() -> Iterator[None]:
-    """In the block, torch makes tensors in single precision on the CPU and records gradients, whatever other code of
-    the process has set."""
-    before, elsewhere = th.get_default_dtype(), th.get_default_device().type != "cpu"
-    with th.inference_mode(False), th.enable_grad(), th.device("cpu") if elsewhere else nullcontext():
-        try:
-            th.set_default_dtype(th.float32)
-            yield
-        finally:
-            th.set_default_dtype(before)
 
 
 @contextmanager

@@ -189,9 +189,8 @@ class ValueNormalizer(RunningMoments):
         last.weight.copy_(last.weight * (std / self.std))
         last.bias.copy_((last.bias * std + mean - self.mean) / self.std)
 
-
-def in_units_of_values(normalizer: ValueNormalizer | None, coefficients: Mapping[str, Any]) -> dict[str, Any]:
-    r"""The coefficients of an update, by name, in units of values. With normalized values, the arguments are in units
-    of these: ``vf_coef`` becomes :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`."""
-    std, bound = 1.0 if normalizer is None else normalizer.std.item(), coefficients["clip_range_vf"]
-    return {**coefficients, "vf_coef": coefficients["vf_coef"] / std**2, "clip_range_vf": bound and bound * std}
+    def in_units_of_values(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
+        r"""The coefficients of an update, by name, in units of values; the arguments are in units of predictions:
+        ``vf_coef`` becomes :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`."""
+        std, bound = self.std.item(), coefficients["clip_range_vf"]
+        return {**coefficients, "vf_coef": coefficients["vf_coef"] / std**2, "clip_range_vf": bound and bound * std}
