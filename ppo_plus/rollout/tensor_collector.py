@@ -1,7 +1,7 @@
 """Collecting from environments in tensors: nothing leaves the device until a rollout ends, and then once.
 
 What the host needs to know of a rollout (whether its numbers are finite, which episodes have ended, how many time
-limits there were, what to log, the statistics of a ``VecNormalize``) is computed on the device and read in one copy.
+limits there were, what to log) is computed on the device and read in one copy.
 """
 
 import warnings
@@ -13,10 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from ppo_plus.envs.checks import CheckedEnvs
-from ppo_plus.envs.normalization import Normalizing
 from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, nothing_allowed, warn_of_order
@@ -29,11 +28,8 @@ from ppo_plus.update.minibatch import read
 
 
 def in_tensors(env: VecEnv | None) -> bool:
-    """Whether training takes these environments in tensors: themselves, or in a ``VecNormalize``.
-
-    Any other wrapper of SB3's works in NumPy, and so does training then.
-    """
-    return isinstance(env, TensorVecEnv) or (type(env) is VecNormalize and isinstance(env.venv, TensorVecEnv))
+    """Whether training takes these environments in tensors. SB3's wrappers work in NumPy, and so does training then."""
+    return isinstance(env, TensorVecEnv)
 
 
 def warn_of_numpy(env: VecEnv) -> None:
@@ -41,7 +37,8 @@ def warn_of_numpy(env: VecEnv) -> None:
     if isinstance(env, VecEnvWrapper) and isinstance(env.unwrapped, TensorVecEnv) and not in_tensors(env):
         warnings.warn(
             f"{type(env).__name__} works in NumPy, so environments in tensors are stepped through the host, which is "
-            "slow: leave it out, or wrap the simulator (VecNormalize, directly around them, is done in tensors)",
+            "slow: leave it out, or wrap the simulator; in place of VecNormalize, pass normalize_observations=True and "
+            "normalize_values=True to PPO_Plus",
             stacklevel=4,
         )
 
@@ -95,7 +92,7 @@ class TensorStep:
     masks: th.Tensor | None  # action masks, booleans `(N, M)`; `None`: none, or in the observations
     chosen: Step  # what the policy returned for them
     env_actions: Any  # its actions as the environments take them
-    stepped: Stepped  # what the environments returned, normalized
+    stepped: Stepped  # what the environments returned
     rewards: Lazy  # its rewards for callbacks, which may write into them
     #: Episodes are reported at the end of the rollout.
     infos: Sequence[dict[str, Any]] = ()
@@ -146,20 +143,10 @@ class TensorCollector:
             restart(position, env, self._checked)
         # Episodes are begun through SB3's interface, which is NumPy's.
         position.obs, position.starts = self._here(tree_map(th.as_tensor, (position.obs, position.starts)))
-        #: The environments without the ``VecNormalize`` around them.
-        self._simulator = cast(TensorVecEnv, env.unwrapped)
-        self._normalizing = Normalizing(env, self._simulator.device) if isinstance(env, VecNormalize) else None
+        self._simulator = cast(TensorVecEnv, env)
 
     def flush(self) -> None:
-        """Prepare for other code that reads or steps the environments: write pending statistics into their wrapper.
-
-        :raises FloatingPointError: they are not finite, since an observation or a reward was not
-        """
-        if self._normalizing is not None:
-            statistics = [part.numpy() for part in read(self._normalizing.tensors())]
-            if not np.isfinite(statistics[0]).all():
-                self._explain(None, statistics[0])
-            self._normalizing.write(statistics)
+        """Prepare for other code that reads or steps the environments."""
         if self.pending is not None:
             # Copies: the simulator may write into what it has returned.
             stepped = self.pending.stepped
@@ -172,7 +159,7 @@ class TensorCollector:
         if self.pending is not None and self.position.obs is not None:
             stepped = self.pending.stepped
             self.position.obs, self.position.starts = self._here((stepped.obs, stepped.dones))
-        self.pending = self._normalizing = None
+        self.pending = None
 
     def _here(self, tensors: Any) -> Any:
         return tree_map(lambda tensor: tensor.to(self._plan.device), tensors)
@@ -216,8 +203,6 @@ class TensorCollector:
             if isinstance(value, (int, float, th.Tensor)):
                 mean = th.as_tensor(value, dtype=th.float32).mean()
                 self._log.setdefault(name, []).append(to_device(mean, plan.device))
-        if self._normalizing is not None:
-            stepped = self._normalizing(stepped)
         self._step += 1
         rewards = Lazy(lambda: as_numpy(pending.stepped.rewards))
         pending = self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, rewards)
@@ -286,14 +271,10 @@ class TensorCollector:
             th.stack([known.sum(), unknown.sum()]),
             _last_episodes(dones, returns, lengths, plan.window),
             th.stack(logged) if logged else th.empty(0, device=plan.device),
-            *([] if self._normalizing is None else self._here(self._normalizing.tensors())),
         ]
-        suspicious, (n_known, n_unknown), episodes, means, *statistics = (fact.numpy() for fact in read(facts))
+        suspicious, (n_known, n_unknown), episodes, means = (fact.numpy() for fact in read(facts))
         if suspicious.any():
-            self._explain(known, statistics[0] if statistics else None)
-        if self._normalizing is not None:
-            self._normalizing.write(statistics)
-            self._normalizing = None
+            self._explain(known)
         if n_unknown:
             position.warn_once(
                 "the simulator does not return final observations of episodes, so the value of the observation before "
@@ -326,36 +307,28 @@ class TensorCollector:
         sums = [part.sum() for part in [*outputs, *_floats((buffer.stored("observations"), self.position.obs))]]
         final_obs = _floats(buffer.stored("final_observations"))
         sums += [part.flatten(2).sum(dim=2).where(known, 0.0).sum() for part in final_obs]
-        if self._normalizing is not None:
-            sums.append(self._here(self._normalizing.watch).sum())
         not_all_finite = ~th.isfinite(th.stack(sums)).all()
         if masks is None:
             return not_all_finite
         return not_all_finite | nothing_allowed(_stored_masks(buffer, masks), masks.layout).any()
 
-    def _explain(self, known: th.Tensor | None, watch: np.ndarray | None) -> None:
+    def _explain(self, known: th.Tensor) -> None:
         """Raise an error for what is wrong with the steps so far, if anything is.
 
-        :param known: for which of them the final observation is known; ``None``: that is not looked at
-        :param watch: sums of each environment's observations and rewards before they were normalized; ``None``: they
-            are not normalized
+        :param known: for which of them the final observation is known
         :raises FloatingPointError, ValueError: what is wrong
         """
         buffer, masks = self._plan.buffer, self._plan.masks
-        self._checked.restore()
         first = self._step - self.n_steps
         outputs = buffer.stored("values") + buffer.stored("log_probs")
         for row in outputs[: self.n_steps].isfinite().all(dim=1).logical_not().nonzero()[:1].flatten().tolist():
             obs = tree_map(itemgetter(row), buffer.stored("observations"))
             if all(leaf.isfinite().all() for leaf in _floats(obs)):
                 raise not_finite(self._plan.policy, obs, first + row)
-        if watch is not None:
-            # One such number makes all normalized observations NaN.
-            require_finite("sum of observations and rewards", watch, self._step)
         for row in range(self.n_steps):
             require_finite("observation", _row(buffer.stored("observations"), row), first + row)
             require_finite("reward", _row(buffer.stored("rewards"), row), first + row + 1)
-            for i in () if known is None else np.flatnonzero(as_numpy(known[row])).tolist():
+            for i in np.flatnonzero(as_numpy(known[row])).tolist():
                 final_obs = _row(buffer.stored("final_observations"), (row, i))
                 require_finite("final observation", final_obs, first + row + 1, env=i)
         require_finite("observation", as_numpy(self.position.obs), self._step)

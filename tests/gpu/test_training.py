@@ -10,7 +10,6 @@ from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, vec
 from simulated_device import waits
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin
 from torch import nn
 
@@ -44,15 +43,12 @@ def envs(kind, observation="box", **kwargs):
     return lambda device: vec(ACTIONS[kind], OBSERVATIONS[observation], **kwargs)
 
 
-def tensors(kind, masks=None, normalize=False, **kwargs):
-    def make(device):
-        env = as_vec_env(TensorTwin(4, ACTIONS[kind], masks, device=device, **kwargs))
-        return VecNormalize(env) if normalize else env
-
-    return make
+def tensors(kind, masks=None, **kwargs):
+    return lambda device: as_vec_env(TensorTwin(4, ACTIONS[kind], masks, device=device, **kwargs))
 
 
 SMALL = {"lstm_hidden_size": 8}
+INSIDE = {"normalize_observations": True, "normalize_values": True}
 GSDE = {"use_sde": True, "sde_sample_freq": "episode"}
 APART = {"policy_kwargs": {"net_arch": {"pi": [16], "vf": [16]}, "share_features_extractor": False}}
 #: Environments, policy, arguments.
@@ -73,7 +69,7 @@ CASES = {
     "penalty": (envs("box"), "MlpPolicy", {"target_kl": 0.003, "kl_control": "penalty", "n_epochs": 2}),
     "apart": (envs("box"), "MlpPolicy", {"normalize_advantage": "rollout", "clip_range_vf": 0.2} | APART),
     "tensors": (tensors("box"), "MlpPolicy", {}),
-    "tensors, normalized": (tensors("mixed", normalize=True), "MlpPolicy", {"normalize_advantage": "rollout"}),
+    "tensors, normalized": (tensors("mixed"), "MlpPolicy", {"normalize_advantage": "rollout"} | INSIDE),
     "tensors, dict": (tensors("box", is_dict=True), "MultiInputPolicy", {}),
     "tensors, masks": (tensors("multidiscrete", "method"), "MlpPolicy", {"ent_coef": 0.1}),
     "tensors, mask entry": (tensors("discrete", "key"), "MultiInputPolicy", {"action_mask_key": "mask"}),

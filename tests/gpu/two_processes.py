@@ -10,7 +10,6 @@ import nccl_by_gloo
 import simulated_device
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, vec
-from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin
 
 from ppo_plus import PPO_Plus, as_vec_env
@@ -47,8 +46,9 @@ def vectors():
 def tensors():
     """Environments in tensors, on the GPU of each process."""
     device = th.device("cuda", int(os.environ["LOCAL_RANK"]))
-    env = VecNormalize(as_vec_env(TensorTwin(4, ACTIONS["box"], device=device)))
-    trained("MlpPolicy", env, normalize_advantage="rollout", device="auto")
+    env = as_vec_env(TensorTwin(4, ACTIONS["box"], device=device))
+    inside = {"normalize_observations": True, "normalize_values": True}
+    trained("MlpPolicy", env, normalize_advantage="rollout", device="auto", **inside)
 
 
 if __name__ == "__main__":

@@ -104,11 +104,11 @@ def test_dict_observations_are_those_of_numpy(squash):
 def test_normalization_is_sb3s(is_dict, kwargs):
     if is_dict:
         kwargs = kwargs | {"norm_obs_keys": ["vector"]}
-    numpy, tensors = train_twins(
-        ACTIONS["discrete"], is_dict=is_dict, wrap=lambda env: VecNormalize(env, gamma=0.9, **kwargs)
-    )
-    assert type(tensors.collector).__name__ == "TensorCollector"
-    # SB3 takes means in single precision.
+    with pytest.warns(UserWarning, match="in place of VecNormalize, pass normalize_observations=True"):
+        numpy, tensors = train_twins(
+            ACTIONS["discrete"], is_dict=is_dict, wrap=lambda env: VecNormalize(env, gamma=0.9, **kwargs)
+        )
+    assert type(tensors.collector).__name__ == "Collector"
     assert_same(numpy, tensors, exact=False)
     assert tensors.env.ret_rms.count == numpy.env.ret_rms.count
     np.testing.assert_allclose(tensors.env.ret_rms.var, numpy.env.ret_rms.var, rtol=1e-5)
@@ -238,14 +238,14 @@ class Reads:
         return counted
 
 
-@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["alone", "VecNormalize"])
+@pytest.mark.parametrize("normalizes", [False, True])
 @pytest.mark.parametrize("masks", [None, "method", "key"])
-def test_the_host_asks_the_device_once_a_rollout(masks, wrap, monkeypatch):
-    if masks == "key" and wrap is VecNormalize:
-        wrap = lambda env: VecNormalize(env, norm_obs_keys=["vector"])  # noqa: E731
-    env = wrap(as_vec_env(TensorTwin(3, ACTIONS["discrete"], masks, limit=4)))
-    key = {"action_mask_key": "mask"} if masks == "key" else {}
-    model = make(env, is_dict=masks == "key", use_sde=False, **key)
+def test_the_host_asks_the_device_once_a_rollout(masks, normalizes, monkeypatch):
+    env = as_vec_env(TensorTwin(3, ACTIONS["discrete"], masks, limit=4))
+    arguments = {"normalize_observations": normalizes, "normalize_values": normalizes}
+    if masks == "key":
+        arguments["action_mask_key"] = "mask"
+    model = make(env, is_dict=masks == "key", use_sde=False, **arguments)
     _, callback = model._setup_learn(1000)
     # The first one makes the storage.
     model.collect_rollouts(model.env, callback, model.rollout_buffer, 16)
@@ -265,14 +265,13 @@ class Interrupting(BaseCallback):
         return True
 
 
-@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["alone", "VecNormalize"])
 @pytest.mark.parametrize("looks", [False, True])
-def test_an_interrupted_rollout_matches_numpy(looks, wrap):
+def test_an_interrupted_rollout_matches_numpy(looks):
     models, seen = [], []
     for env in twins(ACTIONS["discrete"], limit=7):
         looking = Looking()
         callbacks = [Interrupting(), looking] if looks else Interrupting()
-        models.append(make(wrap(as_vec_env(env))).learn(96, callbacks))
+        models.append(make(as_vec_env(env)).learn(96, callbacks))
         seen.append(looking.seen)
     # Evaluation steps each environment as often, in both.
     assert_same(*models, exact=False)
@@ -302,39 +301,22 @@ class Faulty(TensorTwin):
         return step
 
 
-@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["alone", "VecNormalize"])
 @pytest.mark.parametrize("what", ["observation", "reward"])
 @pytest.mark.parametrize("at", [3, 16])
-def test_numbers_that_are_not_finite_stop_training(what, at, wrap):
-    model = make(wrap(as_vec_env(Faulty(what, at))))
+def test_numbers_that_are_not_finite_stop_training(what, at):
+    model = make(as_vec_env(Faulty(what, at)))
     before = weights(model)
     with pytest.raises(FloatingPointError, match="environment 1"):
         model.learn(96)
     assert th.equal(before, weights(model))
-    if wrap is VecNormalize:
-        assert np.isfinite(model.env.obs_rms.mean).all() and np.isfinite(model.env.ret_rms.var)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_an_interruption_hides_no_numbers_that_are_not_finite(training):
-    model = make(VecNormalize(as_vec_env(Faulty("reward", 3)), training=training))
+def test_an_interruption_hides_no_numbers_that_are_not_finite():
+    model = make(as_vec_env(Faulty("reward", 3)))
     before = weights(model)
     with pytest.raises(FloatingPointError, match="environment 1"):
         model.learn(96, Interrupting())
     assert th.equal(before, weights(model))
-    assert np.isfinite(model.env.obs_rms.mean).all() and np.isfinite(model.env.ret_rms.var)
-
-
-def test_statistics_that_are_set_after_training_was_stopped_stay():
-    class Stop(BaseCallback):
-        def _on_step(self):
-            return self.n_calls < 5
-
-    model = make(VecNormalize(as_vec_env(TensorTwin(3, ACTIONS["discrete"])))).learn(96, Stop())
-    assert model.env.obs_rms.count == pytest.approx(3 + 5 * 3, abs=1e-3)
-    model.env.obs_rms.mean = np.full(3, 7.0)
-    model.evaluate(1)
-    assert (model.env.obs_rms.mean == 7.0).all()
 
 
 def test_environments_in_tensors_are_not_exchanged_for_others_during_a_rollout():
@@ -390,8 +372,8 @@ class Follows(TensorTwin):
     sample(product(ACTIONS, ["", "Lstm"], [False, True], ["actor", "log_std", "critic"]), 11),
 )
 def test_a_policy_that_is_not_finite_stops_training_at_the_end(kind, memory, normalize, what):
-    env = as_vec_env(Follows(3, ACTIONS[kind]))
-    model = make(VecNormalize(env) if normalize else env, memory).learn(48)
+    inside = {"normalize_observations": normalize, "normalize_values": normalize}
+    model = make(as_vec_env(Follows(3, ACTIONS[kind])), memory, **inside).learn(48)
     if what == "log_std" and not hasattr(model.policy, "log_std"):
         pytest.skip("no standard deviation")
     spoil(model.policy, what)
@@ -400,7 +382,7 @@ def test_a_policy_that_is_not_finite_stops_training_at_the_end(kind, memory, nor
         model.learn(48, reset_num_timesteps=False)
     assert th.equal(before, weights(model).nan_to_num())
     if normalize:
-        assert np.isfinite(model.env.obs_rms.mean).all() and np.isfinite(model.env.ret_rms.var)
+        assert model.policy.observation_normalizer.single.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["tuple", "mixed"])
