@@ -93,7 +93,7 @@ def raw_observations(model: Any, normalization: Normalization) -> Raw:
     require_one_of("normalization", normalization, ("environment", None))
     inside: list[Any] = []
     env, space = model.env, model.observation_space
-    if env is None and normalization is not None:
+    if env is None and normalization is not None and model._trained_normalized is not False:
         raise ValueError(
             "the model has no environment, so whether its observations were normalized is unknown: load it with env=, "
             "in a VecNormalize with its statistics (ppo_plus.load_statistics), or pass normalization=None if they were "
