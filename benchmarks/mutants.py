@@ -448,13 +448,6 @@ ROLLOUT = (
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
-        "tensors-returns-across-episodes",
-        "envs/normalization.py",
-        "self._returns.masked_fill(step.dones, 0.0)",
-        "self._returns",
-        "tests/envs/test_normalization.py",
-    ),
-    Fault(
         "lazy-twice",
         "rollout/tensor_collector.py",
         "    @cached_property\n    def value(",
@@ -600,6 +593,27 @@ ROLLOUT = (
         "self.env_seeds[j] = None if seed is None else derived_seed([seed, 1])",
         "self.env_seeds[j] = seed",
         "tests/envs/supervised/test_vec_env.py",
+    ),
+    Fault(
+        "lost-processes-have-one-environment",
+        "envs/supervised/vec_env.py",
+        "group = list(worker.members) if fault.loses_process else [i]",
+        "group = [i]",
+        "tests/envs/supervised/test_vec_env.py",
+    ),
+    Fault(
+        "values-move-with-their-scale",
+        "policy/normalization.py",
+        "last.weight.copy_(last.weight * (std / self.std))",
+        "last.weight.copy_(last.weight)",
+        "tests/policy/test_normalization.py",
+    ),
+    Fault(
+        "resets-in-the-moments",
+        "rollout/buffer.py",
+        "tensor[th.from_numpy(valid)]",
+        "tensor[th.from_numpy(valid | True)]",
+        "tests/policy/test_normalization.py",
     ),
     Fault(
         "last-observation-lent",
