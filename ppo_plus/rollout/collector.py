@@ -254,9 +254,10 @@ class Collector:
         with self._checked:
             new_obs, rewards, new_starts, infos = self._env.step(env_actions)
             self._step += 1
+            n_envs = self._env.num_envs
             # Copies: environments may return the same arrays in each step, also in an evaluation by a callback.
-            new_obs, new_starts = mapped(np.array, new_obs), np.array(new_starts, dtype=bool).reshape(len(infos))
-            rewards = as_rewards(rewards, len(infos), self._step)
+            new_obs, new_starts = mapped(np.array, new_obs), np.array(new_starts, dtype=bool).reshape(n_envs)
+            rewards = as_rewards(rewards, n_envs, self._step)
             self._checked.require_finite(new_obs, rewards)
         dones = new_starts
         if np.count_nonzero(new_starts):

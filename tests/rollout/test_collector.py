@@ -350,3 +350,24 @@ def test_alternatives_of_minus_infinity_are_never_chosen():
     model.collect_rollouts(model.env, callback, model.rollout_buffer, 32)
     actions = model.predict(np.zeros((100, 5), np.float32))[0]
     assert 1 not in actions and 1 not in model.rollout_buffer.actions
+
+
+class Silent(VecEnvWrapper):
+    """Returns infos only where an episode ends, as SB3 accepts it."""
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        *result, dones, infos = self.venv.step_wait()
+        return *result, dones, infos if dones.any() else []
+
+
+def test_steps_without_infos_are_collected():
+    models = []
+    for wrap in (lambda env: env, Silent):
+        env = wrap(vec(ACTIONS["discrete"]))
+        models.append(PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, seed=0, device="cpu").learn(128))
+    assert models[0].rollout_buffer.episode_starts.sum() > 2
+    for ours, theirs in zip(*(model.policy.parameters() for model in models), strict=True):
+        assert th.equal(ours, theirs)
