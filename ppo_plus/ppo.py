@@ -32,7 +32,12 @@ from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, of_ended, prepare, seed_envs
 from ppo_plus.envs.make_vec import as_vec_env
-from ppo_plus.envs.normalization import check_normalization, normalized_by, warn_of_statistics
+from ppo_plus.envs.normalization import (
+    check_normalization,
+    normalized_by,
+    require_one_normalization,
+    warn_of_statistics,
+)
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
@@ -397,6 +402,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         env = self._wrap_env(env, self.verbose)
         require_spaces(env, self.observation_space, self.action_space)
+        require_one_normalization(env, self.normalize_observations, self.normalize_values)
         warn_of_statistics(self._trained_normalized, env)
         self.observation_space, self.action_space = env.observation_space, env.action_space
         if env.num_envs != self.n_envs:

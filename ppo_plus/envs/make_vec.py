@@ -58,6 +58,8 @@ def make_vec(
     """
     require_int("n_envs", n_envs, 1)
     require_vec_env(vec_env)
+    if vec_env == "dummy" and n_workers != "auto":
+        raise ValueError(f'n_workers={n_workers!r} needs processes: pass vec_env="subproc", too, or leave it out')
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
     require_int("seed", seed, 0)

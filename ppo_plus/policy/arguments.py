@@ -10,10 +10,12 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
+from ppo_plus.policy.normalization import OPTIONS
 from ppo_plus.require import nearest, require_int, require_kind
 
 #: Arguments of policies that ``PPO_Plus`` passes.
-PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", "use_sde")
+OF_PPO_PLUS = ("use_sde", *OPTIONS)
+PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", *OF_PPO_PLUS)
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
 NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
@@ -76,7 +78,7 @@ def _check_names(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
     accepted = accepted_names(policy_class)
     for name, value in policy_kwargs.items():
         if name in PASSED_BY_PPO_PLUS:
-            remedy = f"PPO_Plus(..., {name}={value!r})" if name == "use_sde" else "leave it out"
+            remedy = f"PPO_Plus(..., {name}={value!r})" if name in OF_PPO_PLUS else "leave it out"
             raise TypeError(f"policy_kwargs: {name}={value!r} is passed to the policy by PPO_Plus: {remedy}")
         if accepted is None or name in accepted:
             continue

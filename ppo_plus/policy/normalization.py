@@ -52,6 +52,8 @@ def normalization_options(name: str, value: Any) -> dict[str, Any] | None:
         require_number(f"{name}: {option}", options[option], 0, above=True)
     if options.get("keys") is not None:
         require_kind(f"{name}: keys", options["keys"], (list, tuple), "a list of names of observations")
+        if not options["keys"]:
+            raise ValueError(f"{name}={value!r} names nothing to normalize: leave keys out for all entries")
     return options
 
 

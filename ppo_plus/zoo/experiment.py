@@ -334,6 +334,8 @@ def make_envs(
         report = partial(tqdm.write, file=sys.stderr)
         supervision = {"restarts": restarts, "timeout": timeout, "report": report, "n_workers": n_workers}
         kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}
+    elif n_workers != "auto":
+        raise ValueError(f"--env-workers {n_workers} needs processes: pass --vec-env subproc, too, or leave it out")
     env: VecEnv = make_vec_env(
         make,
         n_envs,

@@ -66,3 +66,8 @@ def test_as_vec_env_leaves_the_rest_alone():
     others = RandomEnv(ACTIONS["discrete"]), vec(ACTIONS["discrete"]), GymVectorEnv(vector()), "CartPole-v1", None
     assert all(as_vec_env(env) is env for env in others)
     assert isinstance(as_vec_env(vector()), GymVectorEnv)
+
+
+def test_a_number_of_processes_needs_processes():
+    with pytest.raises(ValueError, match='n_workers=2 needs processes: pass vec_env="subproc"'):
+        make_vec("CartPole-v1", 3, n_workers=2)

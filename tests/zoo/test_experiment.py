@@ -566,3 +566,8 @@ def test_damaged_statistics_are_called_so(tmp_path, contents):
     statistics_path(path).write_bytes(contents)
     with pytest.raises(ValueError, match=r"_vecnormalize\.zip is not a valid VecNormalize \(damaged or truncated\?\)"):
         load_statistics(path, make_envs(EXPERIMENT))
+
+
+def test_a_number_of_processes_needs_processes():
+    with pytest.raises(ValueError, match="--env-workers 2 needs processes: pass --vec-env subproc"):
+        make_envs(load_experiment("CartPole-v1"), n_workers=2)

@@ -273,6 +273,8 @@ class SupervisedVecEnv(VecEnv):
 
     def _collect(self, called: Sequence[Worker], seconds: float | None = None) -> dict[int, Any]:
         """The answers of environments, by number; each may take :attr:`timeout`, or so many seconds."""
+        if self.closed:
+            raise ValueError("the environments are closed: make new ones")
         seconds = seconds or self.timeout
         answers: dict[int, Any] = {}
         for worker in called:
@@ -292,7 +294,8 @@ class SupervisedVecEnv(VecEnv):
         self, command: str, arguments: tuple[Any, ...], indices: VecEnvIndices = None, seconds: float | None = None
     ) -> list[Any]:
         """Call environments between two steps; one that fails is replaced, and called again."""
-        called = list(self._get_indices(indices))
+        # Numbers from the end, as of a list.
+        called = [range(self.num_envs)[i] for i in self._get_indices(indices)]
         answers = self._exchange(command, dict.fromkeys(called, arguments), seconds)
         while failed := self._replace(_faults(answers)):
             self._replaced |= failed

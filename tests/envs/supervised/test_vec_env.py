@@ -644,3 +644,21 @@ def test_no_memory_is_left_after_the_trainer_was_killed(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert {*os.listdir("/dev/shm")} <= before
+
+
+def test_environments_are_numbered_from_the_end_too():
+    env = spread(2, *[Failing] * 3)
+    env.set_attr("level", 3.0, indices=[-1])
+    assert env.get_attr("level") == [1.0, 1.0, 3.0] and env.get_attr("level", indices=-1) == [3.0]
+    with pytest.raises(IndexError):
+        env.get_attr("level", indices=3)
+    env.close()
+
+
+@pytest.mark.parametrize("call", [lambda env: env.step([1]), lambda env: env.reset(), lambda env: env.get_attr("n")])
+def test_closed_environments_say_so(call):
+    env = supervised(Failing)
+    env.reset()
+    env.close()
+    with pytest.raises(ValueError, match="the environments are closed: make new ones"):
+        call(env)
