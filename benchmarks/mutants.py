@@ -527,7 +527,7 @@ ROLLOUT = (
     Fault(
         "last-observation-overwritten",
         "envs/checks.py",
-        "obs, info = mapped(as_array, obs), copy.deepcopy(info)",
+        "obs, info = copied(obs), copy.deepcopy(info)",
         "pass",
         "tests/rollout/test_collector.py",
     ),

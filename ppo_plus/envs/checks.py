@@ -95,17 +95,22 @@ def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "a
 
 
 def as_array(obs: Any, name: str = "an observation") -> np.ndarray:
-    """A copy of an observation, or of a part of it, as an array.
+    """An observation, or a part of it, as an array.
 
     :raises InvalidOutput: it cannot be one
     """
     try:
-        return np.asarray(obs).copy()
+        return np.asarray(obs)
     except ValueError:
         raise InvalidOutput(f"returned {name} of unequal rows") from None
     except (RuntimeError, TypeError) as error:
         remedy = "return arrays, such as obs.detach().cpu().numpy()"
         raise InvalidOutput(f"returned {name} that is not an array ({error})", remedy=remedy) from None
+
+
+def copied(obs: Any) -> Any:
+    """A copy of an observation, with arrays as its parts; errors as :func:`as_array`."""
+    return mapped(lambda part: as_array(part).copy(), obs)
 
 
 def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observation") -> None:
@@ -228,7 +233,7 @@ class LeanVecEnv(DummyVecEnv):
             dones[i] = done = terminated or truncated
             if done:
                 check_obs(obs, space, values=False)
-                info["terminal_observation"] = mapped(as_array, obs)
+                info["terminal_observation"] = copied(obs)
             # Before the reset, which may write into them. Most infos have nothing but this key.
             infos.append({TIMEOUT: info[TIMEOUT]} if len(info) == 1 else _copied(info))
             if done:
@@ -404,7 +409,7 @@ class Numbers(gym.Wrapper):
         obs, reward, terminated, truncated, info = self.env.step(action)
         reward = reward if isinstance(reward, (float, int, np.number)) else as_reward(reward)
         if terminated or truncated:
-            obs, info = mapped(as_array, obs), copy.deepcopy(info)
+            obs, info = copied(obs), copy.deepcopy(info)
         return obs, reward, terminated, truncated, info
 
 

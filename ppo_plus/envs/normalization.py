@@ -36,7 +36,7 @@ def check_normalization(env: VecEnv) -> None:
 def normalized_by(env: Any) -> list[Any]:
     """The running statistics by which a ``VecNormalize`` normalizes the observations of an environment."""
     normalize = unwrap_vec_normalize(env)
-    return [] if normalize is None else [*_of_obs(normalize).values()]
+    return [] if normalize is None else [*observation_moments(normalize).values()]
 
 
 def warn_of_statistics(trained: bool | None, env: Any) -> None:
@@ -80,11 +80,11 @@ def are_finite(normalize: VecNormalize) -> bool:
 
 def running_statistics(normalize: Any) -> list[Any]:
     """The running statistics that a ``VecNormalize`` normalizes by: of returns, and of observations."""
-    return [normalize.ret_rms, *_of_obs(normalize).values()]
+    return [normalize.ret_rms, *observation_moments(normalize).values()]
 
 
-def _of_obs(normalize: VecNormalize) -> dict[Any, Any]:
-    """The running statistics of observations, by entry; by ``None`` if they are not a Dict."""
+def observation_moments(normalize: Any) -> dict[str, Any]:
+    """The running statistics by which a ``VecNormalize`` normalizes observations, by entry (``""``: the whole)."""
     if not normalize.norm_obs or "obs_rms" not in vars(normalize):
         return {}
-    return normalize.obs_rms if isinstance(normalize.obs_rms, dict) else {None: normalize.obs_rms}
+    return normalize.obs_rms if isinstance(normalize.obs_rms, dict) else {"": normalize.obs_rms}

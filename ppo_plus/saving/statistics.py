@@ -9,7 +9,7 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from ppo_plus.envs.normalization import are_finite
+from ppo_plus.envs.normalization import are_finite, observation_moments
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
@@ -109,7 +109,7 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
             "statistics, or load the model with its environments"
         )
     require_finite(normalize, Path(source if is_file else "the model"))
-    moments = normalize.obs_rms if isinstance(normalize.obs_rms, dict) else {"": normalize.obs_rms}
+    moments = observation_moments(normalize)
     options = {
         "epsilon": normalize.epsilon,
         "clip": normalize.clip_obs,

@@ -26,7 +26,7 @@ def test_a_string_a_callable_and_an_object_are_the_same_schedule():
 
 
 class OwnRates(PPO_Plus):
-    """Sets rates of its own: those of ``rates``, for one group or two."""
+    """Sets the rates in ``rates``, for one group or two."""
 
     rates = (0.0,)
 

@@ -458,7 +458,7 @@ def test_an_environment_that_never_ends_by_itself_can_be_limited():
 
 
 class Lives(gym.Wrapper):
-    """As SB3's ``EpisodicLifeEnv``: an episode is a life of two steps, and the game goes on in the next one."""
+    """As SB3's ``EpisodicLifeEnv``: an episode is a life of two steps, and the game continues in the next one."""
 
     t = 0
 

@@ -36,7 +36,7 @@ import numpy as np
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from ppo_plus.envs.checks import IMMUTABLE, Numbers, as_array, prepare
+from ppo_plus.envs.checks import IMMUTABLE, Numbers, copied, prepare
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.resumable.attributes import (
     BEFORE_RESET,
@@ -56,7 +56,7 @@ from ppo_plus.envs.resumable.attributes import (
     set_attributes,
     set_generator,
 )
-from ppo_plus.trees import mapped, tree_map
+from ppo_plus.trees import tree_map
 
 #: Longer episodes are not recorded, because of the memory and of the time that a replay would take.
 MAX_STEPS = 100_000
@@ -255,7 +255,7 @@ class Resumable(gym.Wrapper):
         episode.last = result = obs, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
             # The reset may write into them before others have read them.
-            obs, info = mapped(as_array, obs), copy.deepcopy(info)
+            obs, info = copied(obs), copy.deepcopy(info)
             episode.last = result = obs, reward, terminated, truncated, info
         return result
 

@@ -25,7 +25,6 @@ from typing import Any, Literal, NoReturn
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
@@ -136,7 +135,9 @@ class SupervisedVecEnv(VecEnv):
         self.reset_infos = [info for _, info in rows]
         self._reset_seeds()
         self._reset_options()
-        self.last_obs = _stack([obs for obs, _ in rows], self.observation_space)
+        self.last_obs = _rows([worker.arrays for worker in self._workers], "obs")
+        for i, (obs, _) in enumerate(rows):
+            write_row(self.last_obs, i, obs)
         # Copied, since wrappers may write into observations.
         return mapped(np.array, self.last_obs)  # type: ignore[no-any-return]
 
@@ -349,16 +350,3 @@ def _faults(answers: Mapping[int, Any]) -> dict[int, Fault]:
 def _rows(arrays: Sequence[Any], name: str) -> Any:
     """New arrays of the rows of all workers."""
     return tree_map(lambda *parts: np.concatenate(parts), *(getattr(part, name) for part in arrays))
-
-
-def _stack(rows: Sequence[Any], space: spaces.Space) -> Any:
-    """Observations as arrays with a row for each, in their space's dtype."""
-    if isinstance(space, spaces.Dict):
-        return {key: _stack([row[key] for row in rows], sub) for key, sub in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_stack([row[i] for row in rows], sub) for i, sub in enumerate(space))
-    shape = space.shape or ()
-    if math.prod(shape) == 1:
-        # A single number may come as an array of one, and the reverse.
-        rows = [np.reshape(row, shape) for row in rows]
-    return np.array(rows, space.dtype)

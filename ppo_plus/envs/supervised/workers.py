@@ -33,10 +33,10 @@ from stable_baselines3.common.vec_env.patch_gym import _patch_env
 from ppo_plus.envs.checks import (
     TIMEOUT,
     InvalidOutput,
-    as_array,
     check_info,
     check_obs,
     check_reward,
+    copied,
     counted,
     explanation,
     prepare,
@@ -44,7 +44,6 @@ from ppo_plus.envs.checks import (
 from ppo_plus.envs.supervised.shared_memory import SharedArrays, form_of, is_like, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import is_disk_full
-from ppo_plus.trees import mapped
 
 #: Seconds for which a process that has stepped looks for the next step without sleeping: to wake it takes longer.
 LOOKING = 3e-4
@@ -139,7 +138,7 @@ class GuardedEnv:
         if not done:
             return obs, reward, done, info, None
         # Copied, since the reset may write into them.
-        info = copy.deepcopy(info) | {"terminal_observation": mapped(as_array, obs)}
+        info = copy.deepcopy(info) | {"terminal_observation": copied(obs)}
         with counted(self.env, info):
             first = self.answer("reset", {})
         if isinstance(first, CallerError):

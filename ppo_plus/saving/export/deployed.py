@@ -27,6 +27,7 @@ from torch import nn
 
 from ppo_plus.envs.checks import Numbers
 from ppo_plus.envs.layers import layers
+from ppo_plus.envs.normalization import observation_moments
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise
 from ppo_plus.policy.policies import n_rows
@@ -125,11 +126,7 @@ def parts_of(space: spaces.Space) -> dict[str, Any]:
 
 
 def _moments(wrapper: Any) -> dict[str, Any]:
-    """The moments that a wrapper normalizes by, by entry of the observations."""
-    if not isinstance(wrapper, VecNormalize) or not wrapper.norm_obs:
-        return {}
-    rms = wrapper.obs_rms
-    return {key: rms[key] for key in wrapper.norm_obs_keys or ()} if isinstance(rms, dict) else {"": rms}
+    return observation_moments(wrapper) if isinstance(wrapper, VecNormalize) else {}
 
 
 def _name(wrapper: Any) -> str:

@@ -514,7 +514,7 @@ def test_however_many_share_a_process_the_numbers_are_the_same(n_workers, cls):
     for t in range(30):
         actions = np.array([(t + i) % 2 for i in range(5)])
         assert all(equal(a, b) for a, b in zip(ours.step(actions), theirs.step(actions), strict=True)), t
-        # Another dtype is passed on as it is.
+        # Another dtype is passed on unchanged.
         actions = actions.astype(np.int32)
         assert all(equal(a, b) for a, b in zip(ours.step(actions), theirs.step(actions), strict=True)), t
     assert ours.get_attr("n") == theirs.get_attr("n")
