@@ -80,8 +80,11 @@ def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
 
 
 def nearest(name: Any, known: Iterable[str]) -> str | None:
-    """The known name that is most similar to ``name``, to ask "did you mean …?"; ``None``: none is similar."""
-    return next(iter(difflib.get_close_matches(str(name), known, 1)), None)
+    """The known name that begins with ``name``, or else is most similar to it, to ask "did you mean …?"; ``None``: none
+    is similar."""
+    known = list(known)
+    longer = [one for one in known if len(str(name)) > 2 and one.startswith(str(name))]
+    return next(iter([*longer, *difflib.get_close_matches(str(name), known, 1)]), None)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -93,6 +93,7 @@ def test_memory_of_a_transition_counts_observation_and_action():
         ("learn_rate", "did you mean learning_rate?"),
         ("nsteps", "did you mean n_steps?"),
         ("cliprange", "did you mean clip_range?"),
+        ("normalize_obs", "did you mean normalize_observations?"),
         ("lr", "did you mean learning_rate?"),
         *((name, "did you mean learning_rate?") for name in ("actor_lr", "policy_lr", "lr_schedule")),
         ("net_arch", "did you mean policy_kwargs=dict(net_arch=...)?"),

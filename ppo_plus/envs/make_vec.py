@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -39,7 +39,7 @@ def make_vec(
     seed: int | None = None,
     env_kwargs: dict[str, Any] | None = None,
     vec_env: str = "dummy",
-    n_workers: int | Literal["auto"] = "auto",
+    **supervision: Any,
 ) -> VecEnv:
     """Make environments like SB3's ``make_vec_env``, each in a :class:`~ppo_plus.Resumable`::
 
@@ -52,14 +52,15 @@ def make_vec(
     :param vec_env: ``"dummy"`` steps them one after another, ``"subproc"`` in processes (see
         :class:`~ppo_plus.SupervisedVecEnv`). Both return the same bits; processes are faster where steps take longer
         than messages between processes
-    :param n_workers: with ``"subproc"``, the number of processes; ``"auto"``: as many as cores that may be used
+    :param supervision: with ``"subproc"``, arguments of :class:`~ppo_plus.SupervisedVecEnv`, such as ``n_workers``,
+        ``restarts`` and ``timeout``
     :raises ValueError: bad number of environments, or their spaces are not supported
     :raises gymnasium.error.Error: there is no such environment
     """
     require_int("n_envs", n_envs, 1)
     require_vec_env(vec_env)
-    if vec_env == "dummy" and n_workers != "auto":
-        raise ValueError(f'n_workers={n_workers!r} needs processes: pass vec_env="subproc", too, or leave it out')
+    for name, value in supervision.items() if vec_env == "dummy" else ():
+        raise ValueError(f'{name}={value!r} needs processes: pass vec_env="subproc", too, or leave it out')
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
     require_int("seed", seed, 0)
@@ -71,7 +72,7 @@ def make_vec(
         wrapper_class=resumable,
         env_kwargs=env_kwargs,
         vec_env_cls=VEC_ENVS[vec_env],  # type: ignore[arg-type]
-        vec_env_kwargs={"n_workers": n_workers} if vec_env == "subproc" else None,
+        vec_env_kwargs=supervision,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, RecordVideo
@@ -51,6 +52,8 @@ RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)
 
 def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[float, float]:
     """See :meth:`ppo_plus.PPO_Plus.evaluate`, of which ``model`` is one."""
+    if isinstance(n_eval_episodes, (gym.Env, VecEnv)):
+        raise TypeError(f"n_eval_episodes={n_eval_episodes!r} is an environment: pass env={n_eval_episodes!r}")
     require_int("n_eval_episodes", n_eval_episodes, 1)
     if env is not None:
         env = model._wrap_env(env, model.verbose)

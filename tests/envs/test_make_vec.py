@@ -68,6 +68,28 @@ def test_as_vec_env_leaves_the_rest_alone():
     assert isinstance(as_vec_env(vector()), GymVectorEnv)
 
 
-def test_a_number_of_processes_needs_processes():
-    with pytest.raises(ValueError, match='n_workers=2 needs processes: pass vec_env="subproc"'):
-        make_vec("CartPole-v1", 3, n_workers=2)
+@pytest.mark.parametrize("supervision", ["n_workers", "restarts", "timeout"])
+def test_what_is_for_processes_needs_processes(supervision):
+    with pytest.raises(ValueError, match=f'{supervision}=2 needs processes: pass vec_env="subproc"'):
+        make_vec("CartPole-v1", 3, **{supervision: 2})
+
+
+def test_processes_are_supervised_as_asked():
+    env = make_vec("CartPole-v1", 3, vec_env="subproc", n_workers=2, restarts=4, timeout=60)
+    assert (env.n_workers, env.restarts, env.timeout) == (2, 4, 60)
+    env.close()
+
+
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+def test_a_wrong_argument_of_the_environment_is_named(vec_env):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gravitty'"):
+        make_vec("CartPole-v1", 2, env_kwargs={"gravitty": 1}, vec_env=vec_env)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_processes_need_an_action_for_each_environment(n):
+    env = make_vec("CartPole-v1", 2, vec_env="subproc")
+    env.reset()
+    with pytest.raises(ValueError, match=f"{n} actions for 2 environments"):
+        env.step(np.zeros(n, np.int64))
+    env.close()

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import warnings
 from itertools import product
 
@@ -206,6 +207,12 @@ def test_an_environment_with_other_wrappers_raises_an_error():
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_an_environment_in_place_of_the_number_of_episodes_is_named():
+    env = RandomEnv(ACTIONS["discrete"])
+    with pytest.raises(TypeError, match=re.escape(f"n_eval_episodes={env!r} is an environment: pass env=")):
+        make().evaluate(env)
 
 
 @pytest.mark.parametrize("n_eval_episodes", [0, -1, 2.5, "3", None])

@@ -142,6 +142,8 @@ class SupervisedVecEnv(VecEnv):
         return mapped(np.array, self.last_obs)  # type: ignore[no-any-return]
 
     def step_async(self, actions: Any) -> None:
+        if len(actions) != self.num_envs:
+            raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: pass one for each")
         # The bits of another dtype would change.
         space, shared = self.action_space, isinstance(actions, np.ndarray) and self._shares_actions
         shared = shared and (actions.shape, actions.dtype) == ((self.num_envs, *(space.shape or ())), space.dtype)

@@ -83,8 +83,8 @@ class GuardedEnv:
 
     env: Any = None
 
-    #: Commands in which an error is the environment's fault, and not the caller's.
-    DUTIES = ("make", "step", "reset")
+    #: Calls in which an error is the environment's fault, and not the caller's: also making it again.
+    DUTIES = (("step",), ("reset",), ("make", True), ("env_method", METHOD))
 
     def __init__(self, make: Callable[[], gym.Env]):
         self._make = make
@@ -96,7 +96,7 @@ class GuardedEnv:
         except InvalidOutput as error:
             return Fault(str(error), not_finite=error.not_finite)
         except Exception as error:
-            is_duty = command in self.DUTIES or (command == "env_method" and arguments[0] == METHOD)
+            is_duty = any((command, *arguments[: len(duty) - 1]) == duty for duty in self.DUTIES)
             # A `Monitor` may fill the disk.
             if not is_duty or isinstance(error, MemoryError) or is_disk_full(error):
                 return CallerError(_sendable(error))
