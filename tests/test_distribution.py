@@ -1,5 +1,6 @@
 """What the source distribution holds, what the metadata says, and that the version comes from one place."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,13 @@ def test_the_version_has_one_place():
     assert f"## [{number}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for path in [*(ROOT / "ppo_plus").rglob("*.py"), ROOT / "docs" / "conf.py", ROOT / "pyproject.toml"]:
         assert number not in path.read_text(encoding="utf-8"), f"{path} repeats the version"
+
+
+def test_each_version_fits_on_a_screen_of_the_changelog():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.split(r"^## (?=\[)", text.partition("## Development")[0], flags=re.MULTILINE)[1:]
+    assert len(versions) >= 2
+    assert [version.splitlines()[0] for version in versions if version.count("\n") > 60] == []
 
 
 def test_the_citation_can_be_read():
