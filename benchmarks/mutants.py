@@ -314,17 +314,17 @@ UPDATE = (
     ),
     Fault(
         "weights-not-returned",
-        "update/flat.py",
+        "update/minibatch.py",
         "p.data, p.grad = data.copy_(p.data), grad",
         "p.data, p.grad = data, grad",
-        "tests/update/test_flat.py",
+        "tests/update/test_minibatch.py",
     ),
     Fault(
         "step-counts-shared",
-        "update/flat.py",
+        "update/minibatch.py",
         "parts = [value.clone() for _ in params]",
         "parts = [value for _ in params]",
-        "tests/update/test_flat.py",
+        "tests/update/test_minibatch.py",
     ),
     Fault(
         "encoder-gradient-lost",

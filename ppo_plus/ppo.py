@@ -84,8 +84,7 @@ from ppo_plus.settings import (
     known_names_only,
     schedule_of,
 )
-from ppo_plus.update.flat import check_optimizer_state
-from ppo_plus.update.minibatch import Batch, UpdateRule, read
+from ppo_plus.update.minibatch import Batch, UpdateRule, check_optimizer_state, read
 from ppo_plus.update.update import Update, Updater, interrupts_wait, usual_settings
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")

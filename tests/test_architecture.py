@@ -110,7 +110,7 @@ def test_the_import_reader_sees_every_import():
 import ppo_plus.formulas.losses as l
 from ppo_plus import PPO_Plus
 if TYPE_CHECKING:
-    from ppo_plus.update.flat import packed
+    from ppo_plus.update.minibatch import packed
 def late():
     try:
         from ppo_plus.zoo.results import x
@@ -118,7 +118,7 @@ def late():
         import numpy
 """
     found = {module_of(name) for name in imports(ast.parse(source))}
-    assert found == {"formulas.losses", "__init__", "update.flat", "zoo.results", None}
+    assert found == {"formulas.losses", "__init__", "update.minibatch", "zoo.results", None}
 
 
 @pytest.mark.parametrize("module", [name for name in SOURCES if name.startswith("formulas.")])

@@ -22,8 +22,7 @@ from ppo_plus.compiling.compiled import Compiled, CompileError
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.policy.observations import to_network
 from ppo_plus.rollout.collector import prepare_act
-from ppo_plus.update.flat import moments, packed, trainable
-from ppo_plus.update.minibatch import FINITE, UpdateRule
+from ppo_plus.update.minibatch import FINITE, UpdateRule, moments, packed, trainable
 from ppo_plus.update.update import whole_compiled
 
 pytestmark = needs_compiler

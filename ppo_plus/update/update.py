@@ -18,7 +18,6 @@ from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.trees import to_device, tree_map
-from ppo_plus.update.flat import concatenated, moments, packed, trainable
 from ppo_plus.update.minibatch import (
     FINITE,
     Batch,
@@ -26,11 +25,15 @@ from ppo_plus.update.minibatch import (
     Outcome,
     TrainState,
     UpdateRule,
+    concatenated,
     means,
+    moments,
     n_transitions,
     names_not_finite,
+    packed,
     pick,
     read,
+    trainable,
 )
 
 #: Makes one minibatch, of the rollout, the KL control's state and the rows of the rollout.
@@ -257,7 +260,7 @@ class Update:
 def in_place(
     rule: UpdateRule, lent: Optimizer, coefficients: Coefficients, gradient_of: GradientFunction | None = None
 ) -> Minibatch:
-    """Minibatches that change the policy, and its optimizer as lent by :func:`~ppo_plus.update.flat.packed`.
+    """Minibatches that change the policy, and its optimizer as lent by :func:`~ppo_plus.update.minibatch.packed`.
 
     :param gradient_of: by default, eagerly and with the policy's own weights
     """
@@ -289,7 +292,7 @@ def compiled_minibatch(
     unable = None
     if lent is optimizer:
         n_groups = len(optimizer.param_groups)
-        unable = f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed), since " + (
+        unable = f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.minibatch.packed), since " + (
             f"it has {n_groups} groups of parameters"
             if n_groups > 1
             else "it is not elementwise, or some weights, such as those frozen for a while, have taken fewer steps"

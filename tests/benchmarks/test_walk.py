@@ -21,6 +21,6 @@ def test_files_and_types_of_the_walk_are_those_of_the_page(walk):
     assert [name for name in types if f"`{name}`" not in section] == []
 
 
-def test_the_walk_has_at_most_17_files_and_22_types(walk):
+def test_the_walk_has_at_most_16_files_and_22_types(walk):
     files, types = walk
-    assert len(files) <= 17 and len(types) <= 22
+    assert len(files) <= 16 and len(types) <= 22

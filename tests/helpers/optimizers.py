@@ -3,7 +3,7 @@
 import torch as th
 from torch import nn, optim
 
-from ppo_plus.update.flat import ELEMENTWISE, trainable
+from ppo_plus.update.minibatch import ELEMENTWISE, trainable
 from ppo_plus.update.update import coefficients_of
 
 #: Beside the plain ones: state that is only there with certain options.

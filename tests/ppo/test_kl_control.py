@@ -10,7 +10,7 @@ from models import weights
 from training import Recording, learn, logged, make, n_steps_taken
 
 from ppo_plus import AdaptiveLearningRate, AdaptivePenalty, EarlyStop, KLControl, Losses, PPO_Plus, linear
-from ppo_plus.update import flat
+from ppo_plus.update import minibatch
 
 
 def test_early_stop_comes_before_the_step_beyond_the_limit():
@@ -146,7 +146,7 @@ class HalveEachMinibatch(KLControl):
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_a_custom_control_may_change_the_rate_per_minibatch(is_packed, monkeypatch):
     if not is_packed:
-        monkeypatch.setattr(flat, "ELEMENTWISE", ())
+        monkeypatch.setattr(minibatch, "ELEMENTWISE", ())
     kwargs = {"policy_kwargs": {"optimizer_class": th.optim.SGD}, "max_grad_norm": 1e9, "n_epochs": 1}
     model = make(ConstantGradient, kl_control=HalveEachMinibatch(), learning_rate=1.0, **kwargs)
     before = weights(model)

@@ -10,10 +10,10 @@ from torch import nn
 from training import make
 
 from ppo_plus import MlpPolicy
-from ppo_plus.update import flat
+from ppo_plus.update import minibatch
 
 OPTIMIZERS = {
-    **{cls.__name__: (cls, {}) for cls in flat.ELEMENTWISE},
+    **{cls.__name__: (cls, {}) for cls in minibatch.ELEMENTWISE},
     # SB3 chooses this eps for Adam itself.
     "Adam": (th.optim.Adam, {"eps": 1e-5}),
     "Adam_amsgrad": (th.optim.Adam, {"amsgrad": True, "eps": 1e-5}),
@@ -54,8 +54,8 @@ def test_an_optimizer_makes_the_same_weights_packed_or_not(name, monkeypatch):
     optimizer_class, optimizer_kwargs = OPTIMIZERS[name]
     policy_kwargs = {"optimizer_class": optimizer_class, "optimizer_kwargs": optimizer_kwargs}
     results = []
-    for elementwise in (flat.ELEMENTWISE, ()):
-        monkeypatch.setattr(flat, "ELEMENTWISE", elementwise)
+    for elementwise in (minibatch.ELEMENTWISE, ()):
+        monkeypatch.setattr(minibatch, "ELEMENTWISE", elementwise)
         model = make(env=vec(ACTIONS["box"]), policy_kwargs=policy_kwargs, learning_rate=1e-3)
         before = weights(model)
         # Two updates: state is packed, unpacked and packed again.

@@ -12,8 +12,7 @@ from envs import ACTIONS, vec
 from ppo_plus import KLControl, PPO_Plus
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
-from ppo_plus.update.flat import packed
-from ppo_plus.update.minibatch import COUNTED, UpdateRule
+from ppo_plus.update.minibatch import COUNTED, UpdateRule, packed
 from ppo_plus.update.update import MAX_SKIPPED, Update, Updater, coefficients_of, in_place, interrupts_wait
 
 
