@@ -132,7 +132,9 @@ def test_the_pages_build_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", str(DOCS), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "index.html").is_file()
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert f'<div class="brand">ppo_plus {ppo_plus.__version__}' in page
+    assert "theme-toggle" in page and "sidebar-search" in page
 
 
 # --- what stands in a shell ------------------------------------------------------------------------------------------
@@ -345,6 +347,17 @@ def test_every_page_is_in_the_contents():
     }
     pages = {str(page.relative_to(DOCS).with_suffix("")) for page in PAGES if page.is_relative_to(DOCS)}
     assert pages - {"index"} <= listed
+
+
+def test_the_first_pages_are_read_in_an_hour():
+    """Five, of at most 9,000 words: 150 a minute."""
+    first = re.search(r"```\{toctree\}\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), re.DOTALL)
+    pages = [f"{line}.md" for line in first[1].splitlines() if line and not line.startswith(":")]
+    assert pages == ["quickstart.md", "environments.md", "learning.md", "tuning.md", "deploying.md"]
+    texts = [(DOCS / page).read_text(encoding="utf-8") for page in pages]
+    assert sum(len(text.split()) for text in texts) <= 9_000
+    # Each leads to the next.
+    assert [page for page, text in zip(pages[1:], texts, strict=False) if f"({page})" not in text] == []
 
 
 def test_the_reference_has_all_that_can_be_imported():
