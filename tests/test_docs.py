@@ -338,6 +338,22 @@ def test_names_on_the_page_of_the_house_are_in_the_code():
     assert [name for name in named if not words.issuperset(name.split("."))] == []
 
 
+def test_implementation_details_are_in_the_code():
+    """Each row names what is in its file, and quotes effects as the screenings have them."""
+    text, package = (DOCS / "details.md").read_text(encoding="utf-8"), Path(ppo_plus.__file__).parent
+    tables = [re.findall(r"^\| \d+ \|.*\|$", part, re.MULTILINE) for part in text.split("\n## ")[1:]]
+    assert [len(rows) for rows in tables] == [13, 9, 9, 5, 1, 4]
+    for row in sum(tables, []):
+        _, detail, where, default, measured = cells = row.strip("| ").split(" | ")
+        assert all(cells), row
+        for file, names in re.findall(r"\(\.\./ppo_plus/([^)]+)\)(?:: ([^;]*))?", where):
+            words = set(re.findall(r"\w+", (package / file).read_text(encoding="utf-8")))
+            assert words.issuperset(re.findall(r"\w+", names)), row
+    effects = re.findall(r"[+-]\d+% \[[^]]+\]", text)
+    screenings = (DOCS / "screenings.md").read_text(encoding="utf-8")
+    assert len(effects) > 15 and [effect for effect in effects if effect not in screenings] == []
+
+
 def test_every_page_is_in_the_contents():
     listed = {
         entry
