@@ -1,6 +1,7 @@
 """How Sphinx builds the documentation (`make docs`)."""
 
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ myst_enable_extensions = ["attrs_block", "dollarmath"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
+config = ConfigParser()
+config.read(Path(__file__).parents[1] / "setup.cfg", encoding="utf-8")
+if address := config["metadata"]["url"]:
+    html_theme_options = {
+        "source_repository": address,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 html_title = f"ppo_plus {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]

@@ -19,11 +19,12 @@ ROOT = Path(__file__).parents[1]
 #: Of a checkout, what an installation needs, and what its users and developers need.
 FILES = [
     *("setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md"),
-    *("CITATION.cff", "CONTRIBUTING.md", "Makefile", "constraints.txt"),
+    *("CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "Makefile", "constraints.txt"),
 ]
 FOLDERS = ["ppo_plus", "hyperparams", "benchmarks", "docs", "scripts", "tests"]
 #: Results of which no page shows anything.
 NOT_SHOWN = {Path("benchmarks/results/tensor_env.json")}
+WORKFLOWS = ROOT / ".github" / "workflows"
 #: What is made, and so not shipped.
 MADE = shutil.ignore_patterns("__pycache__", "_build", ".*")
 
@@ -95,10 +96,62 @@ def test_the_same_versions_of_python_are_named_everywhere():
     assert f"Python {first} or newer" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     ruff = f'target-version = "py{first.replace(".", "")}"'
     assert ruff in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    workflow = ROOT / ".github" / "workflows" / "tests.yml"
-    if workflow.exists():  # not in a source distribution
-        jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
-        assert jobs["linux"]["strategy"]["matrix"]["python"] == versions
+    assert f">{first} to {last}<" in (ROOT / "docs" / "pictures" / "python.svg").read_text(encoding="utf-8")
+    if WORKFLOWS.exists():  # not in a source distribution
+        for file, job in (("tests.yml", "linux"), ("release.yml", "install")):
+            jobs = yaml.safe_load((WORKFLOWS / file).read_text(encoding="utf-8"))["jobs"]
+            assert jobs[job]["strategy"]["matrix"]["python"] == versions
+
+
+def test_the_license_of_the_picture_is_that_of_the_metadata():
+    license = setup()["metadata"]["license"]
+    assert f">{license}<" in (ROOT / "docs" / "pictures" / "license.svg").read_text(encoding="utf-8")
+    assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith(f"{license} License")
+
+
+def test_with_an_address_the_description_has_whole_links(sdist, tmp_path):
+    """PyPI shows it without the files of the repository."""
+    copy, _ = sdist
+    for name in ("setup.py", "README.md", "LICENSE", "pyproject.toml"):
+        shutil.copy(copy / name, tmp_path)
+    shutil.copytree(copy / "hyperparams", tmp_path / "hyperparams")
+    text = (copy / "setup.cfg").read_text(encoding="utf-8")
+    assert "\nurl =" in text
+    (tmp_path / "setup.cfg").write_text(re.sub("\nurl =.*", "\nurl = https://host/ppo_plus", text), encoding="utf-8")
+    code = "from setuptools.build_meta import prepare_metadata_for_build_wheel as make; print(make('.'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    folder = tmp_path / done.stdout.decode().splitlines()[-1]
+    metadata = message_from_string((folder / "METADATA").read_text(encoding="utf-8"))
+    assert metadata["Home-page"] == "https://host/ppo_plus"
+    links, start = (
+        re.findall(r"\]\(([^)]*)\)", metadata.get_payload()),
+        f"https://host/ppo_plus/{{}}/v{ppo_plus.__version__}/",
+    )
+    assert start.format("raw") + "docs/pictures/learning.svg" in links
+    assert start.format("blob") + "docs/quickstart.md" in links
+    assert all(link.startswith(("https://", "http://", "#")) for link in links)
+
+
+def test_the_address_has_one_place():
+    address = setup()["metadata"]["url"]
+    assert address == "" or re.fullmatch("https://.*[^/]", address)
+    files = [*ROOT.glob("*.md"), *ROOT.glob("*.cff"), *(ROOT / "docs").rglob("*.md"), *WORKFLOWS.glob("*.yml")]
+    assert [file for file in files if address and address in file.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.skipif(not WORKFLOWS.exists(), reason="not in a source distribution")
+def test_workflows_call_what_there_is():
+    """Targets of make, files, and workflows; and pre-commit has the linter that is pinned."""
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for path in WORKFLOWS.glob("*.yml"):
+        text = path.read_text(encoding="utf-8")
+        jobs = yaml.safe_load(text)["jobs"]
+        assert set(re.findall(r"run: make (\w+)", text)) <= set(targets)
+        used = [job["uses"] for job in jobs.values() if "uses" in job]
+        used += re.findall(r"run: (\.ci/\S+)", text)
+        assert [file for file in used if not (ROOT / file).is_file()] == []
+    (ruff,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert f"ruff=={ruff['rev'].removeprefix('v')}" in (ROOT / "constraints.txt").read_text().splitlines()
 
 
 def test_the_version_has_one_place():

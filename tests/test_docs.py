@@ -170,15 +170,15 @@ def check_pip(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
     install, *packages = arguments
     assert install == "install"
     for package in packages:
-        if package.startswith(".["):
-            assert set(package[2:-1].split(",")) <= set(extras), package
+        if package.startswith((".[", "ppo-plus[")):
+            assert set(package.partition("[")[2][:-1].split(",")) <= set(extras), package
         elif package.startswith("dist/"):
             assert package == "dist/ppo_plus-*.whl"
         elif "==" in package:
             assert package in pins
         else:
             # OpenCV has two packages with the same content; the tests use the one without windows.
-            assert package in (".", "opencv-python") or package in known, package
+            assert package in (".", "ppo-plus", "opencv-python") or package in known, package
 
 
 def check_python(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
