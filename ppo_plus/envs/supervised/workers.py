@@ -254,8 +254,9 @@ class Worker:
     def start(self, again: bool = False) -> None:
         self.remote, theirs = self.context.Pipe()
         self._current = self.context.RawValue("i", 0)
-        # One tracker of shared memory for both processes, also of a fork.
-        resource_tracker.ensure_running()
+        if self.context.get_start_method() == "fork":
+            # One tracker of shared memory for both processes, which others have anyway. Windows has neither.
+            resource_tracker.ensure_running()
         makes = CloudpickleWrapper(list(self.makes))
         arguments = (theirs, self.remote, makes, self.members.start, self._current)
         self.process = self.context.Process(target=_serve, args=arguments, daemon=True)

@@ -626,25 +626,27 @@ def test_spaces_without_arrays_are_named():
 
 
 @pytest.mark.skipif(not Path("/dev/shm").exists(), reason="looks where Linux has shared memory")
-def test_no_memory_is_left_after_the_trainer_was_killed(tmp_path):
+@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_no_memory_is_left_after_the_trainer_was_killed(start_method, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import time\nfrom ppo_plus import make_vec\n"
+        "import multiprocessing, time\nfrom ppo_plus import make_vec\n"
         'if __name__ == "__main__":\n'
+        f'    multiprocessing.get_all_start_methods = lambda: ["{start_method}"]\n'
         '    env = make_vec("CartPole-v1", 3, vec_env="subproc", n_workers=2)\n    env.reset()\n    env.step([0] * 3)\n'
-        "    print([worker.process.pid for worker in env.unwrapped._workers], flush=True)\n    time.sleep(60)\n"
+        "    print([(each.process.pid, each.arrays.memory.name) for each in env._workers], flush=True)\n"
+        "    time.sleep(60)\n"
     )
-    before = {*os.listdir("/dev/shm")}
     trainer = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
-    pids = ast.literal_eval(trainer.stdout.readline())
-    assert {*os.listdir("/dev/shm")} <= before
+    pids, names = zip(*ast.literal_eval(trainer.stdout.readline()), strict=True)
+    assert not any(Path("/dev/shm", name).exists() for name in names)
     trainer.kill()
     trainer.wait()
     deadline = time.monotonic() + 10
     while any(map(is_alive, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert {*os.listdir("/dev/shm")} <= before
+    assert not any(Path("/dev/shm", name).exists() for name in names)
 
 
 def test_environments_are_numbered_from_the_end_too():

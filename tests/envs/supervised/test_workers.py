@@ -16,7 +16,7 @@ from faulty_envs import ACTIONS, FAULTS, Failing, Masked, equal, fine_and, plain
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
-from ppo_plus import EnvFault, SupervisedVecEnv
+from ppo_plus import EnvFault, SupervisedVecEnv, make_vec
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.envs.supervised.workers import CallerError, Fault, GuardedEnv
 
@@ -164,6 +164,7 @@ def test_closing_does_not_wait_for_one_that_hangs(asked, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors where Linux lists them")
 def test_nothing_is_left_behind():
+    supervised(Failing).close()  # starts what stays in this process, such as the tracker of shared memory
     at_first = descriptors()
     env = supervised(*[partial(Failing, "kill", p=0.3)] * 2, restarts=40)
     env.reset()
@@ -187,6 +188,64 @@ def test_in_processes_as_they_are_started_by_default():
     assert RESTART in infos[0] and RESTART not in infos[1]
     assert np.isfinite(env.step([0, 0])[0]).all()
     env.close()
+
+
+@pytest.fixture
+def as_on_windows(monkeypatch):
+    """Processes can only be spawned, and shared memory has no tracker that one could start."""
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.delattr("multiprocessing.resource_tracker.ensure_running")
+
+
+def names_in(env):
+    """The names of the shared memory, under which Linux lists it until it is unlinked."""
+    return [worker.arrays.memory.name for worker in env._workers]
+
+
+@pytest.mark.slow
+def test_spawned_processes_return_the_same_and_are_restarted(as_on_windows):
+    class Talkative(Failing):
+        def step(self, action):
+            *result, info = super().step(action)
+            return *result, info | {"n": self.n} | ({"text": "x"} if self.n % 3 == 0 else {})
+
+    ours = SupervisedVecEnv([Talkative] * 3, restarts=1, report=[].append, n_workers=2)
+    theirs = plain(*[Talkative] * 3)
+    assert [worker.context.get_start_method() for worker in ours._workers] == ["spawn"] * 2
+    ours.seed(5)
+    assert equal(ours.reset(), theirs.reset())
+    for _ in range(20):
+        assert equal(ours.step(ACTIONS), theirs.step(ACTIONS))
+        assert equal(ours.reset_infos, theirs.reset_infos)
+    names = names_in(ours)
+    os.kill(ours._workers[0].process.pid, signal.SIGKILL)
+    assert [RESTART in info for info in ours.step(ACTIONS)[3]] == [True, True, False]
+    assert not any(RESTART in info for info in ours.step(ACTIONS)[3])
+    names += names_in(ours)
+    ours.close()
+    assert not multiprocessing.active_children() and not any(Path("/dev/shm", name).exists() for name in names)
+
+
+@pytest.mark.slow
+def test_make_vec_spawns_where_nothing_else_is_to_be_had(as_on_windows):
+    ours, theirs = (make_vec("CartPole-v1", 2, seed=0, **kind) for kind in ({"vec_env": "subproc", "n_workers": 1}, {}))
+    assert ours._workers[0].context.get_start_method() == "spawn"
+    assert equal(ours.reset(), theirs.reset())
+    for _ in range(60):
+        assert equal(ours.step(ACTIONS[:2]), theirs.step(ACTIONS[:2]))
+    name = names_in(ours)[0]
+    ours.close()
+    assert not multiprocessing.active_children() and not Path("/dev/shm", name).exists()
+
+
+def test_without_polling_processes_sleep_until_the_next_step(monkeypatch):
+    # Windows has no `select.poll`.
+    monkeypatch.delattr("select.poll")
+    ours, theirs = supervised(Failing), plain(Failing)
+    assert equal(ours.reset(), theirs.reset())
+    for _ in range(10):
+        assert equal(ours.step([1]), theirs.step([1]))
+    ours.close()
 
 
 class GlobalDraws(Failing):
