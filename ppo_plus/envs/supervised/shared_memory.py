@@ -1,12 +1,13 @@
 """Arrays that two processes share: what the environments of one worker take and return in a step."""
 
+import math
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from ppo_plus.trees import tree_flatten
+from ppo_plus.trees import mapped, tree_flatten
 
 #: Bytes that arrays begin at multiples of.
 ALIGNMENT = 64
@@ -30,10 +31,12 @@ class SharedArrays:
     """
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, k: int, name: str | None = None):
+        obs = _layout(observation_space, k)
         has_array = isinstance(action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
-        actions = _empty(action_space, k) if has_array else None
-        own = (np.empty(k, np.float32), np.empty((k, 3), bool), np.empty((k, MOST_NUMBERS)))
-        leaves, structure = tree_flatten((_empty(observation_space, k), actions, *own))
+        actions = _layout(action_space, k) if has_array else None
+        numbers = _Layout((k, MOST_NUMBERS), np.float64)
+        layouts = (obs, obs, actions, _Layout((k,), np.float32), _Layout((k, 3), bool), numbers)
+        leaves, structure = tree_flatten(layouts)
         sizes = [-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in leaves]
         size = max(sum(sizes), 1)
         self.memory = SharedMemory(name, create=name is None, size=size)
@@ -42,15 +45,16 @@ class SharedArrays:
             np.ndarray(leaf.shape, leaf.dtype, self.memory.buf, offset)
             for leaf, offset in zip(leaves, offsets, strict=True)
         ]
-        #: Observations as the space has them; actions, or ``None``; rewards; whether an episode ended, whether a time
-        #: limit ended it, and whether the info is in the last array; the numbers of infos.
-        self.obs, self.actions, self.rewards, self.flags, self.infos = structure.unflatten(arrays)
+        #: Observations, and the last ones of episodes that ended, as the space has them; actions, or ``None``; rewards;
+        #: whether an episode ended, whether a time limit ended it, and whether the info is in the last array; the
+        #: numbers of infos.
+        self.obs, self.final, self.actions, self.rewards, self.flags, self.infos = structure.unflatten(arrays)
         #: By environment, the form of its last info, which both processes know; ``None``: it had others than numbers.
         self.forms: list[Form | None] = [None] * k
 
     def close(self) -> None:
         """Let go of the memory; the arrays cannot be used any more."""
-        self.obs = self.actions = self.rewards = self.flags = self.infos = None
+        self.obs = self.final = self.actions = self.rewards = self.flags = self.infos = None
         self.memory.close()
 
     def write_info(self, i: int, info: dict[str, Any]) -> bool:
@@ -77,21 +81,29 @@ def form_of(info: dict[str, Any]) -> Form | None:
     return (tuple(info), types) if len(types) <= MOST_NUMBERS and NUMBERS.issuperset(types) else None
 
 
-def _empty(space: spaces.Space, k: int) -> Any:
-    """Arrays of ``k`` rows for a space, whose numbers are of no use.
+class _Layout:
+    """Shape and dtype of an array."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.nbytes = math.prod(shape) * self.dtype.itemsize
+
+
+def _layout(space: spaces.Space, k: int) -> Any:
+    """Arrays of ``k`` rows for a space.
 
     :raises ValueError: its values have no fixed shape
     """
     if isinstance(space, spaces.Dict):
-        return {key: _empty(sub, k) for key, sub in space.items()}
+        return {key: _layout(sub, k) for key, sub in space.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_empty(sub, k) for sub in space)
+        return tuple(_layout(sub, k) for sub in space)
     if space.shape is None or space.dtype is None or np.dtype(space.dtype).hasobject:
         raise ValueError(
             f"the space {space} has no arrays of a fixed shape, which processes share: use a Box, Discrete, "
             'MultiDiscrete, MultiBinary, or a Dict or Tuple of them, or vec_env="dummy"'
         )
-    return np.empty((k, *space.shape), space.dtype)
+    return _Layout((k, *space.shape), space.dtype)
 
 
 def write_row(arrays: Any, i: int, obs: Any) -> None:
@@ -104,3 +116,13 @@ def write_row(arrays: Any, i: int, obs: Any) -> None:
             write_row(array, i, part)
     else:
         arrays[i] = np.reshape(obs, arrays.shape[1:])
+
+
+def is_like(arrays: Any, i: int, obs: Any) -> bool:
+    """Whether row ``i`` holds an observation without a change: it has the same shapes and dtypes."""
+    rows, structure = tree_flatten(mapped(lambda array: array[i, ...], arrays))
+    parts, other = tree_flatten(obs)
+    return bool(structure == other) and all(
+        isinstance(part, np.ndarray) and part.shape == row.shape and part.dtype == row.dtype
+        for part, row in zip(parts, rows, strict=True)
+    )

@@ -30,7 +30,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from ppo_plus.envs.checks import TIMEOUT, described, row_of
 from ppo_plus.envs.supervised import workers
-from ppo_plus.envs.supervised.shared_memory import write_row
+from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
 from ppo_plus.envs.supervised.workers import CallerError, Fault, Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
@@ -172,8 +172,8 @@ class SupervisedVecEnv(VecEnv):
         dones, limits = flags[:, 0].copy(), flags[:, 1].tolist()
         infos: list[dict[str, Any]] = [{TIMEOUT: limit} for limit in limits]
         for i in np.flatnonzero(flags[:, 2]).tolist():
-            worker: Any = self._worker(i)
-            infos[i] = worker.arrays.read_info(i - worker.members.start)
+            own, place = self._place(i)
+            infos[i] = own.read_info(place)
         faults = _faults(rest)
         #: Environments whose step is complete, but not the reset after it.
         unreset = {}
@@ -181,6 +181,8 @@ class SupervisedVecEnv(VecEnv):
             if i not in faults:
                 infos[i], first = answer
                 if dones[i]:
+                    own, place = self._place(i)
+                    infos[i].setdefault("terminal_observation", row_of(own.final, place))
                     if isinstance(first, Fault):
                         unreset[i] = first
                     else:
@@ -197,6 +199,12 @@ class SupervisedVecEnv(VecEnv):
         self.last_obs = obs
         # Copied, since wrappers may write into observations.
         return mapped(np.array, obs), rewards, dones, infos
+
+    def _place(self, i: int) -> tuple[SharedArrays, int]:
+        """The arrays of environment ``i``, and its row in them."""
+        worker = self._worker(i)
+        assert worker.arrays is not None
+        return worker.arrays, i - worker.members.start
 
     def _worker(self, i: int) -> Worker:
         return next(worker for worker in self._workers if i in worker.members)

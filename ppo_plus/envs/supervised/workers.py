@@ -41,7 +41,7 @@ from ppo_plus.envs.checks import (
     explanation,
     prepare,
 )
-from ppo_plus.envs.supervised.shared_memory import SharedArrays, form_of, write_row
+from ppo_plus.envs.supervised.shared_memory import SharedArrays, form_of, is_like, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import is_disk_full
 
@@ -223,6 +223,8 @@ class Share:
         if not done:
             write_row(arrays.obs, i, obs)
             return Rest(info) if has_more and not is_written else None
+        if is_like(arrays.final, i, info["terminal_observation"]):
+            write_row(arrays.final, i, info.pop("terminal_observation"))
         if not isinstance(first, Fault):
             obs, first = first
             write_row(arrays.obs, i, obs)
@@ -241,6 +243,11 @@ class Worker:
         default = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self.makes, self.members = makes, range(first, first + len(makes))
         self.context: Any = multiprocessing.get_context(start_method or default)
+        if multiprocessing.current_process().daemon:
+            raise RuntimeError(
+                "a daemonic process, such as those of multiprocessing.Pool, cannot start processes for environments: "
+                'use vec_env="dummy" in it, or a concurrent.futures.ProcessPoolExecutor instead'
+            )
         main = getattr(sys.modules["__main__"], "__file__", None)
         if main == "<stdin>" and self.context.get_start_method() != "fork":
             raise RuntimeError(

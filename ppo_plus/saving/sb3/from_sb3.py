@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import zipfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
@@ -50,10 +50,11 @@ def from_sb3(
         data["rollout_buffer_class"] = None
     data |= {"value_clip": "plain", "_expects_masks": trainer == "MaskablePPO"}
     if trainer == "MaskablePPO" and isinstance(data.get("action_space"), spaces.MultiBinary):
-        raise ValueError(
-            f"{path}: a MaskablePPO has two logits for each bit of its action_space={data['action_space']}, and "
-            "PPO_Plus has one: train a new model"
-        )
+        with naming(path, "saved model"), decoding("its weights"):
+            # Ours is the difference of the two.
+            change_logits(
+                saved.parameters, lambda weight: weight[1::2] - weight[::2], lambda _, rows: rows[1::2].clone()
+            )
     model = {"class": name_of(cls), "attributes": {}, "missing": saved.unread, "parameters": saved.parameters}
     for part, paths in attributes_of(cls).items():
         model[part] = {name: data[path] for name, path in paths.items() if path in data}
@@ -62,6 +63,32 @@ def from_sb3(
     changes = replacing | changes | {"policy_class": data["policy_class"]}
     with naming(path, "saved model"):
         return assemble(cls, model, env, device, True, changes)
+
+
+def change_logits(
+    parameters: dict[str, dict[str, Any]],
+    of_weight: Callable[[th.Tensor], th.Tensor],
+    of_moment: Callable[[str, th.Tensor], th.Tensor],
+) -> None:
+    r"""Change weights and moments between MaskablePPO's logits of a MultiBinary action, two for each bit, and ours,
+
+    .. math:: \mathrm{softmax}(x_0, x_1)_1 = \mathrm{sigmoid}(x_1 - x_0).
+
+    The gradient with respect to the difference is that with respect to :math:`x_1`, and so are the optimizer's moments.
+    """
+    weights, states = parameters["policy"], parameters["policy.optimizer"]["state"]
+    names: dict[Any, str] = {}
+    for name, weight in weights.items():
+        # A shared module has its weights under several names, and the optimizer once.
+        names.setdefault((weight.data_ptr(), weight.shape), name)
+    order = list(names.values())
+    for name in ("action_net.weight", "action_net.bias"):
+        shape = weights[name].shape
+        weights[name] = of_weight(weights[name])
+        state = states.get(order.index(name), {})
+        for key, value in state.items():
+            if isinstance(value, th.Tensor) and value.shape == shape:
+                state[key] = of_moment(key, value)
 
 
 def _trainer_and_name(policy_class: Any) -> tuple[str, str]:

@@ -3,6 +3,8 @@
 import copy
 import inspect
 import pickle
+import warnings
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from ppo_plus.formulas.exploration import StateDependentNoise
 from ppo_plus.formulas.schedules import Constant, Linear
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
+from ppo_plus.saving.model import base_of
+from ppo_plus.saving.sb3.from_sb3 import change_logits
 
 #: Attributes that mean the same in both.
 _SHARED = (
@@ -28,6 +32,8 @@ _SHARED = (
 ).split()
 #: Arguments that are numbers, or ``None``, in SB3's ``PPO``; in ours they may be schedules or words.
 _NUMBERS = ("ent_coef", "vf_coef", "target_kl", "normalize_advantage", "sde_sample_freq")
+#: Arguments of ours alone without which a model learns the same.
+_NOT_MISSED = {"compile", "n_threads", "sequence_length", "action_mask_key", "normalize_observations"}
 
 
 def _defaults(cls: type[Any]) -> dict[str, Any]:
@@ -65,6 +71,11 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
             "which it can be written"
         )
     _check_actions(model, exported, statistics)
+    lost = sorted(_lost(model, _defaults(trainer)))
+    if lost:
+        warnings.warn(
+            f"SB3's {trainer.__name__} acts as the model, but it learns without {', '.join(lost)}", stacklevel=3
+        )
     path = path_to_save(path)
     with opened_to_write(path) as file:
         exported.save(file)
@@ -82,7 +93,6 @@ def _policy_for_sb3(model: Any, trainer: Any) -> Any:
         or (isinstance(space, spaces.Box) and space.dtype.kind != "f"),
         f"action_mask_key={model.action_mask_key!r}": model.action_mask_key is not None,
         "action masks with memory": model._expects_masks and model.policy.remembers,
-        "action masks for MultiBinary": model._expects_masks and isinstance(space, spaces.MultiBinary),
         "use_sde=True for choices": model.use_sde and not isinstance(space, spaces.Box),
         f"exploration={model.exploration}": isinstance(model.exploration, StateDependentNoise),
         f"policy={policy_class.__name__}": policy_class not in names and issubclass(policy_class, ActorCriticPolicy),
@@ -105,8 +115,19 @@ def _export(model: Any, policy: Any, trainer: Any) -> Any:
     exported.seed = None  # seeding would disturb the generators
     exported._setup_model()
     exported.seed = model.seed
-    exported.set_parameters(_parameters(model), device="cpu")
+    parameters = _parameters(model)
+    if trainer is not PPO and not model.policy.remembers and isinstance(model.action_space, spaces.MultiBinary):
+        change_logits(
+            parameters,
+            lambda weight: _in_turn(-weight / 2, weight / 2),
+            lambda name, moment: _in_turn(moment if "sq" in name else -moment, moment),
+        )
+    exported.set_parameters(parameters, device="cpu")
     return exported
+
+
+def _in_turn(first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    return th.stack([first, second], dim=1).flatten(0, 1)
 
 
 def _parameters(model: Any) -> dict[str, Any]:
@@ -160,3 +181,14 @@ def _check_actions(model: Any, exported: Any, statistics: VecNormalize | None) -
         theirs = exported.policy.predict(seen, deterministic=True)[0]
         if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
             raise ValueError(f"SB3 cannot read this model: it would do {theirs} in place of {ours}")
+
+
+def _lost(model: Any, theirs: dict[str, Any]) -> Iterator[str]:
+    """What of learning SB3 does not know, whose arguments are these."""
+    ours = _defaults(base_of(type(model))) | {"value_clip": "plain"}
+    names = [name for name in ours if name not in theirs and (getattr(model, name) or None) != (ours[name] or None)]
+    names += [name for name in _NUMBERS if not _is_number(getattr(model, name))]
+    if model.clip_range is None:
+        names.append("clip_range")
+    left_out = _NOT_MISSED | ({"value_clip"} if model.clip_range_vf is None else set())
+    return (f"{name}={getattr(model, name)!r}" for name in names if name not in left_out)

@@ -277,11 +277,31 @@ def test_a_script_without_a_guard_is_answered_with_the_line(tmp_path):
     assert 'within if __name__ == "__main__":' in last and "restarts" not in last
 
 
+MAKES = (
+    "import gymnasium\nfrom ppo_plus import make_vec\n"
+    "def make(_):\n    make_vec('CartPole-v1', 1, vec_env='subproc').close()\n"
+)
+
+
 @pytest.mark.slow
-def test_where_no_process_can_start_the_error_says_so():
-    script = (
-        "import gymnasium\nfrom ppo_plus import make_vec\n"
-        "if __name__ == '__main__':\n    make_vec('CartPole-v1', 1, vec_env='subproc').close()\n"
+@pytest.mark.parametrize(
+    ("call", "from_file", "reason"),
+    [
+        ("make(0)", False, "this one was read from standard input: save it as a file, or"),
+        (
+            "import multiprocessing\nwith multiprocessing.Pool(1) as pool: pool.map(make, [0])",
+            True,
+            "a daemonic process",
+        ),
+    ],
+    ids=["standard input", "pool"],
+)
+def test_where_no_process_can_start_the_error_says_so(call, from_file, reason, tmp_path):
+    script, text = (
+        tmp_path / "script.py",
+        f'{MAKES}if __name__ == "__main__":\n    {call.replace(chr(10), chr(10) + "    ")}\n',
     )
-    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120)
-    assert "this one was read from standard input: save it as a file, or" in done.stderr.splitlines()[-1]
+    script.write_text(text)
+    command = [sys.executable, script if from_file else "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
+    assert reason in done.stderr.splitlines()[-1]

@@ -373,12 +373,13 @@ def test_arguments_are_changed_or_raise_an_error():
 MASKABLE = {
     "discrete": {},
     "multidiscrete": {"policy_kwargs": {"net_arch": [8], "activation_fn": th.nn.ReLU}},
+    "multibinary": {"ent_coef": 0.01},
 }
 
 
 def trained_with_masks(kind, n_updates=1, policy="MlpPolicy"):
     env = vec(ACTIONS[kind], env_class=MaskedEnv)
-    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 3, "learning_rate": 0.01} | MASKABLE.get(kind, {})
+    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 3, "learning_rate": 0.01} | MASKABLE[kind]
     return MaskablePPO(policy, env, seed=1, device="cpu", **options).learn(32 * n_updates)
 
 
@@ -424,11 +425,19 @@ def test_masked_training_continues_as_sb3_contribs_would(kind, tmp_path):
     th.testing.assert_close(weights(ours), weights(theirs), rtol=0, atol=1e-5)
 
 
-def test_maskable_ppo_with_bits_raises_an_error():
-    with pytest.raises(
-        ValueError, match=r"two logits for each bit of its action_space=MultiBinary\(.*train a new model"
-    ):
-        taken(trained_with_masks("multibinary"))
+def test_moments_of_a_bit_are_those_of_its_second_logit():
+    theirs = trained_with_masks("multibinary")
+    ours = taken(theirs)
+    names = [name for name, _ in theirs.policy.named_parameters()]
+    for name in ("action_net.weight", "action_net.bias"):
+        i = names.index(name)
+        # The two logits of a bit pull in opposite directions.
+        before, after = (m.policy.optimizer.state_dict()["state"][i] for m in (theirs, ours))
+        th.testing.assert_close(before["exp_avg"][::2], -before["exp_avg"][1::2])
+        assert th.equal(after["exp_avg"], before["exp_avg"][1::2])
+        assert th.equal(after["exp_avg_sq"], before["exp_avg_sq"][1::2])
+        assert after["step"] == before["step"]
+    assert theirs.policy.action_net.out_features == 2 * ours.policy.action_net.out_features
 
 
 class OwnMaskablePolicy(MaskableActorCriticPolicy):
