@@ -65,17 +65,30 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
     needed = [reason for name, reason in state["missing"].items() if name in argument_attributes(type(model))]
     if needed:
         raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
-    ranks = model.ranks
+    ranks, call, policy = model.ranks, model.call, model.policy
+    persistent = policy.state_dict().keys()
     checkpoint = {
-        "call": _call_state(model.call, model.logger) if model.call.callbacks else None,
+        "call": None,
         "generators": generators,
         "model": copy.deepcopy(state),
-        "policy": _policy_extras(model.policy),
+        # What the state of a policy does not have.
+        "policy": {
+            "frozen": [name for name, weight in policy.named_parameters() if not weight.requires_grad],
+            "buffers": {name: buffer.clone() for name, buffer in policy.named_buffers() if name not in persistent},
+        },
         "env": env_state.get_state(model.env),
         "log_files": process_state.sizes(folder, logs),
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
     }
+    if call.callbacks:
+        callbacks = zip(call.callbacks, call.configured, strict=True)
+        checkpoint["call"] = {
+            "total_timesteps": call.total_timesteps,
+            "iteration": call.iteration,
+            "callbacks": [process_state.get_callback(*pair) for pair in callbacks],
+            "logger": process_state.get_logger(model.logger),
+        }
     if ranks.several:
         file = io.BytesIO()
         if not ranks.leads:
@@ -84,33 +97,6 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         if ranks.leads:
             checkpoint[OTHERS] = [container.read(io.BytesIO(data), KIND) for data in others]
     return checkpoint
-
-
-def _call_state(call: Any, logger: Any) -> dict[str, Any]:
-    """The state of a call of ``learn``."""
-    return {
-        "total_timesteps": call.total_timesteps,
-        "iteration": call.iteration,
-        "callbacks": [process_state.get_callback(*pair) for pair in zip(call.callbacks, call.configured, strict=True)],
-        "logger": process_state.get_logger(logger),
-    }
-
-
-def _policy_extras(policy: th.nn.Module) -> dict[str, Any]:
-    """What ``state_dict()`` of a policy does not have: which weights are frozen, and non-persistent buffers."""
-    kept = policy.state_dict().keys()
-    return {
-        "frozen": [name for name, weight in policy.named_parameters() if not weight.requires_grad],
-        "buffers": {name: buffer.clone() for name, buffer in policy.named_buffers() if name not in kept},
-    }
-
-
-def _put_policy_extras(policy: th.nn.Module, state: dict[str, Any]) -> None:
-    for name, weight in policy.named_parameters():
-        weight.requires_grad_(name not in state["frozen"])
-    for name, buffer in policy.named_buffers():
-        if name in state["buffers"]:
-            buffer.data = state["buffers"][name].to(buffer.device)
 
 
 def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:
@@ -206,7 +192,11 @@ def _resumed(cls: Any, parts: list[dict[str, Any]], env: Any, device: th.device 
     if call is not None and model._total_timesteps - model.num_timesteps > call["total_timesteps"]:
         raise Damaged("it has more timesteps left than its call of learn has in all")
     try:
-        _put_policy_extras(model.policy, checkpoint["policy"])
+        for name, weight in model.policy.named_parameters():
+            weight.requires_grad_(name not in checkpoint["policy"]["frozen"])
+        for name, buffer in model.policy.named_buffers():
+            if name in checkpoint["policy"]["buffers"]:
+                buffer.data = checkpoint["policy"]["buffers"][name].to(buffer.device)
         reason = env_state.set_state(model.env, checkpoint["env"])
         if model._last_obs is not None:
             with decoding("its observations"):
