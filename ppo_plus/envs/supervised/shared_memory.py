@@ -1,6 +1,5 @@
 """Arrays that two processes share: what the environments of one worker take and return in a step."""
 
-import math
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -31,12 +30,11 @@ class SharedArrays:
     """
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, k: int, name: str | None = None):
-        obs = _layout(observation_space, k)
+        obs = _empty(observation_space, k)
         has_array = isinstance(action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
-        actions = _layout(action_space, k) if has_array else None
-        numbers = _Layout((k, MOST_NUMBERS), np.float64)
-        layouts = (obs, obs, actions, _Layout((k,), np.float32), _Layout((k, 3), bool), numbers)
-        leaves, structure = tree_flatten(layouts)
+        actions = _empty(action_space, k) if has_array else None
+        own = (np.empty(k, np.float32), np.empty((k, 3), bool), np.empty((k, MOST_NUMBERS)))
+        leaves, structure = tree_flatten((obs, obs, actions, *own))
         sizes = [-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in leaves]
         size = max(sum(sizes), 1)
         self.memory = SharedMemory(name, create=name is None, size=size)
@@ -81,29 +79,21 @@ def form_of(info: dict[str, Any]) -> Form | None:
     return (tuple(info), types) if len(types) <= MOST_NUMBERS and NUMBERS.issuperset(types) else None
 
 
-class _Layout:
-    """Shape and dtype of an array."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any):
-        self.shape, self.dtype = shape, np.dtype(dtype)
-        self.nbytes = math.prod(shape) * self.dtype.itemsize
-
-
-def _layout(space: spaces.Space, k: int) -> Any:
-    """Arrays of ``k`` rows for a space.
+def _empty(space: spaces.Space, k: int) -> Any:
+    """Arrays of ``k`` rows for a space, of which only shape and dtype are used.
 
     :raises ValueError: its values have no fixed shape
     """
     if isinstance(space, spaces.Dict):
-        return {key: _layout(sub, k) for key, sub in space.items()}
+        return {key: _empty(sub, k) for key, sub in space.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_layout(sub, k) for sub in space)
+        return tuple(_empty(sub, k) for sub in space)
     if space.shape is None or space.dtype is None or np.dtype(space.dtype).hasobject:
         raise ValueError(
             f"the space {space} has no arrays of a fixed shape, which processes share: use a Box, Discrete, "
             'MultiDiscrete, MultiBinary, or a Dict or Tuple of them, or vec_env="dummy"'
         )
-    return _Layout((k, *space.shape), space.dtype)
+    return np.empty((k, *space.shape), space.dtype)
 
 
 def write_row(arrays: Any, i: int, obs: Any) -> None:

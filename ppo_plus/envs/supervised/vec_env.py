@@ -144,8 +144,9 @@ class SupervisedVecEnv(VecEnv):
     def step_async(self, actions: Any) -> None:
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: pass one for each")
+        space, arrays = self.action_space, self._workers[0].arrays
+        shared = isinstance(actions, np.ndarray) and arrays is not None and arrays.actions is not None
         # The bits of another dtype would change.
-        space, shared = self.action_space, isinstance(actions, np.ndarray) and self._shares_actions
         shared = shared and (actions.shape, actions.dtype) == ((self.num_envs, *(space.shape or ())), space.dtype)
         for worker in self._workers:
             members = worker.members
@@ -153,11 +154,6 @@ class SupervisedVecEnv(VecEnv):
                 worker.step(actions[members.start : members.stop])
             elif own := {i - members.start: (actions[i],) for i in members if i not in self._replaced}:
                 worker.send("step", own)
-
-    @property
-    def _shares_actions(self) -> bool:
-        arrays = self._workers[0].arrays
-        return arrays is not None and arrays.actions is not None
 
     def step_wait(self) -> VecEnvStepReturn:
         # All answers first, so that none is left unread if an environment failed.

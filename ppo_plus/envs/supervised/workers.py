@@ -187,7 +187,8 @@ class Share:
     def __init__(self, makes: Sequence[Callable[[], gym.Env]], current: Any):
         self.envs = [GuardedEnv(make) for make in makes]
         self.current = current
-        self.arrays: SharedArrays | None = None
+        #: What is shared, once both processes have it.
+        self.arrays: Any = None
 
     def answer(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """The answers of the environments that are called, by number; in a step, those that shared memory has not."""
@@ -205,18 +206,10 @@ class Share:
                 answers[i] = answer
         return answers
 
-    def step_all(self) -> dict[int, Any]:
-        """Step all environments with the actions in shared memory."""
-        assert self.arrays is not None
-        actions = self.arrays.actions
-        # Copies: an environment may keep its action.
-        return self.answer("step", {i: (actions[i].copy(),) for i in range(len(self.envs))})
-
     def _shared(self, i: int, obs: Any, reward: float, done: bool, info: dict[str, Any], first: Any) -> Any:
         """Write the result of a step into shared memory, also the first observation of the next episode; returns the
         rest."""
         arrays = self.arrays
-        assert arrays is not None
         has_more = not done and len(info) > 1
         is_written = has_more and arrays.write_info(i, info)
         arrays.rewards[i], arrays.flags[i] = reward, (done, info[TIMEOUT], is_written)
@@ -406,7 +399,9 @@ def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: in
                 command, arguments = pickle.loads(message)
                 answers = share.answer(command, arguments)
             else:
-                answers = share.step_all()
+                # Copies: an environment may keep its action.
+                actions = [(action.copy(),) for action in share.arrays.actions]
+                answers = share.answer("step", dict(enumerate(actions)))
             remote.send_bytes(_reply(answers))
     for env in share.envs:
         env.answer("close")
