@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         self.words = sys.argv[1:] if args is None else args
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)} (see {self.prog} --help)")
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -157,6 +157,7 @@ def test_an_error_in_the_users_code_shows_where(folder, my_envs, capsys, argumen
         ("plot --evn CartPole-v1", "--evn: did you mean --env?"),
         ("train --env CartPole-v1 --timesteps 100", "--timesteps: did you mean --n-timesteps?"),
         ("export x --deterministc", "unrecognized arguments: --deterministc"),
+        ("train CartPole-v1", "unrecognized arguments: CartPole-v1 (see ppo-plus train --help)"),
         ("tune --env CartPole-v1 --max-trials 3", "--max-trials: did you mean --max-total-trials?"),
     ],
 )

@@ -264,7 +264,7 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.TimeLimit}", "'max_episode_steps'"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: -1}", "learning_rate"),
-        ('CartPole-v1: {n_timesteps: 64, n_steps: "64"}', "not text: leave the quotation marks out"),
+        ('CartPole-v1: {n_timesteps: 64, n_steps: "64"}', "not text: write a number without quotation marks"),
         ("CartPole-v1: {n_timesteps: 64, gamma: '.9'}", "gamma='.9' must be a number"),
         ("CartPole-v1: {n_timesteps: 64, n_epochs: many}", "n_epochs"),
         ("CartPole-v1: {n_timesteps: 64, batch_size: [1]}", "batch_size"),
