@@ -155,12 +155,6 @@ def seconds(text: str) -> float:
     return number
 
 
-def duration(text: str) -> float:
-    """A time such as ``90s``, ``10m`` or ``1.5h``, in seconds."""
-    number, unit = re.fullmatch(r"(.*?)([smh]?)", text, re.DOTALL).groups()  # type: ignore[union-attr]
-    return seconds(number) * {"h": 3600, "m": 60}.get(unit, 1)
-
-
 def seed(text: str) -> int:
     """A seed that NumPy, torch and SB3 accept; negative for a random one."""
     number = int(text)

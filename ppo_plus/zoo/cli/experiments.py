@@ -28,7 +28,6 @@ from ppo_plus.zoo.cli.arguments import (
     add_gym_packages,
     add_option,
     allowed_packages,
-    duration,
     import_named,
     interval,
     key_value,
@@ -289,11 +288,6 @@ def _add_tune(commands: Any) -> None:
     add("--pruner", "median, hyperband or none", default="median")
     add("--search-space FILE", "YAML search space (default: the package's own)")
     add("--race-share X", "share of the finished trials that run on more seeds", type=float, default=0.2)
-    help = (
-        "plan the study within a time such as 10m or 2h, once the baselines have run; the numbers of trials, finalists "
-        "and seeds are then upper limits"
-    )
-    add("--budget TIME", help, type=duration)
     for field, (option, default, help) in COUNTS.items():
         add(option, help, dest=field, type=int, default=default)
     group = command.add_argument_group("study and workers")
@@ -376,15 +370,14 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
         return partial(_print_entry, task, export_trial(study, task, args.trial, folder))
     experiment = make_experiment(args)
     options = {name: getattr(args, name) for name in (*COUNTS, "race_share", "sampler", "pruner")}
-    seconds = args.budget and args.budget * args.workers
-    plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, seconds=seconds, **options)
+    plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
     space = read_space(args.search_space)
     task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()
     study = _study(args, url, name)
     begin(study, task, args.max_total_trials, folder)
     print(study.progress(shown(url)))
     print(task.plan.describe(study.budget, len(task.baselines())))
-    print("when the baselines have run, an estimate follows" + (" and fewer runs, to end in time" if seconds else ""))
+    print("when the baselines have run, an estimate follows")
 
     def work() -> None:
         verdict = finish(study, task, folder, Workers(args.workers, url, supervision))

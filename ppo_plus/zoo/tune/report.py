@@ -26,7 +26,6 @@ from ppo_plus.zoo.tune.study import (
     Study,
     best_trial,
     is_baseline,
-    plan_in_time,
     ranking,
 )
 from ppo_plus.zoo.tune.task import TuningTask, counted
@@ -182,7 +181,7 @@ def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: 
         entry_path(task, folder, part).unlink(missing_ok=True)
     if verdict.winner is not None:
         return export(verdict.winner.trial, verdict, task, study.name, entry_path(task, folder))
-    trial = best_trial(study, plan_in_time(study, task, study.budget)[0])
+    trial = best_trial(study, task.plan)
     path = entry_path(task, folder, NOT_CONFIRMED)
     return None if trial is None else export(trial, verdict, task, study.name, path)
 

@@ -159,32 +159,14 @@ def stages(study: Study, task: TuningTask) -> Iterator[Jobs]:
     # Read once: if it grew between two stages, the later one would follow from trials that are not done.
     budget = study.budget
     prepare_screening(study, task, budget)
-    if task.plan.seconds is not None:
-        yield study.first(min(budget, len(task.baselines())))
-    plan, n_trials = plan_in_time(study, task, budget)
-    yield study.first(n_trials)
-    yield prepare_race(study, plan, budget)
-    yield prepare_confirmation(study, plan, budget)
+    yield study.first(budget)
+    yield prepare_race(study, task.plan, budget)
+    yield prepare_confirmation(study, task.plan, budget)
 
 
 def is_over(study: Study, task: TuningTask) -> bool:
     """Whether a study is finished."""
     return "confirmation" in study.begun_stages() and all(jobs.all_done() for jobs in stages(study, task))
-
-
-def plan_in_time(study: Study, task: TuningTask, budget: int) -> tuple[Plan, int]:
-    """The plan and the number of trials; with a time, all workers derive both from the times of the baselines."""
-    plan, baselines = task.plan, list(filter(is_baseline, study.first(budget).trials()))
-    seconds = seconds_of(baselines, plan.n_seeds)
-    if plan.seconds is None or not seconds:
-        return plan, budget
-    return plan.within(plan.seconds / seconds, budget, len(baselines))
-
-
-def seconds_of(trials: Sequence[FrozenTrial], n_seeds: int = 1) -> float:
-    """The mean time of a run of these trials, as far as they have ended; 0 if none has."""
-    times = [trial.duration.total_seconds() / n_seeds for trial in trials if trial.duration is not None]
-    return fmean(times) if times else 0.0
 
 
 def best_trial(study: Study, plan: Plan) -> FrozenTrial | None:

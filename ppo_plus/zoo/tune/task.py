@@ -64,8 +64,6 @@ class Plan:
     pruner: str = "median"  # `"median"`, `"hyperband"` or `"none"`
     #: First training seed, which also seeds the samplers; the others follow in steps of `SEED_STRIDE`.
     seed: int = 0
-    #: Time for all runs over all workers; once the baselines have run, the plan becomes `within` it. `None`: no limit.
-    seconds: float | None = None
 
     def __post_init__(self) -> None:
         require_one_of("sampler", self.sampler, SAMPLERS)
@@ -73,7 +71,6 @@ class Plan:
         for name, lowest in LOWEST.items():
             require_int(name, getattr(self, name), lowest)
         require_number("race_share", self.race_share, 0, 1)
-        require_number("seconds", self.seconds, 0, above=True, or_none=True)
         if 0 < self.confirm_seeds < 10:
             raise ValueError(
                 f"confirm_seeds={self.confirm_seeds} is too few to be conclusive: use at least 10, or 0 for none"
@@ -125,18 +122,6 @@ class Plan:
             f"at most {search} runs of the search, {race} of the race and {confirmation} of the confirmation, with "
             f"{self.n_timesteps:,} timesteps each"
         )
-
-    def within(self, n_runs: float, max_total_trials: int, n_baselines: int = 1) -> tuple["Plan", int]:
-        """The plan and the number of trials for a number of runs, which one trial besides the baselines may exceed. The
-        confirmation gets up to half of the runs, with fewer finalists if need be, or else none; then comes the race."""
-        n_finalists, least = self.n_finalists, min(max_total_trials, n_baselines + 1)
-        if self.confirm_seeds:
-            n_finalists = min(n_finalists, int(n_runs / 2 // self.confirm_seeds) - n_baselines)
-        confirmation: dict[str, Any] = {"n_finalists": n_finalists} if n_finalists > 0 else {"confirm_seeds": 0}
-        plans = replace(self, **confirmation), replace(self, **confirmation, race_seeds=0)
-        numbers = range(max_total_trials, least - 1, -1)
-        fitting = ((plan, n) for plan in plans for n in numbers if sum(plan.n_runs(n, n_baselines)) <= n_runs)
-        return next(fitting, (plans[1], least))
 
     def on_rollouts(self, *experiments: Experiment) -> "Plan":
         """The plan with a budget, and intervals between evaluations, that are whole rollouts of the experiments. The
@@ -269,8 +254,7 @@ class TuningTask:
             "settings": self.experiment.settings(),
             "run": {name: getattr(self.experiment, name) for name in RUN},
             "space": self.space,
-            # Studies of earlier versions have no time.
-            "plan": {name: value for name, value in asdict(self.plan).items() if value is not None},
+            "plan": asdict(self.plan),
             "packages": self.packages,
             "gym_packages": self.gym_packages,
         }

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,8 @@ from ppo_plus.zoo.tune.study import (
     Study,
     create,
     is_over,
-    plan_in_time,
     prepare_screening,
     read_task,
-    seconds_of,
     stages,
 )
 from ppo_plus.zoo.tune.task import PRUNERS, Diverged, Plan, TuningTask, score
@@ -319,18 +318,17 @@ def done_runs(study: Study) -> dict[tuple[str, int], str]:
 
 def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
     """What is left of a study, and how long it takes; empty until the baselines have run, and when nothing is left."""
-    n_baselines, n_seeds = min(len(task.baselines()), study.budget), task.plan.n_seeds
+    plan, n_trials = task.plan, study.budget
+    n_baselines = min(len(task.baselines()), n_trials)
     if not study.first(n_baselines).all_done():
         return ""
-    plan, n_trials = plan_in_time(study, task, study.budget)
     search, *later = (list(filter(is_done, jobs.trials())) for jobs in study.begun_stages().values())
-    n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * n_seeds - sum(map(len, later))
-    if n_left <= 0:
+    n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * plan.n_seeds - sum(map(len, later))
+    times = [trial.duration.total_seconds() for trial in search if trial.duration is not None]
+    if n_left <= 0 or not times:
         return ""
-    minutes = n_left * seconds_of(search, n_seeds) / n_workers / 60
-    return (
-        f"{plan.describe(n_trials, n_baselines)}: about {minutes:.1f} more minutes at most with {n_workers} at a time"
-    )
+    minutes = n_left * fmean(times) / plan.n_seeds / n_workers / 60
+    return f"about {minutes:.1f} more minutes at most with {n_workers} at a time"
 
 
 def _end(process: Process) -> None:

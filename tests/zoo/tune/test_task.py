@@ -50,32 +50,6 @@ def test_a_plan_in_words(options, n_trials, n_baselines, n_runs):
     assert Plan(64, **options).describe(n_trials, n_baselines) == runs.format(*n_runs)
 
 
-@given(st.floats(1, 500), st.integers(1, 60), st.integers(1, 2), st.integers(0, 3), st.integers(0, 12))
-def test_a_plan_within_a_time(n_runs, n_trials, n_baselines, race_seeds, confirm_seeds):
-    plan = Plan(64, race_seeds=race_seeds, confirm_seeds=confirm_seeds if confirm_seeds >= 10 else 0)
-    fitted, n = plan.within(n_runs, n_trials, n_baselines)
-    least = min(n_trials, n_baselines + 1)
-    assert least <= n <= n_trials and fitted.n_finalists <= plan.n_finalists
-    assert sum(fitted.n_runs(n, n_baselines)) <= n_runs or (n, fitted.race_seeds, fitted.confirm_seeds) == (least, 0, 0)
-    confirmation = (plan.n_finalists + n_baselines) * plan.confirm_seeds
-    if sum(plan.n_runs(n_trials, n_baselines)) <= n_runs and confirmation <= n_runs / 2:
-        assert (fitted, n) == (plan, n_trials)
-
-
-def test_what_a_shorter_time_leaves_out():
-    """Trials and finalists first, then the whole confirmation, and last the race."""
-    plans = [Plan(64).within(n_runs, 40, 2) for n_runs in (200, 106, 100, 60, 59, 8, 4)]
-    assert [(n, plan.n_finalists, plan.confirm_seeds, plan.race_seeds) for plan, n in plans] == [
-        (40, 3, 10, 2),
-        (40, 3, 10, 2),
-        (36, 3, 10, 2),
-        (22, 1, 10, 2),
-        (40, 3, 0, 2),
-        (4, 3, 0, 2),
-        (4, 3, 0, 0),
-    ]
-
-
 def test_seeds_do_not_overlap():
     plan = Plan(1000, n_seeds=3, race_seeds=4, confirm_seeds=12, seed=5)
     seeds = [*plan.seeds("screening"), *plan.seeds("race"), *plan.seeds("confirmation")]
