@@ -42,6 +42,7 @@ from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPoli
 from ppo_plus.policy.recurrent import WithMemory as WithMemory
 from ppo_plus.ppo import PPO_Plus as PPO_Plus
 from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
+from ppo_plus.rollout.demonstrations import record_demonstrations as record_demonstrations
 from ppo_plus.saving.checkpoint.checkpoint import Checkpoints as Checkpoints
 from ppo_plus.saving.format.names import Refused as Refused
 from ppo_plus.saving.format.names import register as register

@@ -63,6 +63,7 @@ from ppo_plus.process import (
 from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
+from ppo_plus.rollout.demonstrations import clone, read_demonstrations
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
 from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
@@ -552,6 +553,58 @@ class PPO_Plus(OnPolicyAlgorithm):
             callback.on_training_end()
         return self
 
+    @usual_settings()
+    def pretrain(
+        self: SelfPPO_Plus,
+        dataset: Any,
+        n_epochs: int = 50,
+        batch_size: int = 64,
+        learning_rate: float = 1e-3,
+        validation_split: float = 0.1,
+        patience: int | None = 5,
+        progress_bar: bool = False,
+    ) -> SelfPPO_Plus:
+        """Clone demonstrations before :meth:`learn`: maximize the log-likelihood of their actions
+        (:mod:`ppo_plus.rollout.demonstrations`). Where rewards and ends of episodes are known, the critic learns their
+        returns. The optimizer is as new afterwards, and the random generators of the process are not used.
+
+        :param dataset: a dict with ``observations`` and ``actions``, and optionally ``rewards``, ``terminations``,
+            ``truncations`` and ``action_masks``: a row per transition, in the order of the episodes; the return of
+            :func:`ppo_plus.record_demonstrations`; a list of trajectories of imitation, or of such dicts; or a
+            data set of Minari. Observations, actions and rewards are those of the environment, before ``VecNormalize``,
+            and are added to the statistics by which they are normalized
+        :param n_epochs: passes over the data, at most, at least 1
+        :param batch_size: transitions per minibatch, at least 1; with memory, those of at least one episode
+        :param learning_rate: constant, above 0
+        :param validation_split: share of the episodes (if their ends are not known: of the transitions) that the loss
+            is validated by, in ``[0, 1)``
+        :param patience: epochs without a lower validation loss after which it ends, at least 1; ``None``: never. The
+            weights of the lowest validation loss are kept
+        :param progress_bar: show one
+        :return: the model
+        :raises ValueError: an argument is out of range, or a row does not fit the spaces: names the row
+        :raises FloatingPointError: losses stayed non-finite
+        """
+        for name, count in {"n_epochs": n_epochs, "batch_size": batch_size}.items():
+            require_int(name, count, 1)
+        require_number("learning_rate", learning_rate, 0, above=True)
+        require_number("validation_split", validation_split, 0, 1 - 1e-9)
+        require_int("patience", patience, 1, or_none=True)
+        self._refresh()
+        warn_of_statistics(self._trained_normalized, self.env)
+        threads = torch_threads(self._choose_threads())
+        generators = th.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        with threads, full_precision(), np.errstate(under="ignore"), generators:
+            if self.seed is not None:
+                th.manual_seed(self.seed)
+            data = read_demonstrations(self, dataset)
+            options = n_epochs, batch_size, learning_rate, validation_split, patience
+            clone(self, data, *options, progress_bar and self.ranks.leads)
+        self._last_obs = None
+        if self.env is not None:
+            self._trained_normalized = bool(normalized_by(self.env))
+        return self
+
     @contextmanager
     def _running(self, total_timesteps: int) -> Iterator[Call]:
         """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
@@ -962,26 +1015,24 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         to_sb3(self, path)
 
-    def export(
-        self, path: str | pathlib.Path, *, deterministic: bool = True, normalization: Normalization = "environment"
-    ) -> pathlib.Path:
-        """Export the policy, to act as :meth:`predict` does without this package: see :doc:`/deploying`.
+    def export(self, path: str | pathlib.Path, *, normalization: Normalization = "environment") -> pathlib.Path:
+        """Export the policy, to act by its mode as :meth:`predict` does, without this package: see :doc:`/deploying`.
 
         Observations are those before ``VecNormalize`` and ``VecTransposeImage``, which become a part of the policy, and
         actions those of the environment. The file is compared with :meth:`predict` before it is kept.
 
         :param path: a name that ends in ``.onnx``; a program of ``torch.export`` (``.pt2``) and a description
             (``.json``) of inputs and outputs are written beside it
-        :param deterministic: the mode; ``False``: noise is an input, N(0, 1) per component
         :param normalization: ``"environment"``: observations are normalized as in the model's environment; ``None``:
             they are not, or outside of the policy
         :return: the path
         :raises ImportError: the extra is missing: ``pip install "ppo_plus[export]"``
-        :raises ValueError: whether observations are normalized is unknown, or torch cannot export a layer
+        :raises ValueError: whether observations are normalized is unknown, torch cannot export a layer, or the policy
+            class overrides methods of SB3's policy
         :raises RuntimeError: what was exported acts otherwise than :meth:`predict`
         :raises OSError: it cannot be written
         """
-        return export(self, path, deterministic, normalization)
+        return export(self, path, normalization)
 
     def _excluded_save_params(self) -> list[str]:
         made_again = ["settings", "built_layout", "_warned_of_masks", "collector", "call", "ranks", "shared"]

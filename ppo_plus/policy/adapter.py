@@ -35,6 +35,7 @@ class EvaluatedActions(ActionDistribution):
         super().__init__(policy.action_space)
         self._inner = make_distribution(policy.action_space)
         self._unscale = policy.unscale_action if policy.squash_output else None
+        self._scale = policy.scale_action if policy.squash_output else np.asarray
         self.action_dim, self.dtype, self.choices = self._inner.action_dim, self._inner.dtype, []
 
     def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
@@ -47,6 +48,9 @@ class EvaluatedActions(ActionDistribution):
         if self._unscale is not None:
             actions = self._unscale(actions.reshape(len(actions), *self.action_space.shape)).reshape(len(actions), -1)  # type: ignore[misc]
         return self._inner.to_env(actions)
+
+    def from_env(self, actions: Any) -> np.ndarray:
+        return self._inner.from_env(self._scale(actions))
 
     def _unknown(self, *_: Any) -> Any:
         raise NotImplementedError("the distribution of a policy class that overrides SB3's methods is not known")

@@ -31,6 +31,9 @@ from torch.nn import functional as F
 
 from ppo_plus.trees import to_device, widest
 
+#: How far from the middle between the bounds, where 1 is a bound, squashed actions of demonstrations are at most.
+NEAREST = 0.99
+
 
 class ActionDistribution(ABC):
     """A family of distributions over one action space."""
@@ -100,6 +103,16 @@ class ActionDistribution(ABC):
         :param actions: internal actions, shape ``(N, action_dim)``
         :return: shape ``(N, *action_space.shape)``; for Dict and Tuple spaces a list of ``N`` actions
         """
+
+    def from_env(self, actions: Any) -> np.ndarray:
+        """Internal actions of which :meth:`to_env` makes these.
+
+        :param actions: ``N`` actions of the environment, an array ``(N, *action_space.shape)``; for Dict and Tuple
+            spaces a dict or tuple of them
+        :return: shape ``(N, action_dim)``
+        """
+        start = np.asarray(getattr(self.action_space, "start", 0))
+        return np.asarray(actions - start, dtype=np.float32).reshape(len(actions), -1)
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
         """:meth:`to_env` for actions on a device. Subclasses keep them there; this version goes through NumPy.
@@ -216,6 +229,12 @@ class SquashedDiagGaussian(DiagGaussian):
         low, high = self.action_space.low.astype(np.float64), self.action_space.high.astype(np.float64)
         squashed = np.tanh(actions).reshape(-1, *self.action_space.shape)
         return super().to_env(low + 0.5 * (squashed + 1.0) * (high - low))
+
+    def from_env(self, actions: Any) -> np.ndarray:
+        # At a bound, tanh would have to be 1.
+        low, high = self.action_space.low.astype(np.float64), self.action_space.high.astype(np.float64)
+        squashed = 2.0 * (actions - low) / np.where(high > low, high - low, 1.0) - 1.0
+        return super().from_env(np.arctanh(np.clip(squashed, -NEAREST, NEAREST)))
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
         clipped, space = super().tensors_to_env(device), self.action_space
@@ -427,6 +446,10 @@ class Product(ActionDistribution):
         columns = self._call("to_env", np.split(actions.reshape(len(actions), self.action_dim), ends, axis=1))
         parts = [_elements(part.action_space, column) for part, column in zip(self.parts, columns, strict=True)]
         return [_structured(self.action_space, row) for row in zip(*parts, strict=True)]
+
+    def from_env(self, actions: Any) -> np.ndarray:
+        parts = actions if isinstance(actions, tuple) else [actions[key] for key in self.action_space.spaces]
+        return np.concatenate(self._call("from_env", parts), axis=1)
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
         functions = [part.tensors_to_env(device) for part in self.parts]

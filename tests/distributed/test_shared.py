@@ -236,6 +236,20 @@ def test_callbacks_copy_the_model_in_every_hook(ranks):
 
 
 @in_each
+def test_each_pretrains_alike(ranks):
+    """Without messages, and before training together."""
+    rng = np.random.default_rng(0)
+    ends = np.arange(64) % 8 == 7
+    data = dict(observations=rng.normal(size=(64, 5)), actions=rng.integers(0, 3, 64), terminations=ends)
+    model = make_normalized().pretrain(data, n_epochs=2)
+    told = ranks.gather_values(
+        (model.get_vec_normalize_env().obs_rms.mean.tolist(), [w.tolist() for w in model.policy.parameters()])
+    )
+    assert told[0] == told[1]
+    assert model.learn(64)._n_updates == 1
+
+
+@in_each
 def test_frozen_statistics_do_not_change(ranks):
     """Statistics that no longer learn."""
 

@@ -13,7 +13,15 @@ from stable_baselines3.common.env_util import make_vec_env
 from tensor_envs import TensorTwin
 from torch import nn
 
-from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus, Resumable, RolloutBuffer, as_vec_env
+from ppo_plus import (
+    ActorCriticPolicy,
+    ColoredNoise,
+    PPO_Plus,
+    Resumable,
+    RolloutBuffer,
+    as_vec_env,
+    record_demonstrations,
+)
 from ppo_plus.compiling.compiled import CompileError
 
 N_STEPS = 16
@@ -124,6 +132,24 @@ def difference(one, other):
 def same_order(monkeypatch):
     """On a GPU, torch draws the order of minibatches of environments in tensors: here on the CPU, too."""
     monkeypatch.setattr(RolloutBuffer, "_permutation", lambda self, n: th.randperm(n, device=self.storage))
+
+
+@pytest.mark.parametrize("name", ["dict", "lstm", "tensors, normalized", "tensors, masks"])
+def test_pretraining_is_as_on_the_cpu(name, is_simulated):
+    """With memory, inside normalization, masks, and a critic."""
+    make, policy, given = CASES[name]
+    models = []
+    for device in ("cuda", "cpu"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*without convolutions")
+            model = PPO_Plus(policy, make(device), n_steps=8, batch_size=8, seed=0, device=device, **given)
+        models.append(model)
+    data = record_demonstrations(models[1], make("cpu"), 4, seed=0)
+    for model in models:
+        model.pretrain(data, n_epochs=2, batch_size=8)
+    assert {p.device.type for p in models[0].policy.parameters()} == {"cuda"}
+    assert difference(*models) < (1e-6 if is_simulated else 1e-2)
+    models[0].learn(8)
 
 
 @pytest.mark.parametrize("name", CASES)
