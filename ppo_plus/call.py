@@ -53,7 +53,7 @@ class Call:
         if total_timesteps != self.total_timesteps:
             raise ValueError(
                 f"total_timesteps={total_timesteps}: this call of learn resumes an interrupted one, which had "
-                f"{self.total_timesteps}. Pass the same"
+                f"{self.total_timesteps}. Pass the same; learn(..., reset_num_timesteps=False) after it trains further"
             )
         return self
 

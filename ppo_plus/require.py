@@ -94,4 +94,4 @@ def is_disk_full(error: BaseException) -> bool:
 
 def _not_text(value: Any) -> str:
     """Remedy for a number in quotation marks, a common mistake in settings files."""
-    return ", not text: leave the quotation marks out" if isinstance(value, str) else ""
+    return ", not text: write a number without quotation marks" if isinstance(value, str) else ""

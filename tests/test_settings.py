@@ -56,7 +56,7 @@ def test_a_model_that_is_loaded_does_not_warn_again(tmp_path):
 
 @pytest.mark.parametrize("name", ["n_steps", "batch_size", "n_epochs", "gamma", "n_threads"])
 def test_a_number_between_quotation_marks_is_called_text(name):
-    with pytest.raises(TypeError, match=rf"{name}.*='64' must be .* not text: leave the quotation marks out"):
+    with pytest.raises(TypeError, match=rf"{name}.*='64' must be .* not text: write a number without quotation marks"):
         make(**{name: "64"})
 
 

@@ -298,11 +298,6 @@ class CheckedEnvs:
         if explained is not None:
             raise explained from error
 
-    def restore(self) -> None:
-        """Put the statistics of a ``VecNormalize`` back."""
-        if self._normalize is not None:
-            vars(self._normalize).update(copy.deepcopy(self._statistics))
-
     def require_finite(self, obs: Any, rewards: np.ndarray | None = None) -> None:
         """Check the latest observations and rewards, before and after normalization.
 
@@ -315,7 +310,7 @@ class CheckedEnvs:
                 if rewards is not None:
                     require_finite("reward", self._normalize.old_reward, step)
             except FloatingPointError:
-                self.restore()
+                vars(self._normalize).update(copy.deepcopy(self._statistics))
                 raise
         require_finite("observation", obs, step)
         if rewards is not None:

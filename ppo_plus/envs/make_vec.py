@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import gymnasium as gym
@@ -26,11 +27,8 @@ VEC_ENVS = {"dummy": LeanVecEnv, "subproc": SupervisedVecEnv}
 def require_vec_env(vec_env: str) -> None:
     """:raises ValueError: there is no such kind of vector environment"""
     if vec_env not in VEC_ENVS:
-        raise ValueError(
-            f"vec_env={vec_env!r} must be one of {', '.join(VEC_ENVS)}. Vector environments of Gymnasium and EnvPool "
-            "are passed to PPO_Plus in Python, such as "
-            'PPO_Plus("MlpPolicy", envpool.make("CartPole-v1", env_type="gymnasium", num_envs=8, seed=0))'
-        )
+        others = "vector environments of Gymnasium and EnvPool are passed to PPO_Plus in Python"
+        raise ValueError(f"vec_env={vec_env!r} must be one of {', '.join(VEC_ENVS)}; {others}")
 
 
 def make_vec(
@@ -55,12 +53,19 @@ def make_vec(
     :param supervision: with ``"subproc"``, arguments of :class:`~ppo_plus.SupervisedVecEnv`, such as ``n_workers``,
         ``restarts`` and ``timeout``
     :raises ValueError: bad number of environments, or their spaces are not supported
+    :raises TypeError: an argument is unknown, or ``env_id`` is an environment
     :raises gymnasium.error.Error: there is no such environment
     """
     require_int("n_envs", n_envs, 1)
     require_vec_env(vec_env)
-    for name, value in supervision.items() if vec_env == "dummy" else ():
-        raise ValueError(f'{name}={value!r} needs processes: pass vec_env="subproc", too, or leave it out')
+    if not (isinstance(env_id, str) or callable(env_id)):
+        raise TypeError(f"env_id={env_id!r} must be the id of an environment, or a class or function that makes one")
+    for name, value in supervision.items():
+        if name not in signature(SupervisedVecEnv).parameters:
+            remedy = "see help(make_vec); for wrappers, pass a function as env_id that makes an environment in them"
+            raise TypeError(f"{name}={value!r} is not an argument of make_vec: {remedy}")
+        if vec_env == "dummy":
+            raise ValueError(f'{name}={value!r} needs processes: pass vec_env="subproc", too, or leave it out')
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
     require_int("seed", seed, 0)

@@ -74,6 +74,21 @@ def test_what_is_for_processes_needs_processes(supervision):
         make_vec("CartPole-v1", 3, **{supervision: 2})
 
 
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+@pytest.mark.parametrize("name", ["num_envs", "wrapper_class"])
+def test_an_unknown_argument_is_named(name, vec_env):
+    with pytest.raises(
+        TypeError, match=f"{name}=2 is not an argument of make_vec: see help.* pass a function as env_id"
+    ):
+        make_vec("CartPole-v1", vec_env=vec_env, **{name: 2})
+
+
+@pytest.mark.parametrize("env_id", [RandomEnv(ACTIONS["discrete"]), ["CartPole-v1"]])
+def test_an_environment_makes_no_others(env_id):
+    with pytest.raises(TypeError, match="env_id=.* must be the id of an environment, or a class or function"):
+        make_vec(env_id)
+
+
 def test_processes_are_supervised_as_asked():
     env = make_vec("CartPole-v1", 3, vec_env="subproc", n_workers=2, restarts=4, timeout=60)
     assert (env.n_workers, env.restarts, env.timeout) == (2, 4, 60)

@@ -356,8 +356,11 @@ def test_sb3_gets_a_vec_normalize_beside_the_model(tmp_path, observation):
     space = spaces.Dict(vector=VECTOR, choice=spaces.Discrete(3)) if observation == "dict" else VECTOR
     env = vec(ACTIONS["box"], space)
     model = make(env, "MultiInputPolicy" if observation == "dict" else "MlpPolicy").learn(128)
-    with pytest.warns(UserWarning, match="it learns without normalize_values=True"):
+    with pytest.warns(UserWarning) as said:
         model.to_sb3(tmp_path / "theirs")
+    assert "it learns without normalize_values=True" in str(said[0].message)
+    remedy = f"put its environment into VecNormalize.load({str(tmp_path / 'theirs_vecnormalize.pkl')!r}, venv)"
+    assert remedy in str(said[1].message) and said[1].filename == __file__
     normalize = VecNormalize.load(str(tmp_path / "theirs_vecnormalize.pkl"), env)
     theirs = SB3PPO.load(tmp_path / "theirs", env=normalize)
     obs = env.observation_space.sample()

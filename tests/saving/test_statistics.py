@@ -54,7 +54,7 @@ def test_poisoned_statistics_run_nothing(normalize, tmp_path):
 
 def test_a_model_is_not_statistics(tmp_path):
     PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), n_steps=16, batch_size=16, device="cpu").save(tmp_path / "model")
-    with pytest.raises(Refused, match="is a ppo_plus model, not a ppo_plus statistics"):
+    with pytest.raises(Refused, match="is a ppo_plus model, not a ppo_plus statistics; VecNormalize.save writes"):
         read_statistics(tmp_path / "model.zip")
 
 

@@ -6,6 +6,7 @@ Importing rl_zoo3 changes Gymnasium's ``TimeLimit``, so it is imported in proces
 import importlib.util
 import os
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,8 +19,8 @@ from parametrization import sample
 
 from ppo_plus import PPO_Plus
 from ppo_plus.formulas.schedules import make_schedule
-from ppo_plus.zoo import cli, rl_zoo3_plugin
 from ppo_plus.zoo.experiment import PARTS, load_experiment, make_envs, make_model, parse_settings
+from ppo_plus.zoo.hyperparams import builtin_file
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.find_spec("rl_zoo3")
@@ -66,7 +67,7 @@ def no_import_of_rl_zoo3(monkeypatch):
 @pytest.mark.slow
 def test_entries_are_read_as_rl_zoo3_reads_them(tmp_path, minigrid, no_import_of_rl_zoo3):
     out = tmp_path / "entries.pkl"
-    algos = ["ppo", "ppo_lstm", "a2c"]
+    algos = ["ppo", "ppo_lstm"]
     run([str(Path(__file__).with_name("rl_zoo3_entries.py")), str(out), *algos], tmp_path, minigrid)
     theirs = pickle.loads(out.read_bytes())
     for algo in algos:
@@ -130,37 +131,17 @@ def test_a_key_of_another_algorithm_is_an_error_that_names_it():
 
 @pytest.mark.slow
 def test_train_and_enjoy_in_rl_zoo3(tmp_path):
-    def plugin(*arguments):
-        return run(["-m", "ppo_plus.zoo.rl_zoo3_plugin", *arguments, "--algo", "ppo_plus", "-f", "logs"], tmp_path)
-
-    env = ["--env", "CartPole-v1"]
-    shown = plugin(
-        "train", *env, "-n", "512", "--eval-freq", "256", "--seed", "1", "-params", "learning_rate:'cos_1e-3'"
-    )
-    assert "ppo_plus.yml" in shown and "('n_steps', 32)" in shown  # our file of hyperparameters
+    """With the script in the docs; and rl_zoo3 plays what `ppo-plus` has trained."""
+    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    (tmp_path / "my_zoo.py").write_text(re.search(r"```text\n(# my_zoo.py.*?)```", page, re.DOTALL)[1])
+    env = ["--algo", "ppo_plus", "--env", "CartPole-v1", "-f", "logs"]
+    settings = ["-n", "512", "--eval-freq", "256", "-conf", str(builtin_file()), "-params", "learning_rate:'lin_1e-3'"]
+    assert "('n_steps', 32)" in run(["my_zoo.py", "train", *env, *settings], tmp_path)
     folder = tmp_path / "logs" / "ppo_plus" / "CartPole-v1_1"
     assert (folder / "best_model.zip").is_file()
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps == 512
-    assert "Mean reward" in plugin("enjoy", *env, "--no-render", "-n", "600")
-
-
-@pytest.mark.slow
-def test_optimize_in_rl_zoo3(tmp_path):
-    arguments = "train --algo ppo_plus --env CartPole-v1 -n 300 -f logs -optimize --n-trials 1 --n-evaluations 1"
-    more = "--sampler random --pruner none --no-optim-plots --seed 3 --eval-episodes 1"
-    shown = run(["-m", "ppo_plus.zoo.rl_zoo3_plugin", *arguments.split(), *more.split()], tmp_path)
-    assert "Number of finished trials:  1" in shown and "Value:" in shown
-
-
-@pytest.mark.slow
-def test_rl_zoo3_plays_our_models(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cli.main("train --env CartPole-v1 -n 256 --no-progress -params normalize:true".split())
-    plugin = ["-m", "ppo_plus.zoo.rl_zoo3_plugin", "enjoy", "--algo", "ppo_plus", "--env", "CartPole-v1"]
-    shown = run([*plugin, "-f", "logs", "--no-render", "-n", "600"], tmp_path)
+    play = ["my_zoo.py", "enjoy", *env, "--no-render", "-n", "600"]
+    assert "Mean reward" in run(play, tmp_path)
+    run(["-m", "ppo_plus", "train", *env[2:], "-n", "256", "--no-progress", "-params", "normalize:true"], tmp_path)
+    shown = run(play, tmp_path)
     assert "Mean reward" in shown and "Loading running average" in shown
-
-
-def test_plugin_without_a_known_script():
-    with pytest.raises(SystemExit, match="the first argument must be train or enjoy, not 'fly'"):
-        rl_zoo3_plugin.main(["fly"])

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from ppo_plus.envs.checks import TIMEOUT, check_shape
-from ppo_plus.envs.tensors.env import Obs, TensorEnv, as_numpy, as_tensor
+from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, as_numpy, as_tensor
 from ppo_plus.envs.vec_env import BatchedVecEnv
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.trees import mapped, tree_map, widest
@@ -81,8 +81,11 @@ class TensorVecEnv(BatchedVecEnv):
         """Take a step; the actions are those of the simulator, on any device.
 
         :raises ValueError: the tensors that it returns have other shapes than its spaces
+        :raises TypeError: it returns something else than a :class:`~ppo_plus.Transition` of tensors
         """
         step = self.env.step(as_tensor(actions, self.device))
+        if not isinstance(step, Transition):
+            raise TypeError(f"env={self.env!r}: step() must return a ppo_plus.Transition, not {type(step).__name__}")
         obs, rewards = self._layout(step.obs), step.rewards.reshape(-1).float()
         terminated, truncated = step.terminated.reshape(-1).bool(), step.truncated.reshape(-1).bool()
         if self._unchecked:
@@ -152,6 +155,9 @@ class _ObservationLayout:
     def __call__(self, obs: Obs) -> Obs:
         flat = _flat(obs)
         for key, last in self._last.items():
+            if not isinstance(flat.get(key), th.Tensor):
+                what = f"observations{key and f'[{key!r}]'} must be tensors, not {type(flat.get(key)).__name__}"
+                raise TypeError(f"{what}; reset() returns them without an info")
             tensor = flat[key].permute(0, 3, 1, 2) if last else flat[key]
             flat[key] = tensor.float() if tensor.is_floating_point() else tensor
         return {key: flat[key] for key in self._last} if isinstance(self.space, spaces.Dict) else flat[""]

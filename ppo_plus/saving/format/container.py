@@ -134,7 +134,8 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
     if not known or "value" not in head or not isinstance(head["packages"], dict):
         raise Damaged(f"the head of {DESCRIPTION} is not valid")
     if title != f"ppo_plus {kind}":
-        raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}")
+        use = {"model": "; PPO_Plus.resume reads checkpoints", "statistics": "; VecNormalize.save writes statistics"}
+        raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}{use.get(kind, '')}")
     if not OLDEST <= number <= VERSION:
         remedy = "update ppo_plus" if number > VERSION else "use the ppo_plus that wrote it, or train again"
         raise Refused(

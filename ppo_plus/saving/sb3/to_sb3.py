@@ -80,8 +80,11 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
     with opened_to_write(path) as file:
         exported.save(file)
     if statistics is not None and isinstance(path, (str, Path)):
-        with opened_to_write(Path(path).with_name(f"{Path(path).stem}_vecnormalize.pkl")) as file:
+        beside = Path(path).with_name(f"{Path(path).stem}_vecnormalize.pkl")
+        with opened_to_write(beside) as file:
             pickle.dump(statistics, file)
+        remedy = f"put its environment into VecNormalize.load({str(beside)!r}, venv)"
+        warnings.warn(f"in SB3, the model takes observations that are normalized outside of it: {remedy}", stacklevel=3)
 
 
 def _policy_for_sb3(model: Any, trainer: Any) -> Any:

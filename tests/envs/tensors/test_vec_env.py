@@ -50,6 +50,14 @@ def test_what_a_step_returned_stays():
     np.testing.assert_array_equal(first, before)
 
 
+@pytest.mark.parametrize("given", [(th.zeros(3, 3), {}), np.zeros((3, 3))])
+def test_observations_of_a_reset_are_tensors_alone(monkeypatch, given):
+    env = as_vec_env(TensorTwin(3, ACTIONS["discrete"]))
+    monkeypatch.setattr(env.env, "reset", lambda seed=None: given)
+    with pytest.raises(TypeError, match=f"must be tensors, not {type(given).__name__}; reset.* without an info"):
+        env.reset()
+
+
 class Camera(TensorEnv):
     """Nested observations with an image whose channels come last."""
 

@@ -124,7 +124,8 @@ def refusal(data, tmp_path, kind="test"):
 
 
 def test_another_kind_raises_an_error(written, tmp_path):
-    assert "is a ppo_plus test, not a ppo_plus model" in str(refusal(written, tmp_path, "model"))
+    remedy = "PPO_Plus.resume reads checkpoints"
+    assert f"is a ppo_plus test, not a ppo_plus model; {remedy}" in str(refusal(written, tmp_path, "model"))
 
 
 @pytest.mark.parametrize(

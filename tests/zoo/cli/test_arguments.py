@@ -6,7 +6,7 @@ import pytest
 import torch as th
 
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.cli.arguments import Parser, duration, key_value
+from ppo_plus.zoo.cli.arguments import Parser, key_value
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,3 @@ def test_errors_are_one_line(capsys):
         Parser(prog="ppo-plus train").error("n_steps=0\n  must be  at least 1")
     assert ended.value.code == 2
     assert capsys.readouterr().err == "ppo-plus train: error: n_steps=0 must be at least 1\n"
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400)])
-def test_times(text, seconds):
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "m", "-1m", "0", "ten minutes", "1d"])
-def test_times_that_are_none(text):
-    with pytest.raises((ValueError, argparse.ArgumentTypeError)):
-        duration(text)

@@ -264,7 +264,7 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.TimeLimit}", "'max_episode_steps'"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: -1}", "learning_rate"),
-        ('CartPole-v1: {n_timesteps: 64, n_steps: "64"}', "not text: leave the quotation marks out"),
+        ('CartPole-v1: {n_timesteps: 64, n_steps: "64"}', "not text: write a number without quotation marks"),
         ("CartPole-v1: {n_timesteps: 64, gamma: '.9'}", "gamma='.9' must be a number"),
         ("CartPole-v1: {n_timesteps: 64, n_epochs: many}", "n_epochs"),
         ("CartPole-v1: {n_timesteps: 64, batch_size: [1]}", "batch_size"),
@@ -358,12 +358,6 @@ def test_rl_zoo3s_flags_are_there():
             ["tune", "worker", "--study-name", "x", "--storage", "sqlite:///none.db"],
             "no study 'x': start it with the command tune",
         ),
-        ("tune --env CartPole-v1 --trial 3".split(), "no study 'CartPole-v1': start it with the command tune"),
-        # All of the evaluations count, if there are fewer than by default.
-        ("tune --env CartPole-v1 -n 100 --n-evaluations 2".split(), "n_timesteps=100 becomes"),
-        ("tune --env CartPole-v1 --budget 0m".split(), "'0' must be a number of seconds"),
-        ("tune --algo sac --env CartPole-v1".split(), "invalid choice: 'sac'"),
-        ("tune --algo ppo --env Foo-v0".split(), "Environment `Foo` doesn't exist"),
         ("tune --env CartPole-v1 --sampler auto".split(), "sampler='auto' must be one of 'tpe', 'random', 'gp'"),
         (
             "tune --env CartPole-v1 --pruner halving".split(),

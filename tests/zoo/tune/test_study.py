@@ -2,17 +2,16 @@
 
 import json
 import os
-import re
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, StorageError, open_storage
@@ -27,12 +26,10 @@ from ppo_plus.zoo.tune.study import (
     best_trial,
     create,
     is_over,
-    plan_in_time,
     prepare_confirmation,
     prepare_race,
     prepare_screening,
     read_task,
-    stages,
 )
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 from ppo_plus.zoo.tune.tuner import StudyStopped, TuningWorker, estimate, tune
@@ -162,30 +159,13 @@ def test_a_larger_budget_leaves_the_stages_of_the_smaller_one(study):
     assert study.attributes()[BUDGET] == 8
 
 
-@pytest.mark.slow
-def test_a_time_limits_the_stages_once_the_baselines_have_run(tmp_path, monkeypatch):
-    """Time for 60 runs: fewer trials, one finalist. All processes find the same plan in the storage."""
-    task = replace(SMALL_TASK, plan=replace(PLAN, seconds=60.0))
-    assert TuningTask.from_json(task.to_json()) == task and "seconds" not in SMALL_TASK.to_json()["plan"]
-    study = Study("timed", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
-    create(study, task, 40)
-    search = stages(study, task)
-    first = next(search)
-    assert len(first.trials()) == 2 and estimate(study, task, 2) == ""
-    do_all(first, [1.0, 2.0])
-    monkeypatch.setattr("ppo_plus.zoo.tune.study.seconds_of", lambda trials, n_seeds=1: float(len(trials) == 2))
-    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.seconds_of", lambda trials, n_seeds=1: 1.0)
-    plan, n_trials = plan_in_time(study, task, 40)
-    assert (n_trials, plan.n_finalists) == (20, 1)
-    runs = "at most 20 runs of the search, 9 of the race and 30 of the confirmation"
-    assert re.match(rf"{runs}, with .*: about 0.5 more minutes at most with 2 at a time", estimate(study, task, 2))
-    rest = next(search)
-    assert len(rest.trials()) == 20 and [next(stages(study, task)).end, rest.end] == [2, 20]
-    do_all(rest, [float(i) for i in range(18)])
-    race = next(search)
-    do_all(race, [1.0] * 9)
-    assert len(next(search).trials()) == 30
-    assert best_trial(study, plan).user_attrs[JOB] == 19
+def test_an_estimate_follows_the_baselines(study, monkeypatch):
+    """At most 6 runs of the search, 2 of the race and 40 of the confirmation; 2 are done, in 30 seconds each."""
+    monkeypatch.setattr(FrozenTrial, "duration", timedelta(seconds=30))
+    assert estimate(study, SMALL_TASK, 2) == ""
+    prepare_screening(study, SMALL_TASK, 6)
+    do_all(study.first(2), [9.0, 9.0])
+    assert estimate(study, SMALL_TASK, 2) == "about 11.5 more minutes at most with 2 at a time"
 
 
 def test_the_best_trial_is_the_best_of_the_race_or_of_the_search(study):
@@ -264,7 +244,7 @@ TASKS = {
     "bad setting": (nested("settings/env_wrapper", "os.system"), "'os.system' is in none of the packages"),
     "space of numbers": (nested("space", {"learning_rate": 7}), "learning_rate must be a mapping"),
     "space is unknown": (nested("space", {"os.system": {"choices": [1]}}), "unknown key 'os.system'"),
-    "any package": (nested("packages", None), "imports from any package"),
+    "a package": (nested("env_id", "evil:Nice-v0"), "the study imports evil: use --gym-packages evil"),
 }
 
 
