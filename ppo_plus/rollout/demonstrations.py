@@ -183,6 +183,10 @@ def _checked(model: Any, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     elif model.action_mask_key is not None:
         masks = data["observations"][model.action_mask_key].reshape(n, -1).astype(bool)
     if masks is not None:
+        if len(masks) != n:
+            raise ValueError(
+                f"{name} has {len(masks)} action_masks and {n} actions: give one row of each per transition"
+            )
         # A masked action has the lowest of all log-probabilities.
         net, std = th.zeros(n, distribution.net_dim), th.ones(n, distribution.gaussian_dim)
         params = distribution.params(net, std, th.from_numpy(masks))

@@ -742,6 +742,8 @@ def test_a_masked_action_is_named_with_its_row():
     masks = np.ones((4, 9), bool)
     data = dict(observations=np.zeros((4, 5)), actions=np.zeros((4, 3), int), action_masks=masks)
     model.pretrain(data, n_epochs=1)
+    with pytest.raises(ValueError, match="dataset has 3 action_masks and 4 actions"):
+        model.pretrain(data | {"action_masks": masks[:3]})
     masks[2, 3] = False
     with pytest.raises(ValueError, match=r"row 2 of dataset\['actions'\] is forbidden by its mask"):
         model.pretrain(data)
