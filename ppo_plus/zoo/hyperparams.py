@@ -27,9 +27,11 @@ MODULES = {
     **dict.fromkeys(("nn", "th.nn", "torch.nn"), ("torch.nn", "Module")),
     **dict.fromkeys(("th.optim", "torch.optim"), ("torch.optim", "Optimizer")),
 }
+#: Classes that rl_zoo3's files name without a module, and their modules.
+NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
 #: Classes of ppo_plus that settings may call, with constants as arguments.
 STRATEGIES = "WhiteNoise StateDependentNoise ColoredNoise EarlyStop AdaptivePenalty AdaptiveLearningRate".split()
-ALLOWED = "constants, lists, tuples, {...}, dict(...), nn.X, th.optim.X, ColoredNoise(beta=...)"
+ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=...)"
 
 
 def parse_literal(text: str, packages: Collection[str] | None = ()) -> Any:
@@ -68,6 +70,8 @@ def _value(node: ast.AST, packages: Collection[str] | None) -> Any:
                 return arguments if name == "dict" else getattr(ppo_plus, name)(**arguments)
             except TypeError as error:
                 raise ValueError(f"{name}: {error}") from None
+        case ast.Name(id=name) if name in NAMES:
+            return getattr(import_module(NAMES[name]), name)
         case ast.Attribute(value=owner, attr=name) if ast.unparse(owner) in MODULES:
             path, parent = MODULES[ast.unparse(owner)]
             module = import_module(path)
@@ -109,6 +113,8 @@ def format_literal(value: Any) -> str:
             for owner, (path, _) in MODULES.items():
                 if vars(import_module(path)).get(name) is value:
                     return f"{owner}.{name}"
+            if module == NAMES.get(name):
+                return name
             if issubclass(value, _torch_classes()) and vars(import_module(module)).get(name) is value:
                 return f"{module}.{name}"
         case _ if (name := type(value).__name__) in STRATEGIES and type(value) is getattr(ppo_plus, name):

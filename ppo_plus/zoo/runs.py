@@ -27,6 +27,7 @@ class Options:
     n_eval_envs: int = 1  # number of evaluation environments, over all processes, at least one in each
     #: Environment steps between checkpoints with permanent models; 0 or less: checkpoints every ten minutes, no models.
     save_freq: int = -1
+    keep_checkpoints: int = 3
     trained_agent: str | None = None  # a model (`.zip`) to continue from, with its networks; `None`: a new model
     trust_model: bool = False
     gym_packages: list[str] | None = None  # packages that the command of the run imported

@@ -128,11 +128,13 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
     arguments, experiment = folder.arguments() | {"tensorboard_log": None}, saved_experiment(folder, packages)
     options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
     if not checkpoint.files(folder.checkpoints):
-        remedy = f"start the run again: {folder.command.read_text('utf-8')}"
         if folder.last_model.exists() and not folder.checkpoints.exists():  # which are removed last
-            further = command("train", "-i", folder.last_model, "--env", folder.env_id)
-            remedy = f"the run is over; train its model further: {further}"
-        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint; {remedy}")
+            why = "The run was trained to its end. To train its model further: "
+            remedy = command("train", "-i", folder.last_model, "--env", folder.env_id)
+        else:
+            why = "The run ended before its first one. Start it again with its command: "
+            remedy = folder.command.read_text("utf-8")
+        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {why}{remedy}")
     ranks = Ranks.present()
     with folder.locked() if ranks.leads else nullcontext():
         env = _make_train_envs(experiment, options, ranks, folder.path, append=True)
@@ -192,6 +194,7 @@ def _learn(run: Run, callbacks: list[Any]) -> bool:
     checkpoints = checkpoint.Checkpoints(
         run.folder.checkpoints,
         save_freq=every if every > 0 else None,
+        keep=run.options.keep_checkpoints,
         logs=[f"../{name}.monitor.csv" for name in names],
     )
     log_interval: Any = 1 if ranks.leads else None
@@ -247,10 +250,12 @@ def _first_line(run: Run) -> str:
 
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:
-    rewards, what = [episode["r"] for episode in run.model.ep_info_buffer or ()], "training episodes"
+    trained = f"{run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
+    rewards, what = [episode["r"] for episode in run.model.ep_info_buffer or ()], f"training episodes after {trained}"
     if evaluations and evaluations[0].evaluations_results:
         rewards, steps = evaluations[0].evaluations_results[-1], evaluations[0].evaluations_timesteps[-1]
-        what = f"evaluation episodes after {steps:,} timesteps"
+        what = f"evaluation episodes after {trained}"
+        if steps != run.model.num_timesteps:
+            what = f"evaluation episodes after {steps:,} timesteps; trained for {trained}"
     mean = f"{np.mean(rewards):.2f} +/- {np.std(rewards):.2f}" if rewards else "unknown"
-    trained = f"trained for {run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
-    return f"{run.experiment.env_id}: mean return {mean} over {len(rewards)} {what}; {trained}"
+    return f"{run.experiment.env_id}: mean return {mean} over {len(rewards)} {what}"

@@ -8,6 +8,7 @@ import torch as th
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from torch import nn
 
 from ppo_plus.formulas.exploration import ColoredNoise, StateDependentNoise, WhiteNoise
@@ -183,7 +184,7 @@ def test_aliases_are_read(tmp_path):
 
 
 #: What rl_zoo3's files may name.
-NAMESPACE = {"nn": nn, "th": th}
+NAMESPACE = {"nn": nn, "th": th, "RMSpropTFLike": RMSpropTFLike}
 #: What ours may name besides.
 OWN = {"ColoredNoise": ColoredNoise, "StateDependentNoise": StateDependentNoise, "AdaptivePenalty": AdaptivePenalty}
 
@@ -202,6 +203,7 @@ OWN = {"ColoredNoise": ColoredNoise, "StateDependentNoise": StateDependentNoise,
         ("th.nn.Tanh", nn.Tanh),
         ("torch.nn.Tanh", nn.Tanh),
         ("th.optim.AdamW", th.optim.AdamW),
+        ("dict(optimizer_class=RMSpropTFLike)", {"optimizer_class": RMSpropTFLike}),
         ("dict()", {}),
         ("ColoredNoise(beta=0.5)", ColoredNoise(0.5)),
         ("AdaptiveLearningRate()", AdaptiveLearningRate()),
@@ -242,7 +244,7 @@ def test_reads(text, value):
         "torch.hub.load('x')",
         "th.optim.AdamW.__init__",
         "sb3.common.base_class.BaseAlgorithm",
-        "RMSpropTFLike",
+        "RMSpropTFLike()",
         "ColoredNoise",
         "ColoredNoise(0.5)",
         "ColoredNoise(**{'beta': 0.5})",
@@ -311,14 +313,14 @@ def zoo_texts():
     for path in sorted(Path(package.origin).with_name("hyperparams").glob("*.yml")):
         for name, entry in yaml.safe_load(path.read_bytes()).items():
             for key, value in entry.items():
-                # The only name without a module, of A2C's optimizer, is not among them.
-                if isinstance(value, str) and any(bracket in value for bracket in "({[") and "RMSprop" not in value:
+                if isinstance(value, str) and any(bracket in value for bracket in "({["):
                     yield f"{path.stem}, {name}, {key}", value
 
 
 def test_reads_all_of_rl_zoo3_as_python_does():
     texts = dict(zoo_texts())
     assert sum(name.startswith("ppo,") for name in texts) >= 10
+    assert any("RMSpropTFLike" in text for text in texts.values())
     for name, text in texts.items():
         expected = eval(text, dict(NAMESPACE))
         assert parse_literal(text) == expected, name
@@ -326,7 +328,7 @@ def test_reads_all_of_rl_zoo3_as_python_does():
 
 
 constants = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-classes = st.sampled_from([nn.ReLU, nn.Module, th.optim.Adam])
+classes = st.sampled_from([nn.ReLU, nn.Module, th.optim.Adam, RMSpropTFLike])
 strategies = (
     st.floats(0, 2).map(ColoredNoise)
     | st.booleans().map(lambda full_std: StateDependentNoise(full_std=full_std))

@@ -67,7 +67,7 @@ def no_import_of_rl_zoo3(monkeypatch):
 @pytest.mark.slow
 def test_entries_are_read_as_rl_zoo3_reads_them(tmp_path, minigrid, no_import_of_rl_zoo3):
     out = tmp_path / "entries.pkl"
-    algos = ["ppo", "ppo_lstm"]
+    algos = ["ppo", "ppo_lstm", "a2c"]
     run([str(Path(__file__).with_name("rl_zoo3_entries.py")), str(out), *algos], tmp_path, minigrid)
     theirs = pickle.loads(out.read_bytes())
     for algo in algos:

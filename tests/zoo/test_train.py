@@ -88,7 +88,7 @@ def test_evaluations_are_not_recorded_as_training(finished):
 def test_without_evaluations(tmp_path, capsys):
     made = run(tmp_path, eval_freq=-1)
     assert not (made.folder.path / "evaluations.npz").exists()
-    assert "training episodes; trained for 512 timesteps" in capsys.readouterr().out
+    assert "training episodes after 512 timesteps" in capsys.readouterr().out
 
 
 def test_same_seed_same_result(tmp_path):
@@ -301,7 +301,7 @@ def test_a_signal_prints_the_command_to_resume(number, code, tmp_path):
 def test_a_finished_run_cannot_be_resumed(tmp_path):
     run = set_up(NORMALIZED.replace(n_timesteps=128), options(tmp_path))
     assert train(run)
-    with pytest.raises(FileNotFoundError, match="the run is over.*train -i .*Pendulum-v1.zip --env Pendulum-v1"):
+    with pytest.raises(FileNotFoundError, match="no checkpoint. .*train -i .*Pendulum-v1.zip --env Pendulum-v1"):
         resume(open_run(run.folder.path))
 
 
@@ -311,9 +311,9 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(begun, tmp_path):
     if begun:
         with run.folder.locked():
             pass
-    with pytest.raises(FileNotFoundError, match="no checkpoint; start the run again") as raised:
+    with pytest.raises(FileNotFoundError, match="no checkpoint. The run ended before its first") as raised:
         resume(open_run(run.folder.path))
-    assert str(raised.value).endswith(f"again: {run.folder.command.read_text()}")
+    assert str(raised.value).endswith(f"with its command: {run.folder.command.read_text()}")
 
 
 def test_progress_of_a_resumed_run_counts_from_its_start(tmp_path, monkeypatch, capsys):

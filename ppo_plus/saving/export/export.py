@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecNormalize, VecTransposeImage
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage
 from torch import nn
 
 from ppo_plus.policy.masking import nothing_allowed
@@ -234,6 +234,10 @@ def require_extra() -> Any:
     return onnxruntime
 
 
+def _observes(described: dict[str, Any], space: spaces.Space) -> bool:
+    return [BATCH, *(space.shape or ())] == described["shape"] and space.dtype == described["dtype"]
+
+
 #: The wrappers that may be inside a policy.
 WRAPPERS = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
 #: What a policy may have as inputs and outputs besides observations and actions.
@@ -304,6 +308,19 @@ class ExportedPolicy:
         if not isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):
             return outputs["action"], following
         return [build(self.action_space, lambda name, _: outputs[name][i, ...]) for i in range(n)], following  # noqa: B023
+
+    def raw(self, env: Any) -> VecEnv:
+        """Environments without the wrappers that are inside the policy, so that they return what it takes."""
+        for name in reversed(self.description["wrappers_inside"]):
+            if not isinstance(env, WRAPPERS[name]):
+                raise ValueError(f"the policy contains {name}, but env={env!r} is not in one")
+            env = env.venv
+        observed = parts_of(env.observation_space)
+        for name, described in self.inputs.items():
+            kind, _, key = name.partition(".")
+            if kind == "observation" and not (key in observed and _observes(described, observed[key])):
+                raise ValueError(f"the policy's input is {described}, and env has observations {env.observation_space}")
+        return env
 
 
 # --- operators that ONNX does not have --------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ def _add_train(commands: Any) -> None:
     add("--n-eval-envs N", "number of evaluation environments", type=whole_number, default=Options.n_eval_envs)
     help = "save a checkpoint and a permanent model every N timesteps; 0 or negative: a checkpoint every ten minutes"
     add("--save-freq N", help, type=interval, default=Options.save_freq)
+    add("--keep-checkpoints N", "checkpoints to keep for --resume", type=whole_number, default=Options.keep_checkpoints)
     add("-i --trained-agent FILE", "continue to train this model, a .zip file")
     add("-tb --tensorboard-log DIR", "log to this folder for TensorBoard (pip install tensorboard)")
     add_fault_arguments(add.args[0])
@@ -273,6 +274,7 @@ def _add_tune(commands: Any) -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
     add_env_arguments(command, "--log-folder", env_required=False)
+    add_algo_argument(command, "for rl_zoo3's command lines; both tune PPO_Plus")
     add_experiment_arguments(command, seed_default=0)
     command.set_defaults(prepare=partial(_guarded, prepare_tune))
     add = partial(add_option, command.add_argument_group("search, score and confirmation"))
@@ -342,11 +344,10 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 
 
 def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.zoo.tune.jobs import is_done
     from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path, retraining
     from ppo_plus.zoo.tune.space import read_space
     from ppo_plus.zoo.tune.study import create
-    from ppo_plus.zoo.tune.task import Plan, TuningTask, counted
+    from ppo_plus.zoo.tune.task import Plan, TuningTask
     from ppo_plus.zoo.tune.tuner import Workers, finish
 
     if args.env is None:
@@ -361,9 +362,9 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()
     study = _study(args, url, name)
     create(study, task, args.max_total_trials)
-    n_done = sum(map(is_done, study.screening.trials()))
-    print(f"study {name!r} in {without_password(url)}: {n_done} of {counted(study.budget, 'trial')} done")
+    print(study.progress(without_password(url)))
     print(task.plan.describe(study.budget, len(task.baselines())))
+    print("when the baselines have run, an estimate follows")
 
     def work() -> None:
         verdict = finish(study, task, folder, Workers(args.workers, url, supervision))

@@ -57,6 +57,7 @@ def add_parser(commands: Any) -> None:
     add = partial(add_option, command)
     add("-e --env ID", "environments, one panel each", nargs="+", required=True)
     add("-f --exp-folders DIR", "log folders, one curve each (default: logs)", nargs="+", default=["logs"])
+    add("-l --labels LABEL", "names of the curves (default: the folders)", nargs="+")
     help = "draw the mean returns of evaluations (eval), or the smoothed returns of training episodes (train)"
     add("-y", help, choices=["eval", "train"], default="eval")
     add("-o --output FILE", "picture to write, a .png, .svg or .pdf", default="curves.png")
@@ -71,6 +72,7 @@ def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]
     add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
     add("--exp-id N", "number of the run; 0: the last one; -1: -f is the folder of the run", type=int, default=0)
     _add_model_arguments(command)
+    add("--onnx FILE", "play this exported policy instead of the model", type=Path)
     add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
     add("--n-envs N", "number of environments", type=whole_number, default=1)
     add("--seed N", "seed of the environments", type=seed, default=0)
@@ -160,10 +162,14 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
         env_kwargs={**render, **dict(args.env_kwargs or [])},
         packages=allowed_packages(args),
         trust_pickle=args.trust_config,
+        onnx=args.onnx,
     )
 
 
 def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
+    labels = args.labels or args.exp_folders
+    if not len(set(labels)) == len(labels) == len(args.exp_folders):
+        raise ValueError(f"-l has {len(set(labels))} labels for {len(args.exp_folders)} folders: give each its own")
     path = Path(args.output)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"-o {path}: the name must end in .png, .svg or .pdf")
@@ -172,8 +178,7 @@ def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
     curves: dict[str, dict[str, Any]] = {}
     missing = []
     for env_id in args.env:
-        for label in args.exp_folders:
-            folder = Path(label)
+        for label, folder in zip(labels, map(Path, args.exp_folders), strict=True):
             # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
             algo = args.algo if runs_of(folder / args.algo, env_id) else ALGO
             try:

@@ -29,6 +29,8 @@ from ppo_plus.zoo.tune.task import TuningTask, counted
 
 #: How often a study may export settings that are no better than a baseline.
 ERROR_RATE = 0.05
+#: Baselines in a sentence, see :meth:`ppo_plus.zoo.tune.task.TuningTask.baselines`.
+PHRASES = {"default": "the default", "settings file": "the settings file's entry"}
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,16 @@ class TuningVerdict:
             return "No confirmation: no runs on unseen seeds."
         for name, baseline in self.baselines.items():
             if not baseline.scores:
-                return f"No confirmation: the {name} has no score on unseen seeds."
-        winner = self.winner
+                return f"No confirmation: {PHRASES[name]} has no score on unseen seeds."
+        winner, n_baselines = self.winner, len(self.baselines)
         if winner is None:
-            names = " and ".join(f"the {name}" for name in self.baselines)
-            return f"No winner: none of the finalists is significantly better than each of {names}."
-        returns = " and ".join(f"the {name} {baseline.iqm}" for name, baseline in self.baselines.items())
-        over = " and ".join(f"{gain} over the {name}" for name, gain in winner.gains.items())
+            than = ("both " if n_baselines > 1 else "") + " and ".join(PHRASES[name] for name in self.baselines)
+            return f"No winner: none of the finalists is significantly better than {than} on unseen seeds."
+        returns = " and ".join(f"{PHRASES[name]} {baseline.iqm}" for name, baseline in self.baselines.items())
+        over = " and ".join(f"{gain} over {PHRASES[name]}" for name, gain in winner.gains.items())
         return (
             f"Confirmed: {winner.name} returns {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}; "
-            f"the gain is {over} (confidence {100 * self.confidence:.1f} %)."
+            f"the gain is {over} ({100 * self.confidence:.1f} % {'interval' if n_baselines == 1 else 'intervals'})."
         )
 
 
@@ -145,6 +147,7 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     entry = export_best(study, task, verdict, folder)
     parts = [
         f"# Tuning {task.experiment.env_id}\n\n{verdict}\n",
+        *_stages(study, task),
         *_confirmation(verdict),
         *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if entry is not None else []),
         *_screening(trials),
@@ -160,9 +163,10 @@ def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: 
     """Export the winner, or else the best trial under another name, and return the file; ``None``: there is neither."""
     for part in ("", NOT_CONFIRMED):
         entry_path(task, folder, part).unlink(missing_ok=True)
-    winner = verdict.winner
-    trial = best_trial(study, task.plan) if winner is None else winner.trial
-    path = entry_path(task, folder, NOT_CONFIRMED if winner is None else "")
+    if verdict.winner is not None:
+        return export(verdict.winner.trial, verdict, task, study.name, entry_path(task, folder))
+    trial = best_trial(study, task.plan)
+    path = entry_path(task, folder, NOT_CONFIRMED)
     return None if trial is None else export(trial, verdict, task, study.name, path)
 
 
@@ -199,6 +203,16 @@ def versions() -> str:
     return ", ".join([f"ppo_plus {__version__}", *(f"{name} {version(name)}" for name in PACKAGES)])
 
 
+def _stages(study: Study, task: TuningTask) -> Iterator[str]:
+    rows = []
+    for name, jobs in study.begun_stages().items():
+        states = [trial.state for trial in jobs.trials()]
+        counts = map(states.count, (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
+        steps = task.plan.n_timesteps * (task.plan.n_seeds if name == "screening" else 1)
+        rows.append([name, len(states), *counts, f"{steps:,}"])
+    yield from _table(["stage", "runs", "finished", "pruned", "failed", "timesteps each"], rows)
+
+
 def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
     if not verdict.finalists:
         return
@@ -207,7 +221,7 @@ def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
     yield (
         "The finalists and the baselines were trained on seeds that the search has not seen. The table shows "
         "interquartile means (IQM) of their returns with 95 % intervals (percentile bootstrap, 10,000 resamples). A "
-        f"gain is the difference to a baseline ({' or '.join(f'the {name}' for name in baselines)}). Its interval has "
+        f"gain is the difference to a baseline ({' or '.join(PHRASES[name] for name in baselines)}). Its interval has "
         f"{100 * verdict.confidence:.1f} % confidence: with {counted(len(verdict.finalists), 'finalist')}, the chance "
         "of a winner that is no better than a baseline is then at most 5 %. A finalist can win if none of its runs "
         "failed and the whole interval of every gain is above zero. The one with the highest mean wins.\n"

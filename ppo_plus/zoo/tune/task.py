@@ -3,6 +3,7 @@ the search space, as plain data that a storage keeps), and the score of a run.""
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -119,10 +120,10 @@ class Plan:
             f"{self.n_timesteps:,} timesteps each"
         )
 
-    def on_rollouts(self, experiment: Experiment) -> "Plan":
-        """The plan with a budget, and intervals between evaluations, that are whole rollouts of an experiment. The
+    def on_rollouts(self, *experiments: Experiment) -> "Plan":
+        """The plan with a budget, and intervals between evaluations, that are whole rollouts of the experiments. The
         budget can only grow; the number of evaluations may change."""
-        rollout = rollout_size(experiment)
+        rollout = math.lcm(*(rollout_size(experiment) for experiment in experiments))
         interval = math.ceil(self.n_timesteps / self.n_evals / rollout) * rollout
         n_evals = math.ceil(self.n_timesteps / interval)
         return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals)
@@ -161,10 +162,23 @@ class TuningTask:
         return {"default": default} | ({"settings file": self.experiment} if default != self.experiment else {})
 
     def fitted(self) -> "TuningTask":
-        """The task with a budget of whole rollouts of the experiment; the default's last one may exceed it."""
-        plan = self.plan.on_rollouts(self.experiment)
-        task = replace(self, plan=plan, experiment=self.experiment.replace(seed=0, n_timesteps=plan.n_timesteps))
+        """The task with a budget of whole rollouts, which is an error if it is more than twice as large."""
+        task, asked = replace(self, experiment=self.experiment.replace(seed=0)), self.plan.n_timesteps
+        baselines = task.baselines()
+        plan = self.plan.on_rollouts(*baselines.values())
+        sizes = (f"{rollout_size(baseline):,} timesteps ({name})" for name, baseline in baselines.items())
+        rollouts = f"whole rollouts of {' and '.join(sizes)}"
+        if plan.n_timesteps > 2 * asked:
+            raise ValueError(
+                f"n_timesteps={asked} becomes {plan.n_timesteps}, because runs are {rollouts}: use "
+                f"n_timesteps={math.ceil(plan.n_timesteps / 2)} or more, or another n_steps or n_envs (-params, "
+                "--n-envs), so that one rollout divides the other"
+            )
+        task = replace(task, plan=plan, experiment=task.experiment.replace(n_timesteps=plan.n_timesteps))
         task.search_space()
+        if plan.n_timesteps != asked:
+            change = f"{plan.n_timesteps:,} timesteps instead of {asked:,}, and {counted(plan.n_evals, 'evaluation')}"
+            print(f"each run has {change}: runs are {rollouts}", file=sys.stderr)
         return task
 
     def checked(self) -> "TuningTask":

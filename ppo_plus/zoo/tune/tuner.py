@@ -55,6 +55,7 @@ from ppo_plus.zoo.tune.study import (
 )
 from ppo_plus.zoo.tune.task import PRUNERS, Diverged, Plan, TuningTask, score
 
+Process = subprocess.Popen[str]
 #: Seconds that an interrupted worker has to put its job back.
 END_PATIENCE = 60
 #: Seconds to wait when no job is free.
@@ -233,7 +234,7 @@ def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None
 
 def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
     """Start worker processes, print a line for each finished run, and wait until all processes have ended."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Process] = []
     prepare_screening(study, task, study.budget)  # which several workers would do twice
     printed: set[Any] = set(done_runs(study))
     try:
@@ -276,7 +277,7 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
         raise WorkersDied(f"every worker ended too early (exit codes {codes}): run the same command to resume")
 
 
-def _start(study: Study, task: TuningTask, workers: Workers, processes: list[subprocess.Popen[str]]) -> None:
+def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
     """Start a worker and add it to the processes."""
     order: dict[str, Any] = {"study": study.name, "grace_period": study.heartbeats.grace_period, **vars(workers)}
     order |= {"packages": task.packages, "gym_packages": task.gym_packages}
@@ -321,7 +322,7 @@ def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
     return f"about {minutes:.1f} more minutes at most with {n_workers} at a time"
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: Process) -> None:
     """Wait for a process to end. One that hangs is killed, together with the processes of its environments."""
     try:
         process.wait(END_PATIENCE)

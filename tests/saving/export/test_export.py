@@ -296,6 +296,13 @@ def test_the_policy_of_another_task_is_named(mixed):
     deployed, path = mixed
     with pytest.raises(Refused, match=r"policy.onnx is not read: it acts in another action space than Box"):
         room.ExportedPolicy(path, ACTIONS["box"])
+    policy = room.ExportedPolicy(path, deployed.space)
+    assert policy.raw(vec(deployed.space)).num_envs == 2
+    for other in (OBSERVATIONS["dict"], spaces.Box(-1, 1, (7,)), spaces.Box(-1, 1, (5,), np.float64)):
+        with pytest.raises(
+            ValueError, match=f"the policy's input is .*, and env has observations {type(other).__name__}"
+        ):
+            policy.raw(vec(deployed.space, other))
 
 
 @pytest.mark.slow

@@ -48,6 +48,8 @@ def test_recordings_that_are_not_possible(folder, check_one_line_error, name):
         (["export", "."], "RUN .: not the folder of a run"),
         (["plot", "-e", "CartPole-v1"], "has no run of CartPole-v1"),
         (["plot", "-e", "CartPole-v1", "-o", "curves.txt"], "must end in .png, .svg or .pdf"),
+        (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c"], "1 labels for 2 folders"),
+        (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c", "c"], "1 labels for 2 folders: give each its own"),
     ],
 )
 def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, arguments, message):
@@ -57,9 +59,9 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
 def test_evaluations_of_two_runs(folder, capsys):
     for seed in ("1", "2"):
         main([*TRAIN, "-n", "512", "--eval-freq", "256", "--seed", seed])
-    main(["plot", "-e", "CartPole-v1"])
+    main(["plot", "-e", "CartPole-v1", "-l", "mine"])
     assert re.search(
-        r"CartPole-v1, logs: .* after 512 timesteps, mean of 2 runs, from worst to best \[", capsys.readouterr().out
+        r"CartPole-v1, mine: .* after 512 timesteps, mean of 2 runs, from worst to best \[", capsys.readouterr().out
     )
     assert (folder / "curves.png").is_file()
 
@@ -102,10 +104,10 @@ def test_a_killed_runs_half_written_files(folder, capsys):
 
 @pytest.mark.parametrize("label", [r"$\bad{$", "a_b^c", "$x$"])
 def test_labels_are_no_formulas(folder, capsys, label):
-    path = folder / label / "ppo_plus" / "CartPole-v1_1"
+    path = folder / "logs" / "ppo_plus" / "CartPole-v1_1"
     path.mkdir(parents=True)
     np.savez(path / "evaluations.npz", timesteps=[8], results=[[1.0]])
-    main(["plot", "-e", "CartPole-v1", "-f", label, "-o", "x.svg"])
+    main(["plot", "-e", "CartPole-v1", "-l", label, "-o", "x.svg"])
     assert f"CartPole-v1, {label}: return 1.00" in capsys.readouterr().out and (folder / "x.svg").is_file()
 
 

@@ -54,14 +54,16 @@ def test_the_best_of_the_significantly_better_ones_wins():
     )
     assert verdict.confidence == pytest.approx(1 - 0.05 / 3)
     assert str(verdict).startswith("Confirmed: trial 3 returns 21.0 [")
-    assert "over the default (confidence 98.3 %)." in str(verdict)
+    assert "over the default (98.3 % interval)." in str(verdict)
 
 
 def test_the_default_stays_where_nothing_is_significantly_better():
     noisy = [x + 30 * (-1) ** i for i, x in enumerate(HIGH)]
     verdict = against(finalist(LOW), finalist(noisy, 1))
     assert verdict.winner is None and verdict.finalists[0].gains["default"].value > 0
-    assert str(verdict).startswith("No winner: none of the finalists is significantly better than each of the default.")
+    assert str(verdict).startswith(
+        "No winner: none of the finalists is significantly better than the default on unseen seeds"
+    )
 
 
 def test_a_winner_beats_the_settings_file_as_well():
@@ -71,14 +73,14 @@ def test_a_winner_beats_the_settings_file_as_well():
     assert verdict.winner is None
     assert verdict.finalists[0].gains["default"].low > 0 > verdict.finalists[0].gains["settings file"].high
     assert str(verdict).startswith(
-        "No winner: none of the finalists is significantly better than each of the default and the settings file"
+        "No winner: none of the finalists is significantly better than both the default and the settings file's"
     )
     best = finalist(shifted(HIGH, 5), 3)
     verdict = against_both(default, file, between, best)
     assert verdict.winner is verdict.finalists[1]
     assert re.search(
-        r"Confirmed: trial 3 returns 26.0 .*, the default 11.0 .* and the settings file 21.0 .*; the gain is "
-        r"15.0 .* over the default and 5.0 .* over the settings file \(confidence 97.5 %\)\.",
+        r"Confirmed: trial 3 returns 26.0 .*, the default 11.0 .* and the settings file's entry 21.0 .*; the gain is "
+        r"15.0 .* over the default and 5.0 .* over the settings file's entry \(97.5 % intervals\)\.",
         str(verdict),
     )
     # An entry that is worse than the default changes nothing: the default must be beaten, too.
@@ -91,14 +93,14 @@ def test_what_failed_on_a_seed_is_not_confirmed():
     without = against(finalist([], n_failed=10), finalist(HIGH, 1))
     assert without.winner is None and "the default has no score on unseen seeds" in str(without)
     without = against_both(finalist(LOW), finalist([], 1, n_failed=10), finalist(HIGH, 2))
-    assert without.winner is None and "the settings file has no score on unseen seeds" in str(without)
+    assert without.winner is None and "the settings file's entry has no score on unseen seeds" in str(without)
 
 
 def test_without_runs_of_a_baseline_nothing_is_confirmed():
     """As in a study of version 0.1, where the settings file's entry was no baseline."""
     verdict = against_both(finalist(LOW), finalist([], 1), finalist(HIGH, 2))
     assert verdict.winner is None
-    assert "No confirmation: the settings file has no score on unseen seeds" in str(verdict)
+    assert "No confirmation: the settings file's entry has no score on unseen seeds" in str(verdict)
 
 
 def test_no_confirmation_no_winner():

@@ -140,14 +140,15 @@ def test_vec_normalize_leaves_out_what_the_policy_normalizes(inside, normalize):
     envs.close()
 
 
-@pytest.mark.parametrize(
-    ("n_steps", "asked", "n_timesteps"), [(32, 20_480, 20_480), (32, 20_000, 20_480), (125, 20_000, 20_000)]
-)
-def test_budgets_are_whole_rollouts_of_the_experiment(n_steps, asked, n_timesteps):
-    """Also if those of the default, of 2,048 timesteps, do not fit: its last one then exceeds the budget."""
-    task = TuningTask(CARTPOLE.with_hyperparams({"n_steps": n_steps}), SPACE, Plan(asked)).fitted()
-    assert task.plan.n_timesteps == task.experiment.n_timesteps == n_timesteps
-    assert setting(task.baselines()["default"], "n_steps") == 2048
+def test_a_budget_that_grows_says_so(capsys):
+    TuningTask(CARTPOLE, {"gamma": {"choices": [0.9]}}, Plan(20_480)).fitted()
+    assert capsys.readouterr().err == ""
+    task = TuningTask(CARTPOLE, SPACE, Plan(20_000)).fitted()
+    assert f"each run has {task.plan.n_timesteps:,} timesteps instead of 20,000" in capsys.readouterr().err
+    odd = CARTPOLE.with_hyperparams({"n_steps": 125})
+    with pytest.raises(ValueError, match="n_timesteps=20000 becomes 256000.*use n_timesteps=128000"):
+        TuningTask(odd, SPACE, Plan(20_000)).fitted()
+    assert TuningTask(odd, SPACE, Plan(128_000)).fitted().plan.n_timesteps == 256_000
 
 
 def test_rollouts_fit_between_evaluations():

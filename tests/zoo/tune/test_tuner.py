@@ -374,9 +374,10 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     main(
         ["tune", *TUNED, "--search-space", str(space), "--storage", f"sqlite:///{folder / 'study.db'}", "-f", "my logs"]
     )
-    going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
+    going_on, plan, note, line, report, settings, command = capsys.readouterr().out.splitlines()
     assert going_on == f"study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
     assert plan == "at most 3 runs of the search, 1 of the race and 30 of the confirmation, with 2,048 timesteps each"
+    assert note == "when the baselines have run, an estimate follows"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
     assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
