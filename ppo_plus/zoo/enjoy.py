@@ -135,11 +135,14 @@ def _write_video(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
 
 
 def _rgb(image: Any) -> np.ndarray:
-    """A picture as RGB, ``(H, W, 3)``; an environment may render transparency, too."""
+    """A picture as RGB from 0 to 255, ``(H, W, 3)``. An environment may render floats up to 1, or shades of gray."""
     pixels = np.asarray(image)
-    if pixels.ndim != 3 or pixels.dtype != np.uint8 or pixels.shape[2] not in (3, 4):
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.ndim != 3 or pixels.dtype == object:
         raise gym.error.UnsupportedMode(
-            f"the environment's render() returned {repr(image):.60}: with render_mode='rgb_array', return an array "
-            "(H, W, 3) of numpy.uint8"
+            f"the environment's render() returned {image!r}: with render_mode='rgb_array', return an array (H, W, 3)"
         )
-    return pixels[..., :3]
+    if np.issubdtype(pixels.dtype, np.floating) and pixels.max() <= 1:
+        pixels = 255 * pixels
+    return np.broadcast_to(np.clip(pixels, 0, 255).astype(np.uint8)[..., :3], (*pixels.shape[:2], 3))

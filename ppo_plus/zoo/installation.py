@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from ctypes.util import find_library
 from importlib import import_module
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -102,15 +103,22 @@ def _is_within(module_name: str, packages: Collection[str]) -> bool:
     return any(module_name == package or module_name.startswith(f"{package}.") for package in packages)
 
 
+#: Values of ``MUJOCO_GL`` that draw without a screen, and the library that each needs.
+OFFSCREEN = {"egl": "EGL", "osmesa": "OSMesa"}
+
+
 def has_screen() -> bool:
     """Whether windows can be shown; assumed on other systems than Linux."""
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def draw_without_screen() -> None:
-    """Without a screen, let MuJoCo draw with EGL, if it is installed: set ``MUJOCO_GL``, which its import reads."""
-    if not has_screen() and find_library("EGL") is not None:
-        os.environ.setdefault("MUJOCO_GL", "egl")
+    """Without a screen, set ``MUJOCO_GL``, which MuJoCo reads when it is imported, to an installed library."""
+    if not has_screen() and "MUJOCO_GL" not in os.environ:
+        for name, library in OFFSCREEN.items():
+            if find_library(library) is not None:
+                os.environ["MUJOCO_GL"] = name
+                break
 
 
 def require_drawing(env_id: str, window: bool) -> None:
@@ -124,8 +132,8 @@ def require_drawing(env_id: str, window: bool) -> None:
         )
     if "MUJOCO_GL" not in os.environ:
         raise ValueError(
-            f"there is no screen, and no library for MuJoCo to draw {env_id} without one: install EGL (on Debian and "
-            "Ubuntu: apt install libegl1), or set MUJOCO_GL=osmesa"
+            f"there is no screen, and no library for MuJoCo to draw {env_id} without one: install EGL or "
+            "OSMesa (on Debian and Ubuntu: apt install libegl1)"
         )
 
 
@@ -134,8 +142,11 @@ def command(*words: object) -> str:
     return shlex.join([*_program("ppo-plus", "ppo_plus"), *map(str, words)])
 
 
-def pip_install(*packages: str) -> str:
-    """The command that installs packages."""
+def pip_install(*packages: str, extra: str | None = None) -> str:
+    """The command that installs packages, or those of an extra of this package."""
+    if extra is not None:
+        needed = (line.partition(";") for line in requires("ppo_plus") or ())
+        packages += tuple(name.strip() for name, _, when in needed if re.search(rf"extra == ['\"]{extra}['\"]", when))
     return shlex.join([*_program("pip", "pip"), "install", *packages])
 
 
@@ -144,7 +155,8 @@ def _program(script: str, module: str) -> list[str]:
     folder, path = Path(sys.executable).parent, shutil.which(script)
     if path is not None and Path(path).parent.resolve() == folder.resolve():
         return [script]
-    return [sys.executable, "-m", module]
+    inside = folder.is_relative_to(Path.cwd())
+    return [os.path.relpath(sys.executable) if inside else sys.executable, "-m", module]
 
 
 def this_command() -> str:

@@ -22,6 +22,7 @@ class _State:
     deferred = False  # whether a signal sets the flag
     came: int | None = None  # the flag: number of the first signal
     raised = False  # whether it was raised; then further signals are ignored, so that they do not disturb the cleanup
+    n_shields = 0  # how many blocks of `uninterrupted` the main thread is in
 
 
 def check() -> None:
@@ -39,8 +40,24 @@ def came() -> int | None:
 def _handle(number: int, _frame: object) -> None:
     if _State.came is None:
         _State.came = number
-    elif not _State.raised:
+    elif not (_State.n_shields or _State.raised):
         check()
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Within the block, Ctrl-C ends the process, as there is nothing to save yet. It does not raise
+    ``KeyboardInterrupt``, of which NumPy's and torch's imports from C would make an ``ImportError``."""
+    # A shell's background job ignores Ctrl-C, and a caller may have set a handler.
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # else it is ignored until the process has ended
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
@@ -69,6 +86,18 @@ def deferred(numbers: Iterable[int] = SIGNALS, ends_process: bool = False) -> It
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if _State.came is not None and ends_process else handler)
         _State.deferred, _State.came, _State.raised = False, None, False
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Within the block, nothing raises within :func:`deferred` but :func:`check`, not even a second signal."""
+    # Python handles signals in the main thread.
+    counts = int(threading.current_thread() is threading.main_thread())
+    _State.n_shields += counts
+    try:
+        yield
+    finally:
+        _State.n_shields -= counts
 
 
 @contextmanager

@@ -124,7 +124,9 @@ def test_a_window_needs_a_screen(no_screen, monkeypatch):
     installation.require_drawing("CartPole-v1", window=True)
 
 
-@pytest.mark.parametrize("libraries, chosen", [(["EGL", "OSMesa"], "egl"), (["OSMesa"], None)], ids=str)
+@pytest.mark.parametrize(
+    "libraries, chosen", [(["EGL", "OSMesa"], "egl"), (["OSMesa"], "osmesa"), (["GL"], None)], ids=str
+)
 def test_without_a_screen_an_installed_library_draws(no_screen, monkeypatch, libraries, chosen):
     monkeypatch.setattr(installation, "find_library", lambda name: name if name in libraries else None)
     installation.draw_without_screen()
@@ -160,7 +162,7 @@ def test_played_and_recorded_without_a_screen(tmp_path):
     played = ppo_plus("enjoy --env InvertedPendulum-v5")
     assert played.returncode == 2 and "there is no screen" in played.stderr
     recorded = ppo_plus("record --env InvertedPendulum-v5 -n 2")
-    if installation.find_library("EGL"):
+    if any(map(installation.find_library, installation.OFFSCREEN.values())):
         assert recorded.stdout.endswith(".gif\n")
     else:
         assert recorded.returncode == 2 and "libegl1" in recorded.stderr
@@ -188,6 +190,11 @@ def test_pasted_commands_work_whatever_the_path(monkeypatch, tmp_path, path, fol
     assert done.stdout == f"ppo-plus {__version__}\n"
     help = subprocess.run(f"{installation.pip_install('x')} --help", shell=True, text=True, capture_output=True)
     assert "install" in help.stdout
+
+
+def test_extras_are_installed_by_the_names_of_their_packages():
+    line = installation.pip_install(extra="zoo")
+    assert " install " in line and "optuna" in line and "scipy" in line and "furo" not in line
 
 
 @pytest.mark.parametrize(

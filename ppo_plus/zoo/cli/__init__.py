@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppo_plus.zoo.interrupts import INTERRUPTED
+from ppo_plus.zoo.interrupts import INTERRUPTED, ending_at_once
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.cli.arguments import Parser
@@ -20,40 +20,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line with some arguments; ``None`` for those of the process."""
     try:
         # Everything else is imported inside, so that Ctrl-C also works during the imports.
-        parser = make_parser()
-        args = parser.parse_args(arguments)
-        import gymnasium as gym
+        with ending_at_once():
+            parser = make_parser()
+            args = parser.parse_args(arguments)
+            import gymnasium as gym
 
-        # Only here: an error during the work is not a mistake of the user, and shows its traceback.
-        try:
-            work = args.prepare(args)
-        except Exception as error:
-            mistakes = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
-            if in_users_code(error) or not isinstance(error, mistakes):
-                raise
-            parser.error(str(error) or type(error).__name__)
+            # Only here: an error during the work is not a mistake of the user, and shows its traceback.
+            try:
+                work = args.prepare(args)
+            except Exception as error:
+                frames = own_frames(error)
+                mistakes = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
+                if "traceback" in args or not (frames or isinstance(error, mistakes)):
+                    raise
+                message = str(error) or type(error).__name__
+                if frames:
+                    print(*traceback.format_list(frames), sep="", end="", file=sys.stderr)
+                    message = f"{type(error).__name__}: {message} (--traceback shows all)"
+                parser.fail(message)
         try:
             work()
         except (gym.error.DependencyNotInstalled, gym.error.UnsupportedMode) as error:
             # Many environments find out what they draw with, and how, only when they draw.
-            parser.error(str(error))
+            parser.fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
-def in_users_code(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, as its traceback shows it, passed the user's code: neither this package's,
-    nor an installed package's, nor Python's."""
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The last lines of the user's code that an error, or what caused it, passed: neither this package's code, nor an
+    installed package's, nor Python's."""
     ours = [Path(__file__).parents[2], Path(traceback.__file__).parent]
-    while error is not None:
-        for frame in traceback.extract_tb(error.__traceback__):
+    frames: list[traceback.FrameSummary] = []
+    cause: BaseException | None = error
+    while cause is not None and not frames:
+        for frame in traceback.extract_tb(cause.__traceback__):
             path = Path(frame.filename)
             installed = {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, ours))
-            if not installed and not frame.filename.startswith("<"):
-                return True
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return False
+            frames += [] if installed or frame.filename.startswith("<") else [frame]
+        cause = cause.__cause__ or cause.__context__
+    return frames[-3:]
 
 
 def make_parser() -> "Parser":

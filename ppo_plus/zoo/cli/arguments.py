@@ -5,6 +5,8 @@ Torch and SB3 take seconds to load. Commands import them where they use them, so
 
 import argparse
 import re
+import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -16,16 +18,35 @@ TRUST_MODEL = "read SB3's pickles, which can run code, and allow the run's setti
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, without the usage text."""
+    """An argument parser whose errors are one line, without the usage text, with the option that was meant."""
+
+    words: Sequence[str] = ()
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        help = "show the whole traceback of an error before the work begins"
+        self.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=help)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments, all of which must be known."""
+        self.words = sys.argv[1:] if args is None else args
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)} (see {self.prog} --help)")
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
+        """End the program because of its arguments, and say which options they may have meant."""
+        from ppo_plus.require import nearest
+
+        options = self._option_string_actions
+        for name in (word.partition("=")[0] for word in self.words):
+            if name.startswith("--") and not any(option.startswith(name) for option in options):
+                likely = nearest(name, options)
+                message += "" if likely is None else f"; {name}: did you mean {likely}?"
+        self.fail(message)
+
+    def fail(self, message: str) -> NoReturn:
         """End the program with a line and exit code 2."""
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 

@@ -13,11 +13,14 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus import __version__
 from ppo_plus.saving.files import write_text
+from ppo_plus.zoo.experiment import Experiment
+from ppo_plus.zoo.hyperparams import format_literal
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, outcome
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
 from ppo_plus.zoo.tune.study import (
     BASELINE,
+    ID,
     SCORES,
     SETTINGS,
     Study,
@@ -133,15 +136,28 @@ def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
 
 #: Trials that the report shows.
 N_SHOWN = 10
+#: The file with the id of the study whose report a folder has.
+OWNER = "study.id"
 #: Part of the name of a settings file that is not confirmed.
 NOT_CONFIRMED = "_not_confirmed"
 #: Packages that results depend on.
 PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
 
 
+def check_folder(study: Study, folder: Path) -> None:
+    """:raises ValueError: the folder has the report of another study; this one need not exist yet"""
+    owner = folder / OWNER
+    if owner.is_file() and owner.read_text().strip() != study.attributes().get(ID):
+        raise ValueError(
+            f"{folder} has the report of another study than {study.name!r} of this storage: use that study's --storage "
+            "to resume it, or choose another folder (-f) or --study-name"
+        )
+
+
 def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     """Write ``report.md`` and the best entry into a folder, also of a study that is not finished."""
     folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / OWNER, f"{study.attributes().get(ID)}\n")
     verdict = decide(study)
     trials = study.screening.trials()
     entry = export_best(study, task, verdict, folder)
@@ -170,17 +186,34 @@ def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: 
     return None if trial is None else export(trial, verdict, task, study.name, path)
 
 
+def export_trial(study: Study, task: TuningTask, number: int, folder: Path) -> Path:
+    """Export any trial of the search.
+
+    :raises ValueError: there is no such trial, or it has not begun
+    """
+    trials = {trial.user_attrs[JOB]: trial for trial in study.screening.trials() if SETTINGS in trial.user_attrs}
+    if number not in trials:
+        raise ValueError(
+            f"--trial {number}: the study {study.name!r} has run {counted(len(trials), 'trial')}, from 0 on"
+        )
+    return export(trials[number], decide(study), task, study.name, entry_path(task, folder, f"_trial_{number}"))
+
+
 def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> Path:
     """Write the settings of a trial, and whether they are confirmed, to a YAML file, which rl_zoo3 reads as well."""
     plan, result, name = task.plan, trial.user_attrs, f"trial {trial.user_attrs[JOB]}"
     origin = [f"Found by ppo-plus tune: study {study_name}, {name}, with {versions()}."]
     wins = verdict.winner is not None and verdict.winner.name == name
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
-    origin += [
-        f"On seed {plan.seed} the trial's score was {result[SCORES][0]!r}, the mean of the last "
-        f"{counted(plan.last_evals, 'evaluation')}. To train with these settings:",
-        shlex.join(["ppo-plus", *retraining(task, Path(path.name))]),
-    ]
+    if SCORES in result:
+        origin += [
+            f"On seed {plan.seed} the trial's score was {result[SCORES][0]!r}, the mean of the last "
+            f"{counted(plan.last_evals, 'evaluation')}. This command gives the same score again:"
+        ]
+    else:
+        why = outcome(trial) if is_done(trial) else "it has not ended"
+        origin += [f"The trial has no score: {why}. This command trains with its settings:"]
+    origin += [shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
     entry = yaml.safe_dump({task.experiment.env_id: result[SETTINGS]}, sort_keys=False)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return path
@@ -192,10 +225,18 @@ def entry_path(task: TuningTask, folder: Path, part: str = "") -> Path:
 
 
 def retraining(task: TuningTask, path: Path) -> list[str]:
-    """The arguments of the command that trains with an exported entry."""
-    words = ["train", "--env", task.experiment.env_id, "-conf", str(path)]
+    """The arguments of the command that trains with an exported entry as its trial did."""
+    plan, experiment = task.plan, task.experiment
+    words: list[object] = ["train", "--env", experiment.env_id, "-conf", path, "--seed", plan.seed]
+    words += ["--eval-freq", plan.eval_freq, "--eval-episodes", plan.n_eval_episodes, "--n-eval-envs", plan.n_eval_envs]
+    if experiment.eval_env_kwargs:
+        pairs = experiment.eval_env_kwargs.items()
+        words += ["--eval-env-kwargs", *(f"{key}:{format_literal(value)}" for key, value in pairs)]
+    words += ["--vec-env", experiment.vec_env] if experiment.vec_env != Experiment.vec_env else []
+    words += ["--device", experiment.device] if experiment.device != Experiment.device else []
     words += ["--gym-packages", *task.gym_packages] if task.gym_packages else []
-    return words + (["--trust-config"] if task.packages is None else [])
+    words += ["--trust-config"] if task.packages is None else []
+    return list(map(str, words))
 
 
 def versions() -> str:

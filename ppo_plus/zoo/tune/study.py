@@ -6,25 +6,25 @@ results of the stage before, so all workers find the same ones.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import fmean
 from typing import Any
+from uuid import uuid4
 
 import optuna
 from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.require import require_int
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, Jobs, StorageError, is_done, reason
 from ppo_plus.zoo.tune.task import Plan, TuningTask, counted
 
 #: User attributes of a study.
-TASK, BUDGET, ERROR = "ppo_plus", "max_total_trials", "error"
+TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
 #: User attributes of a trial.
 BASELINE, SETTINGS, SCORES = "baseline", "settings", "scores"
 #: Seconds that a process waits for another one to add the jobs of a stage.
@@ -86,22 +86,23 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
 
     :raises ValueError: a study of that name has another task
     """
-    require_int("max_total_trials", max_total_trials, 1)
     optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize", load_if_exists=True)
     data, known = task.to_json(), study.attributes()
-    names = [key for key in data if TASK in known and known[TASK].get(key) != data[key]]
-    if names:
+    if TASK in known and known[TASK] != data:
+        names = [key for key in data if known[TASK].get(key) != data[key]]
         raise ValueError(
             f"the study {study.name!r} exists and has another {' and another '.join(names)}: "
             "give the same ones to resume it, or choose another name with --study-name"
         )
     study.set(BUDGET, max(max_total_trials, study.budget))
     study.set(ERROR, None)
+    if ID not in known:
+        study.set(ID, uuid4().hex)
     # Last, because workers wait for it.
     study.set(TASK, data)
 
 
-def read_task(study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> TuningTask:
+def read_task(study: Study, packages: Collection[str] | None = ALLOWED_PACKAGES) -> TuningTask:
     """The task of a study, which may import from some packages; ``None``: from any.
 
     :raises ValueError: there is no such study, or it is damaged or imports from other packages

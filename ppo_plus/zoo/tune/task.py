@@ -4,7 +4,7 @@ the search space, as plain data that a storage keeps), and the score of a run.""
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,8 +19,7 @@ from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_number, require_one_of
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, make_callbacks, make_envs, make_model, parse_settings
-from ppo_plus.zoo.installation import find_env
-from ppo_plus.zoo.tune.space import Space, parse_space, setting
+from ppo_plus.zoo.tune.space import Choices, Space, parse_space, setting
 
 #: Between the seeds of two runs: the k-th environment has the run's seed plus k, and runs must not share episodes.
 SEED_STRIDE = 1_000
@@ -54,7 +53,7 @@ class Plan:
     n_evals: int = 10  # evaluations of a run, at most: the interval between two is a whole number of rollouts
     n_eval_episodes: int = 10  # episodes of an evaluation
     n_eval_envs: int = 1  # parallel environments of an evaluation
-    last_evals: int = 3  # the score of a run is the mean of this many last evaluations, or of all if there are fewer
+    last_evals: int = 3  # the score of a run is the mean of this many last evaluations
     n_seeds: int = 1  # seeds of a trial
     race_share: float = 0.2  # share of the finished trials that get more seeds
     race_seeds: int = 2  # number of these seeds
@@ -80,6 +79,10 @@ class Plan:
             raise ValueError(f"n_seeds={self.n_seeds} and race_seeds={self.race_seeds} must be at most 1000 together")
         if self.seeds("confirmation").stop > 2**32:
             raise ValueError(f"seed={self.seed} leaves no seeds below 2**32 for the confirmation: use a smaller one")
+        if self.last_evals > self.n_evals:
+            raise ValueError(
+                f"last_evals={self.last_evals} (--last-evals) must be at most n_evals={self.n_evals} (--n-evaluations)"
+            )
 
     def make_sampler(self, trial_number: int) -> BaseSampler:
         """A sampler for one trial, seeded with the study's seed and the trial's number: no two workers draw the same,
@@ -126,7 +129,7 @@ class Plan:
         rollout = math.lcm(*(rollout_size(experiment) for experiment in experiments))
         interval = math.ceil(self.n_timesteps / self.n_evals / rollout) * rollout
         n_evals = math.ceil(self.n_timesteps / interval)
-        return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals)
+        return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals, last_evals=min(self.last_evals, n_evals))
 
 
 def rollout_size(experiment: Experiment) -> int:
@@ -207,8 +210,18 @@ class TuningTask:
         return task
 
     def search_space(self) -> Space:
-        """The space, widened to include the baselines."""
-        space = parse_space(self.space)
+        """The space, narrowed to rollouts that fit the budget, and widened to include the baselines."""
+        space, n_envs, interval = parse_space(self.space), self.experiment.n_envs, self.plan.eval_freq
+        choices = space.dimensions.get("n_steps")
+        if isinstance(choices, Choices) and "n_envs" not in space.dimensions:
+            fitting = {name: n_steps for name, n_steps in choices.values.items() if interval % (n_steps * n_envs) == 0}
+            if not fitting:
+                raise ValueError(
+                    f"search space: n_steps: none of {choices.examples()} fits: with n_envs={n_envs}, rollouts must "
+                    f"divide the {interval:,} timesteps between evaluations; add other values, or change n_timesteps, "
+                    "n_evals or n_envs (-n, --n-evaluations, --n-envs)"
+                )
+            space = Space({**space.dimensions, "n_steps": Choices(fitting)})
         for experiment in self.baselines().values():
             space = space.including(experiment)
         return space
@@ -242,22 +255,33 @@ class TuningTask:
             "run": {name: getattr(self.experiment, name) for name in RUN},
             "space": self.space,
             "plan": asdict(self.plan),
+            "packages": self.packages,
+            "gym_packages": self.gym_packages,
         }
         return json.loads(json.dumps(data))  # type: ignore[no-any-return]
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "TuningTask":
-        """The task that :meth:`to_json` wrote to a storage, which others can write to as well: if it imports from other
-        ``packages`` than the reader allows, that is an error before anything is imported."""
-        # Gymnasium imports the module before the colon.
-        module = data["env_id"].rpartition(":")[0].partition(".")[0]
-        if module and packages is not None and module not in packages:
-            raise ValueError(f"the study imports {module}: use --gym-packages {module} if you trust it")
-        find_env(data["env_id"])
+    def from_json(cls, data: dict[str, Any], allowed: Collection[str] | None = ALLOWED_PACKAGES) -> "TuningTask":
+        """The task that :meth:`to_json` wrote to a storage, which others can write to as well. If it imports from other
+        packages than the allowed ones (``None``: any), that is an error before anything is imported."""
+        packages = None if data["packages"] is None else tuple(map(str, data["packages"]))
+        if allowed is not None:
+            if packages is None:
+                raise ValueError(
+                    "the study imports from any package: use --trust-config if you trust everyone who can write to it"
+                )
+            # Gymnasium imports the module before the colon.
+            module = data["env_id"].rpartition(":")[0].split(".")[0]
+            missing = sorted({*packages, module} - {*allowed, ""})
+            if missing:
+                names = ", ".join(missing)
+                raise ValueError(
+                    f"the study imports from {names}: use --gym-packages {' '.join(missing)} if you trust them"
+                )
         # Of the run only what is known: an environment's id, say, would replace the one that has been checked.
         run = {name: data["run"][name] for name in RUN}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
-        return cls(experiment, data["space"], Plan(**data["plan"]), packages)
+        return cls(experiment, data["space"], Plan(**data["plan"]), packages, tuple(map(str, data["gym_packages"])))
 
 
 def largest_divisor(number: int, limit: int) -> int:

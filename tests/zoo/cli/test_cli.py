@@ -4,7 +4,6 @@ import argparse
 import re
 import runpy
 import sys
-import traceback
 from pathlib import Path
 
 import gymnasium as gym
@@ -128,26 +127,42 @@ def test_the_default_policy_fits_the_observations(my_envs, capsys, kind, policy)
 @pytest.mark.parametrize(
     ("arguments", "line", "message"),
     [
-        (["--env", "Mine-Dict-v0", "--env-kwargs", "size:0"], 'assert size, "bad size"', "bad size"),
+        (["--env", "Mine-Dict-v0", "--env-kwargs", "size:0"], 'assert size, "bad size"', "AssertionError: bad size"),
         (["--env", "Mine-v0", "--gym-packages", "broken"], "import no_such_module", "No module named 'no_such_module'"),
+        (
+            ["--env", "Mine-v0", "-params", "policy_kwargs:dict(features_extractor_class=broken.Extractor)"],
+            "import no_such_module",
+            "'broken.Extractor' cannot be imported",
+        ),
     ],
 )
-def test_an_error_in_the_users_code_shows_where(folder, my_envs, arguments, line, message):
+def test_an_error_in_the_users_code_shows_where(folder, my_envs, capsys, arguments, line, message):
     (folder / "broken.py").write_text("import os\nimport no_such_module\n")
-    with pytest.raises((AssertionError, ImportError, ValueError), match=message) as raised:
-        main(["train", "--trust-config", "--gym-packages", "my_envs.all", *arguments])
-    assert line in [frame.line for frame in traceback.extract_tb(raised.value.__traceback__)]
+    arguments = ["train", "--trust-config", "--gym-packages", "my_envs.all", *arguments]
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    *frames, last = capsys.readouterr().err.rstrip().splitlines()
+    assert stop.value.code == 2 and last.startswith("ppo-plus: error: ") and message in last
+    assert frames[-2].startswith(f'  File "{folder}/') and line in frames[-1]
+    assert not [frame for frame in frames if "File" in frame and str(folder) not in frame]
+    with pytest.raises((AssertionError, ImportError, ValueError)):
+        main([*arguments, "--traceback"])
 
 
-def test_unknown_arguments_name_the_help(folder, check_one_line_error):
-    check_one_line_error(["train", "CartPole-v1"], "unrecognized arguments: CartPole-v1 (see ppo-plus train --help)")
-
-
-def test_a_broken_module_that_a_setting_names(folder, my_envs, check_one_line_error):
-    (folder / "broken.py").write_text("import no_such_module")
-    setting = "policy_kwargs:dict(features_extractor_class=broken.Extractor)"
-    arguments = ["train", "--trust-config", "--gym-packages", "my_envs.all", "--env", "Mine-v0", "-params", setting]
-    check_one_line_error(arguments, "'broken.Extractor' cannot be imported (No module named 'no_such_module')")
+@pytest.mark.parametrize(
+    ("command", "likely"),
+    [
+        ("train --evn CartPole-v1", "--evn: did you mean --env?"),
+        ("enjoy --evn CartPole-v1", "--evn: did you mean --env?"),
+        ("plot --evn CartPole-v1", "--evn: did you mean --env?"),
+        ("train --env CartPole-v1 --timesteps 100", "--timesteps: did you mean --n-timesteps?"),
+        ("export x --deterministc", "unrecognized arguments: --deterministc"),
+        ("train CartPole-v1", "unrecognized arguments: CartPole-v1 (see ppo-plus train --help)"),
+        ("tune --env CartPole-v1 --max-trials 3", "--max-trials: did you mean --max-total-trials?"),
+    ],
+)
+def test_a_misspelled_option_is_suggested(folder, check_one_line_error, command, likely):
+    check_one_line_error(command.split(), likely)
 
 
 def test_version(capsys):

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 import yaml
 from scipy.stats import binom
@@ -17,15 +18,19 @@ from verdicts import HIGH, LOW, against, finalist
 
 from ppo_plus.zoo import results
 from ppo_plus.zoo.cli import make_parser
+from ppo_plus.zoo.cli.experiments import make_experiment
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file
-from ppo_plus.zoo.tune import Plan, read_space
+from ppo_plus.zoo.tune import Plan, Study, open_storage, read_space, tune
+from ppo_plus.zoo.tune.jobs import JOB
 from ppo_plus.zoo.tune.report import (
     ERROR_RATE,
     TuningVerdict,
+    check_folder,
     compare,
     export,
     export_best,
+    export_trial,
     retraining,
 )
 from ppo_plus.zoo.tune.study import SETTINGS
@@ -137,6 +142,20 @@ def test_report(tuned):
     assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
 
 
+@pytest.mark.slow
+def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
+    study, _, folder, task = tuned
+    report = (folder / "report.md").read_text()
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    other = Study("whole", open_storage(url))
+    with pytest.raises(ValueError, match="has the report of another study than 'whole' of this storage.*-f"):
+        tune(task.experiment, task.space, other, task.plan, 3, folder, task.packages)
+    assert (folder / "report.md").read_text() == report
+    assert optuna.get_all_study_names(other.storage) == []
+    # Opened again, as by another process, it is the same one.
+    check_folder(Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}")), folder)
+
+
 def test_export_is_an_entry_that_reads_back(tmp_path):
     task = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000, seed=4)).fitted()
     sampled = {"gamma": 0.95, "policy_kwargs": {"net_arch": [32, 32], "activation_fn": "nn.ReLU"}, "n_steps": 64}
@@ -146,11 +165,7 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
     assert export(won.trial, against(finalist(LOW), won), task, "my study", path) == path
     assert load_experiment("CartPole-v1", path) == candidate
     text = path.read_text()
-    assert (
-        "study my study, trial 7" in text
-        and "score was 1.25" in text
-        and "train --env CartPole-v1 -conf CartPole-v1.yml" in text
-    )
+    assert "study my study, trial 7" in text and "score was 1.25" in text and "--seed 4" in text
     # rl_zoo3 wants policy_kwargs as Python text.
     assert isinstance(yaml.safe_load(text)["CartPole-v1"]["policy_kwargs"], str)
     assert "NOT CONFIRMED" not in text
@@ -160,7 +175,7 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_no_more_than_one_best_is_exported(tuned, tmp_path):
+def test_any_trial_is_exported_and_no_more_than_one_best(tuned, tmp_path):
     study, verdict, _, task = tuned
     winner = verdict.winner
     assert export_best(study, task, verdict, tmp_path).name == "Aiming-v0.yml"
@@ -170,16 +185,25 @@ def test_no_more_than_one_best_is_exported(tuned, tmp_path):
     # What an earlier report exported is not left beside one that says otherwise.
     assert [path] == list(tmp_path.glob("*.yml")) and path.name == "Aiming-v0_not_confirmed.yml"
     assert f"NOT CONFIRMED: {winner.name} " in path.read_text()
-    assert yaml.safe_load(path.read_text())["Aiming-v0"] == winner.trial.user_attrs[SETTINGS]
+    for trial in study.screening.trials():
+        number = trial.user_attrs[JOB]
+        text = export_trial(study, task, number, tmp_path).read_text()
+        assert ("NOT CONFIRMED" in text) == (f"trial {number}" != winner.name)
+        assert yaml.safe_load(text)["Aiming-v0"] == trial.user_attrs[SETTINGS]
+    with pytest.raises(ValueError, match="--trial 9: the study 'whole' has run 3 trials, from 0 on"):
+        export_trial(study, task, 9, tmp_path)
 
 
-def test_the_command_trains_with_the_entry():
-    task = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000), None, ("my_envs",)).fitted()
+def test_the_command_trains_as_the_trial_did():
+    """Read by the command line, it is the experiment again."""
+    run = {"vec_env": "subproc", "device": "cpu", "eval_env_kwargs": {"sutton_barto_reward": True, "render_mode": None}}
+    experiment = load_experiment("CartPole-v1", seed=4, **run)
+    task = TuningTask(experiment, read_space(), Plan(50_000, seed=4), None, ("stable_baselines3.common",)).fitted()
     args = make_parser().parse_args(retraining(task, builtin_file()))
-    assert (args.env, args.conf_file) == ("CartPole-v1", str(builtin_file()))
-    assert (args.trust_config, args.gym_packages) == (True, ["my_envs"])
+    assert make_experiment(args) == experiment
+    assert (args.trust_config, args.gym_packages) == (True, ["stable_baselines3.common"])
     plain = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000)).fitted()
-    assert retraining(plain, builtin_file()) == ["train", "--env", "CartPole-v1", "-conf", str(builtin_file())]
+    assert retraining(plain, builtin_file())[-2:] == ["--n-eval-envs", "1"]
 
 
 @pytest.mark.slow
