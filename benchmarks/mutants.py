@@ -1072,8 +1072,8 @@ ZOO = (
     Fault(
         "password-shown",
         "zoo/tune/jobs.py",
-        "render_as_string(hide_password=True)",
-        "render_as_string(hide_password=False)",
+        "{without_password(url)!r}",
+        "{url!r}",
         "tests/zoo/tune/test_jobs.py",
     ),
     Fault(

@@ -34,7 +34,7 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
-from ppo_plus.zoo.installation import command, has_screen, pip_install, this_command
+from ppo_plus.zoo.installation import command, has_screen, pip_install, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
 from ppo_plus.zoo.runs import Options, RunFolder, file_name, open_run
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.train import Run
     from ppo_plus.zoo.tune.study import Study
-    from ppo_plus.zoo.tune.task import TuningTask
 
 #: Options that change a run when it is resumed.
 CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "env_workers", "tensorboard_log")
@@ -253,9 +252,6 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
         print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)
 
 
-#: Environment variable with the storage's URL, whose password everybody on a machine could read among the arguments.
-STORAGE_VARIABLE = "PPO_PLUS_STORAGE"
-
 TUNE = """
 Search for hyperparameters, and export the best settings: confirmed if they beat both the default and the settings
 file's entry on unseen seeds, else marked as not confirmed. Run the same command again to resume the study.
@@ -267,7 +263,7 @@ COUNTS = {
     "n_evals": ("--n-evaluations N", 10, "most evaluations of each run; the steps between two are whole rollouts"),
     "n_eval_episodes": ("--eval-episodes N", 10, "episodes of each evaluation"),
     "n_eval_envs": ("--n-eval-envs N", 1, "number of evaluation environments"),
-    "last_evals": ("--last-evals N", None, "the score of a run is the mean of its last N evaluations (default: 3)"),
+    "last_evals": ("--last-evals N", 3, "the score of a run is the mean of its last N evaluations"),
     "n_finalists": ("--finalists N", 3, "number of trials to compare with the baselines"),
     "race_seeds": ("--race-seeds N", 2, "additional seeds of the best trials; 0: no race"),
     "confirm_seeds": ("--confirm-seeds N", 10, "unseen seeds, at least 10; 0: no confirmation"),
@@ -291,12 +287,11 @@ def _add_tune(commands: Any) -> None:
     for field, (option, default, help) in COUNTS.items():
         add(option, help, dest=field, type=int, default=default)
     group = command.add_argument_group("study and workers")
-    _add_study_arguments(group, f"${STORAGE_VARIABLE}, else study.db in the folder of the study, below -f")
+    _add_study_arguments(group, "study.db in the folder of the study, below -f")
     add = partial(add_option, group)
     add("--study-name NAME", "name of the study (default: the environment's id, with the variant)")
     help = "number of worker processes on this machine; others join with `ppo-plus tune worker`"
     add("--workers N", help, type=whole_number, default=1)
-    add("--trial N", "only export the settings of trial N of the study", type=int)
     below = command.add_subparsers(metavar="worker", help="work on a study that was started elsewhere")
     description = "Work on a study that `ppo-plus tune` has started with the same storage, on any machine."
     worker = below.add_parser("worker", description=description)
@@ -307,19 +302,18 @@ def _add_tune(commands: Any) -> None:
         "storage can then run code here"
     )
     worker.add_argument("--trust-config", action="store_true", help=help)
-    _add_study_arguments(worker, f"${STORAGE_VARIABLE}", required=True)
+    _add_study_arguments(worker)
     add_option(worker, "--study-name NAME", "name of the study", required=True)
 
 
-def _add_study_arguments(group: Any, storage: str, required: bool = False) -> None:
-    """The arguments that the tuner and its workers have in common; ``storage`` is the default in words."""
+def _add_study_arguments(group: Any, default: str = "") -> None:
+    """The arguments that the tuner and its workers have in common; ``default`` is the storage's in words."""
     help = (
         "database of the study: sqlite:///FILE for workers on one machine, postgresql+psycopg://USER@HOST/DATABASE for "
-        f"workers on any number of machines (default: {storage})"
+        "workers on any number of machines, with the password in PGPASSWORD"
     )
-    # Not with `add_option`, which shows the default: it may have a password.
-    url = os.environ.get(STORAGE_VARIABLE)
-    group.add_argument("--storage", metavar="URL", default=url, required=required and not url, help=help)
+    help += f" (default: {default})" if default else ""
+    add_option(group, "--storage URL", help, required=not default)
     help = "repeat the trial of a worker that sends no heartbeat for S seconds; the same for all workers of a study"
     add_option(group, "--grace-period S", help, type=whole_number, default=60)
     add_fault_arguments(group, of=" in each run")
@@ -330,7 +324,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
     the arguments, and those of supervised environments."""
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
     if missing:
-        raise ImportError(f"tuning needs {' and '.join(missing)}: {pip_install(extra='zoo')}")
+        raise ImportError(f"tuning needs {' and '.join(missing)}: {pip_install(*missing)}")
     # Imported while Ctrl-C still ends the process at once.
     import optuna
 
@@ -350,34 +344,28 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 
 
 def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.zoo.tune.jobs import shown
-    from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path, export_trial
+    from ppo_plus.zoo.tune.jobs import is_done
+    from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path, retraining
     from ppo_plus.zoo.tune.space import read_space
-    from ppo_plus.zoo.tune.study import read_task
-    from ppo_plus.zoo.tune.task import Plan, TuningTask
-    from ppo_plus.zoo.tune.tuner import Workers, begin, finish
+    from ppo_plus.zoo.tune.study import create
+    from ppo_plus.zoo.tune.task import Plan, TuningTask, counted
+    from ppo_plus.zoo.tune.tuner import Workers, finish
 
     if args.env is None:
         raise ValueError("the following arguments are required: --env")
-    # All, if there are fewer than by default.
-    args.last_evals = min(Plan.last_evals, args.n_evals) if args.last_evals is None else args.last_evals
     name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
-    if args.trial is not None:
-        study = _study(args, url, name)
-        task = read_task(study, allowed_packages(args))
-        return partial(_print_entry, task, export_trial(study, task, args.trial, folder))
     experiment = make_experiment(args)
     options = {name: getattr(args, name) for name in (*COUNTS, "race_share", "sampler", "pruner")}
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
     space = read_space(args.search_space)
     task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()
     study = _study(args, url, name)
-    begin(study, task, args.max_total_trials, folder)
-    print(study.progress(shown(url)))
+    create(study, task, args.max_total_trials)
+    n_done = sum(map(is_done, study.screening.trials()))
+    print(f"study {name!r} in {without_password(url)}: {n_done} of {counted(study.budget, 'trial')} done")
     print(task.plan.describe(study.budget, len(task.baselines())))
-    print("when the baselines have run, an estimate follows")
 
     def work() -> None:
         verdict = finish(study, task, folder, Workers(args.workers, url, supervision))
@@ -385,17 +373,10 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
         print(f"report: {folder / 'report.md'}")
         entry = entry_path(task, folder, NOT_CONFIRMED if verdict.winner is None else "")
         if entry.is_file():
-            _print_entry(task, entry)
+            print(f"settings{'' if verdict.winner else ' of the best trial, not confirmed'}: {entry}")
+            print(f"train with them: {command(*retraining(task, entry))}")
 
     return work
-
-
-def _print_entry(task: "TuningTask", entry: Path) -> None:
-    from ppo_plus.zoo.tune.report import NOT_CONFIRMED, retraining
-
-    marked = " of the best trial, not confirmed" if NOT_CONFIRMED in entry.name else ""
-    print(f"settings{marked}: {entry}")
-    print(f"train with them: {command(*retraining(task, entry))}")
 
 
 def prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:

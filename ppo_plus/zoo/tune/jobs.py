@@ -35,7 +35,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
 
-from ppo_plus.zoo.installation import pip_install
+from ppo_plus.zoo.installation import pip_install, without_password
 from ppo_plus.zoo.interrupts import check, uninterrupted
 
 #: What Optuna raises when a database is unavailable.
@@ -58,17 +58,18 @@ def open_storage(url: str) -> BaseStorage:
     :param url: ``sqlite:///file.db`` or ``postgresql+psycopg://user@host/database`` (any URL of SQLAlchemy's)
     :raises StorageError: it cannot be used; the message is one line, without the password
     """
-    with named_errors(f"cannot use the storage {shown(url)!r}", (*STORAGE_ERRORS, *UNUSABLE)):
+    with named_errors(f"cannot use the storage {without_password(url)!r}", (*STORAGE_ERRORS, *UNUSABLE)):
         address = make_url(url)
         sqlite = address.get_backend_name() == "sqlite"
         if sqlite:
             if address.database in (None, "", ":memory:"):
                 raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
             Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
-        options = {"connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT}}
-        database = _open(address.render_as_string(hide_password=False), options)
+        # SQLite's transactions are ours to begin.
+        connection = {"timeout": TIMEOUT, "isolation_level": None} if sqlite else {"connect_timeout": TIMEOUT}
+        database = _open(address.render_as_string(hide_password=False), {"connect_args": connection})
         if sqlite:
-            _lock_at_begin(database.engine)
+            sqlalchemy.event.listen(database.engine, "begin", _lock)
         # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
         storage = get_storage(database)
         for name, method in vars(BaseStorage).items():
@@ -84,7 +85,7 @@ def _open(url: str, options: dict[str, Any], attempts: int = 10) -> RDBStorage:
     except ImportError as error:
         if not url.startswith("postgresql"):
             raise
-        remedy = f"{pip_install(extra='postgres')}, and write postgresql+psycopg://..."
+        remedy = f"{pip_install('psycopg[binary]')}, and write postgresql+psycopg://..."
         raise ImportError(f"its driver is missing: {remedy}") from error
     except (IntegrityError, ProgrammingError, OperationalError) as error:
         signs = ("already exists", "duplicate key", "UNIQUE constraint")
@@ -92,14 +93,6 @@ def _open(url: str, options: dict[str, Any], attempts: int = 10) -> RDBStorage:
             raise
     time.sleep(0.2)
     return _open(url, options, attempts - 1)
-
-
-def shown(url: str) -> str:
-    """The URL of a storage without its password, which may also be a parameter."""
-    try:
-        return make_url(url).set(query={}).render_as_string(hide_password=True)
-    except SQLAlchemyError:
-        return url  # not a URL
 
 
 @contextmanager
@@ -124,31 +117,20 @@ def _cause(error: BaseException) -> BaseException:
     return error.__cause__ or error if isinstance(error, StorageInternalError) else error
 
 
-def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
-    """Make SQLite's transactions take the lock at their first statement.
+def _lock(connection: sqlalchemy.Connection) -> None:
+    """Make a transaction of SQLite take the lock at its first statement.
 
-    By default they take it at their first *write*, so that two processes that read a trial's state and then write it
-    may both find it waiting. (PostgreSQL has ``SELECT ... FOR UPDATE``, which SQLite ignores.) The recipe is
-    SQLAlchemy's: https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#pysqlite-serializable
+    By default it takes it at its first *write*, so that two processes that read a trial's state and then write it may
+    both find it waiting. (PostgreSQL has ``SELECT ... FOR UPDATE``, which SQLite ignores.) The recipe is SQLAlchemy's:
+    https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#pysqlite-serializable
     """
-
-    @sqlalchemy.event.listens_for(engine, "connect")
-    def _leave_transactions_to_us(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None
-
-    @sqlalchemy.event.listens_for(engine, "begin")
-    def _begin(connection: sqlalchemy.Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    # Connections that exist already do not have these listeners.
-    engine.dispose()
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _robust(method: Callable[..., Any], patience: float) -> Callable[..., Any]:
-    """A method of a storage that is not interrupted, and called again if its connection is lost or refused.
+    """A method of a storage that is called again if its connection is lost or refused.
 
-    An interrupt within a transaction might leave the database locked for everybody else, or be lost in a callback of
-    SQLAlchemy's. A call may succeed before the connection drops, so it can run twice. That is safe: of two trials that
+    A call may succeed before the connection drops, so it can run twice. That is safe: of two trials that
     are added for one job, one counts; a trial that was set to running but that no process owns counts as dead after the
     grace period; and a trial that has ended already stays unchanged. Calls are repeated for ``patience`` seconds.
     """

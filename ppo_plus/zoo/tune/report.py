@@ -13,14 +13,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus import __version__
 from ppo_plus.saving.files import write_text
-from ppo_plus.zoo.experiment import Experiment
-from ppo_plus.zoo.hyperparams import format_literal
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, outcome
 from ppo_plus.zoo.tune.study import (
     BASELINE,
-    ID,
     SCORES,
     SETTINGS,
     Study,
@@ -32,8 +29,6 @@ from ppo_plus.zoo.tune.task import TuningTask, counted
 
 #: How often a study may export settings that are no better than a baseline.
 ERROR_RATE = 0.05
-#: Baselines in a sentence, see :meth:`ppo_plus.zoo.tune.task.TuningTask.baselines`.
-PHRASES = {"default": "the default", "settings file": "the settings file's entry"}
 
 
 @dataclass(frozen=True)
@@ -79,16 +74,16 @@ class TuningVerdict:
             return "No confirmation: no runs on unseen seeds."
         for name, baseline in self.baselines.items():
             if not baseline.scores:
-                return f"No confirmation: {PHRASES[name]} has no score on unseen seeds."
-        winner, n_baselines = self.winner, len(self.baselines)
+                return f"No confirmation: the {name} has no score on unseen seeds."
+        winner = self.winner
         if winner is None:
-            than = ("both " if n_baselines > 1 else "") + " and ".join(PHRASES[name] for name in self.baselines)
-            return f"No winner: none of the finalists is significantly better than {than} on unseen seeds."
-        returns = " and ".join(f"{PHRASES[name]} {baseline.iqm}" for name, baseline in self.baselines.items())
-        over = " and ".join(f"{gain} over {PHRASES[name]}" for name, gain in winner.gains.items())
+            names = " and ".join(f"the {name}" for name in self.baselines)
+            return f"No winner: none of the finalists is significantly better than each of {names}."
+        returns = " and ".join(f"the {name} {baseline.iqm}" for name, baseline in self.baselines.items())
+        over = " and ".join(f"{gain} over the {name}" for name, gain in winner.gains.items())
         return (
             f"Confirmed: {winner.name} returns {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}; "
-            f"the gain is {over} ({100 * self.confidence:.1f} % {'interval' if n_baselines == 1 else 'intervals'})."
+            f"the gain is {over} (confidence {100 * self.confidence:.1f} %)."
         )
 
 
@@ -136,34 +131,20 @@ def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
 
 #: Trials that the report shows.
 N_SHOWN = 10
-#: The file with the id of the study whose report a folder has.
-OWNER = "study.id"
 #: Part of the name of a settings file that is not confirmed.
 NOT_CONFIRMED = "_not_confirmed"
 #: Packages that results depend on.
 PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
 
 
-def check_folder(study: Study, folder: Path) -> None:
-    """:raises ValueError: the folder has the report of another study; this one need not exist yet"""
-    owner = folder / OWNER
-    if owner.is_file() and owner.read_text().strip() != study.attributes().get(ID):
-        raise ValueError(
-            f"{folder} has the report of another study than {study.name!r} of this storage: use that study's --storage "
-            "to resume it, or choose another folder (-f) or --study-name"
-        )
-
-
 def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     """Write ``report.md`` and the best entry into a folder, also of a study that is not finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / OWNER, f"{study.attributes().get(ID)}\n")
     verdict = decide(study)
     trials = study.screening.trials()
     entry = export_best(study, task, verdict, folder)
     parts = [
         f"# Tuning {task.experiment.env_id}\n\n{verdict}\n",
-        *_stages(study, task),
         *_confirmation(verdict),
         *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if entry is not None else []),
         *_screening(trials),
@@ -179,24 +160,10 @@ def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: 
     """Export the winner, or else the best trial under another name, and return the file; ``None``: there is neither."""
     for part in ("", NOT_CONFIRMED):
         entry_path(task, folder, part).unlink(missing_ok=True)
-    if verdict.winner is not None:
-        return export(verdict.winner.trial, verdict, task, study.name, entry_path(task, folder))
-    trial = best_trial(study, task.plan)
-    path = entry_path(task, folder, NOT_CONFIRMED)
+    winner = verdict.winner
+    trial = best_trial(study, task.plan) if winner is None else winner.trial
+    path = entry_path(task, folder, NOT_CONFIRMED if winner is None else "")
     return None if trial is None else export(trial, verdict, task, study.name, path)
-
-
-def export_trial(study: Study, task: TuningTask, number: int, folder: Path) -> Path:
-    """Export any trial of the search.
-
-    :raises ValueError: there is no such trial, or it has not begun
-    """
-    trials = {trial.user_attrs[JOB]: trial for trial in study.screening.trials() if SETTINGS in trial.user_attrs}
-    if number not in trials:
-        raise ValueError(
-            f"--trial {number}: the study {study.name!r} has run {counted(len(trials), 'trial')}, from 0 on"
-        )
-    return export(trials[number], decide(study), task, study.name, entry_path(task, folder, f"_trial_{number}"))
 
 
 def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> Path:
@@ -205,15 +172,11 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     origin = [f"Found by ppo-plus tune: study {study_name}, {name}, with {versions()}."]
     wins = verdict.winner is not None and verdict.winner.name == name
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
-    if SCORES in result:
-        origin += [
-            f"On seed {plan.seed} the trial's score was {result[SCORES][0]!r}, the mean of the last "
-            f"{counted(plan.last_evals, 'evaluation')}. This command gives the same score again:"
-        ]
-    else:
-        why = outcome(trial) if is_done(trial) else "it has not ended"
-        origin += [f"The trial has no score: {why}. This command trains with its settings:"]
-    origin += [shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
+    origin += [
+        f"On seed {plan.seed} the trial's score was {result[SCORES][0]!r}, the mean of the last "
+        f"{counted(plan.last_evals, 'evaluation')}. To train with these settings:",
+        shlex.join(["ppo-plus", *retraining(task, Path(path.name))]),
+    ]
     entry = yaml.safe_dump({task.experiment.env_id: result[SETTINGS]}, sort_keys=False)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return path
@@ -225,33 +188,15 @@ def entry_path(task: TuningTask, folder: Path, part: str = "") -> Path:
 
 
 def retraining(task: TuningTask, path: Path) -> list[str]:
-    """The arguments of the command that trains with an exported entry as its trial did."""
-    plan, experiment = task.plan, task.experiment
-    words: list[object] = ["train", "--env", experiment.env_id, "-conf", path, "--seed", plan.seed]
-    words += ["--eval-freq", plan.eval_freq, "--eval-episodes", plan.n_eval_episodes, "--n-eval-envs", plan.n_eval_envs]
-    if experiment.eval_env_kwargs:
-        pairs = experiment.eval_env_kwargs.items()
-        words += ["--eval-env-kwargs", *(f"{key}:{format_literal(value)}" for key, value in pairs)]
-    words += ["--vec-env", experiment.vec_env] if experiment.vec_env != Experiment.vec_env else []
-    words += ["--device", experiment.device] if experiment.device != Experiment.device else []
+    """The arguments of the command that trains with an exported entry."""
+    words = ["train", "--env", task.experiment.env_id, "-conf", str(path)]
     words += ["--gym-packages", *task.gym_packages] if task.gym_packages else []
-    words += ["--trust-config"] if task.packages is None else []
-    return list(map(str, words))
+    return words + (["--trust-config"] if task.packages is None else [])
 
 
 def versions() -> str:
     """The packages that results depend on, and their versions."""
     return ", ".join([f"ppo_plus {__version__}", *(f"{name} {version(name)}" for name in PACKAGES)])
-
-
-def _stages(study: Study, task: TuningTask) -> Iterator[str]:
-    rows = []
-    for name, jobs in study.begun_stages().items():
-        states = [trial.state for trial in jobs.trials()]
-        counts = map(states.count, (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
-        steps = task.plan.n_timesteps * (task.plan.n_seeds if name == "screening" else 1)
-        rows.append([name, len(states), *counts, f"{steps:,}"])
-    yield from _table(["stage", "runs", "finished", "pruned", "failed", "timesteps each"], rows)
 
 
 def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
@@ -262,7 +207,7 @@ def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
     yield (
         "The finalists and the baselines were trained on seeds that the search has not seen. The table shows "
         "interquartile means (IQM) of their returns with 95 % intervals (percentile bootstrap, 10,000 resamples). A "
-        f"gain is the difference to a baseline ({' or '.join(PHRASES[name] for name in baselines)}). Its interval has "
+        f"gain is the difference to a baseline ({' or '.join(f'the {name}' for name in baselines)}). Its interval has "
         f"{100 * verdict.confidence:.1f} % confidence: with {counted(len(verdict.finalists), 'finalist')}, the chance "
         "of a winner that is no better than a baseline is then at most 5 %. A finalist can win if none of its runs "
         "failed and the whole interval of every gain is above zero. The one with the highest mean wins.\n"

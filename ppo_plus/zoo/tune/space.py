@@ -13,7 +13,14 @@ from optuna.trial import Trial
 from ppo_plus import PPO_Plus
 from ppo_plus.require import require_one_of
 from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
-from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping, require_known, require_mapping
+from ppo_plus.zoo.hyperparams import (
+    builtin_file,
+    errors_of,
+    parse_literal,
+    read_mapping,
+    require_known,
+    require_mapping,
+)
 
 POLICY, SCHEDULE = "policy_kwargs", "_schedule"
 #: Scales of ranges, and what they need.
@@ -159,10 +166,8 @@ def read_space(path: str | Path | None = None) -> dict[str, Any]:
     """
     source = builtin_file().with_name("search_space.yml") if path is None else Path(path)
     contents = read_mapping(source)
-    try:
+    with errors_of(str(source)):
         parse_space(contents)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
     return contents
 
 
@@ -179,10 +184,8 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
         if not str(name).startswith(f"{POLICY}."):
             require_known(str(name).removesuffix(SCHEDULE), known)
         entry = require_mapping(name, entry)
-        try:
+        with errors_of(name):
             dimensions[name] = _dimension(entry, name in COUNTS)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
     return Space(dimensions)
 
 

@@ -5,30 +5,26 @@ and the baselines on unseen seeds. Each is an Optuna study with one job per tria
 results of the stage before, so all workers find the same ones.
 """
 
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import fmean
 from typing import Any
-from uuid import uuid4
 
 import optuna
-from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from ppo_plus.require import require_int
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, Jobs, StorageError, is_done, reason
-from ppo_plus.zoo.tune.task import Plan, TuningTask, counted
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, Jobs, StorageError, reason
+from ppo_plus.zoo.tune.task import Plan, TuningTask
 
 #: User attributes of a study.
-TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
+TASK, BUDGET, ERROR = "ppo_plus", "max_total_trials", "error"
 #: User attributes of a trial.
 BASELINE, SETTINGS, SCORES = "baseline", "settings", "scores"
-#: Seconds that a process waits for another one to add the jobs of a stage.
-PATIENCE = 10
 
 
 @dataclass(frozen=True)
@@ -75,34 +71,28 @@ class Study:
         later = {stage: self.runs(stage, budget) for stage in ("race", "confirmation")}
         return {"screening": self.screening, **{stage: jobs for stage, jobs in later.items() if jobs.name in known}}
 
-    def progress(self, where: str) -> str:
-        """How far the search is, in a line; ``where`` is the storage."""
-        n_done = sum(map(is_done, self.screening.trials()))
-        return f"study {self.name!r} in {where}: {n_done} of {counted(self.budget, 'trial')} done"
-
 
 def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     """Create a study, or resume it with the same or a larger budget.
 
     :raises ValueError: a study of that name has another task
     """
+    require_int("max_total_trials", max_total_trials, 1)
     optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize", load_if_exists=True)
     data, known = task.to_json(), study.attributes()
-    if TASK in known and known[TASK] != data:
-        names = [key for key in data if known[TASK].get(key) != data[key]]
+    names = [key for key in data if TASK in known and known[TASK].get(key) != data[key]]
+    if names:
         raise ValueError(
             f"the study {study.name!r} exists and has another {' and another '.join(names)}: "
             "give the same ones to resume it, or choose another name with --study-name"
         )
     study.set(BUDGET, max(max_total_trials, study.budget))
     study.set(ERROR, None)
-    if ID not in known:
-        study.set(ID, uuid4().hex)
     # Last, because workers wait for it.
     study.set(TASK, data)
 
 
-def read_task(study: Study, packages: Collection[str] | None = ALLOWED_PACKAGES) -> TuningTask:
+def read_task(study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> TuningTask:
     """The task of a study, which may import from some packages; ``None``: from any.
 
     :raises ValueError: there is no such study, or it is damaged or imports from other packages
@@ -194,13 +184,7 @@ def ranked_candidates(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 def _prepare(jobs: Jobs, runs: Iterable[tuple[FrozenTrial, int]]) -> Jobs:
     """Add the missing runs (screening trials with other seeds) to a later stage. All workers get here at about the same
-    time: the one that creates the Optuna study adds them; the others do if it takes too long, as it may have died."""
-    wanted = [{CANDIDATE: t.user_attrs[JOB], SEED: seed, SETTINGS: t.user_attrs[SETTINGS]} for t, seed in runs]
-    try:
-        optuna.create_study(study_name=jobs.name, storage=jobs.storage, direction="maximize")
-    except DuplicatedStudyError:
-        deadline = time.monotonic() + PATIENCE
-        while jobs.missing(wanted) and time.monotonic() < deadline:
-            time.sleep(0.2)
-    jobs.fill(wanted)
+    time; a run that two of them add counts once."""
+    optuna.create_study(study_name=jobs.name, storage=jobs.storage, direction="maximize", load_if_exists=True)
+    jobs.fill([{CANDIDATE: t.user_attrs[JOB], SEED: seed, SETTINGS: t.user_attrs[SETTINGS]} for t, seed in runs])
     return jobs

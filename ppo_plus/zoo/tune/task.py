@@ -3,8 +3,7 @@ the search space, as plain data that a storage keeps), and the score of a run.""
 
 import json
 import math
-import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,7 +18,8 @@ from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_number, require_one_of
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, make_callbacks, make_envs, make_model, parse_settings
-from ppo_plus.zoo.tune.space import Choices, Space, parse_space, setting
+from ppo_plus.zoo.installation import find_env
+from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
 #: Between the seeds of two runs: the k-th environment has the run's seed plus k, and runs must not share episodes.
 SEED_STRIDE = 1_000
@@ -53,7 +53,7 @@ class Plan:
     n_evals: int = 10  # evaluations of a run, at most: the interval between two is a whole number of rollouts
     n_eval_episodes: int = 10  # episodes of an evaluation
     n_eval_envs: int = 1  # parallel environments of an evaluation
-    last_evals: int = 3  # the score of a run is the mean of this many last evaluations
+    last_evals: int = 3  # the score of a run is the mean of this many last evaluations, or of all if there are fewer
     n_seeds: int = 1  # seeds of a trial
     race_share: float = 0.2  # share of the finished trials that get more seeds
     race_seeds: int = 2  # number of these seeds
@@ -79,10 +79,6 @@ class Plan:
             raise ValueError(f"n_seeds={self.n_seeds} and race_seeds={self.race_seeds} must be at most 1000 together")
         if self.seeds("confirmation").stop > 2**32:
             raise ValueError(f"seed={self.seed} leaves no seeds below 2**32 for the confirmation: use a smaller one")
-        if self.last_evals > self.n_evals:
-            raise ValueError(
-                f"last_evals={self.last_evals} (--last-evals) must be at most n_evals={self.n_evals} (--n-evaluations)"
-            )
 
     def make_sampler(self, trial_number: int) -> BaseSampler:
         """A sampler for one trial, seeded with the study's seed and the trial's number: no two workers draw the same,
@@ -123,13 +119,13 @@ class Plan:
             f"{self.n_timesteps:,} timesteps each"
         )
 
-    def on_rollouts(self, *experiments: Experiment) -> "Plan":
-        """The plan with a budget, and intervals between evaluations, that are whole rollouts of the experiments. The
+    def on_rollouts(self, experiment: Experiment) -> "Plan":
+        """The plan with a budget, and intervals between evaluations, that are whole rollouts of an experiment. The
         budget can only grow; the number of evaluations may change."""
-        rollout = math.lcm(*(rollout_size(experiment) for experiment in experiments))
+        rollout = rollout_size(experiment)
         interval = math.ceil(self.n_timesteps / self.n_evals / rollout) * rollout
         n_evals = math.ceil(self.n_timesteps / interval)
-        return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals, last_evals=min(self.last_evals, n_evals))
+        return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals)
 
 
 def rollout_size(experiment: Experiment) -> int:
@@ -165,23 +161,10 @@ class TuningTask:
         return {"default": default} | ({"settings file": self.experiment} if default != self.experiment else {})
 
     def fitted(self) -> "TuningTask":
-        """The task with a budget of whole rollouts, which is an error if it is more than twice as large."""
-        task, asked = replace(self, experiment=self.experiment.replace(seed=0)), self.plan.n_timesteps
-        baselines = task.baselines()
-        plan = self.plan.on_rollouts(*baselines.values())
-        sizes = (f"{rollout_size(baseline):,} timesteps ({name})" for name, baseline in baselines.items())
-        rollouts = f"whole rollouts of {' and '.join(sizes)}"
-        if plan.n_timesteps > 2 * asked:
-            raise ValueError(
-                f"n_timesteps={asked} becomes {plan.n_timesteps}, because runs are {rollouts}: use "
-                f"n_timesteps={math.ceil(plan.n_timesteps / 2)} or more, or another n_steps or n_envs (-params, "
-                "--n-envs), so that one rollout divides the other"
-            )
-        task = replace(task, plan=plan, experiment=task.experiment.replace(n_timesteps=plan.n_timesteps))
+        """The task with a budget of whole rollouts of the experiment; the default's last one may exceed it."""
+        plan = self.plan.on_rollouts(self.experiment)
+        task = replace(self, plan=plan, experiment=self.experiment.replace(seed=0, n_timesteps=plan.n_timesteps))
         task.search_space()
-        if plan.n_timesteps != asked:
-            change = f"{plan.n_timesteps:,} timesteps instead of {asked:,}, and {counted(plan.n_evals, 'evaluation')}"
-            print(f"each run has {change}: runs are {rollouts}", file=sys.stderr)
         return task
 
     def checked(self) -> "TuningTask":
@@ -210,18 +193,8 @@ class TuningTask:
         return task
 
     def search_space(self) -> Space:
-        """The space, narrowed to rollouts that fit the budget, and widened to include the baselines."""
-        space, n_envs, interval = parse_space(self.space), self.experiment.n_envs, self.plan.eval_freq
-        choices = space.dimensions.get("n_steps")
-        if isinstance(choices, Choices) and "n_envs" not in space.dimensions:
-            fitting = {name: n_steps for name, n_steps in choices.values.items() if interval % (n_steps * n_envs) == 0}
-            if not fitting:
-                raise ValueError(
-                    f"search space: n_steps: none of {choices.examples()} fits: with n_envs={n_envs}, rollouts must "
-                    f"divide the {interval:,} timesteps between evaluations; add other values, or change n_timesteps, "
-                    "n_evals or n_envs (-n, --n-evaluations, --n-envs)"
-                )
-            space = Space({**space.dimensions, "n_steps": Choices(fitting)})
+        """The space, widened to include the baselines."""
+        space = parse_space(self.space)
         for experiment in self.baselines().values():
             space = space.including(experiment)
         return space
@@ -255,33 +228,22 @@ class TuningTask:
             "run": {name: getattr(self.experiment, name) for name in RUN},
             "space": self.space,
             "plan": asdict(self.plan),
-            "packages": self.packages,
-            "gym_packages": self.gym_packages,
         }
         return json.loads(json.dumps(data))  # type: ignore[no-any-return]
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], allowed: Collection[str] | None = ALLOWED_PACKAGES) -> "TuningTask":
-        """The task that :meth:`to_json` wrote to a storage, which others can write to as well. If it imports from other
-        packages than the allowed ones (``None``: any), that is an error before anything is imported."""
-        packages = None if data["packages"] is None else tuple(map(str, data["packages"]))
-        if allowed is not None:
-            if packages is None:
-                raise ValueError(
-                    "the study imports from any package: use --trust-config if you trust everyone who can write to it"
-                )
-            # Gymnasium imports the module before the colon.
-            module = data["env_id"].rpartition(":")[0].split(".")[0]
-            missing = sorted({*packages, module} - {*allowed, ""})
-            if missing:
-                names = ", ".join(missing)
-                raise ValueError(
-                    f"the study imports from {names}: use --gym-packages {' '.join(missing)} if you trust them"
-                )
+    def from_json(cls, data: dict[str, Any], packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "TuningTask":
+        """The task that :meth:`to_json` wrote to a storage, which others can write to as well: if it imports from other
+        ``packages`` than the reader allows, that is an error before anything is imported."""
+        # Gymnasium imports the module before the colon.
+        module = data["env_id"].rpartition(":")[0].partition(".")[0]
+        if module and packages is not None and module not in packages:
+            raise ValueError(f"the study imports {module}: use --gym-packages {module} if you trust it")
+        find_env(data["env_id"])
         # Of the run only what is known: an environment's id, say, would replace the one that has been checked.
         run = {name: data["run"][name] for name in RUN}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
-        return cls(experiment, data["space"], Plan(**data["plan"]), packages, tuple(map(str, data["gym_packages"])))
+        return cls(experiment, data["space"], Plan(**data["plan"]), packages)
 
 
 def largest_divisor(number: int, limit: int) -> int:

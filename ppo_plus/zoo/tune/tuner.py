@@ -22,10 +22,10 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ppo_plus.require import is_disk_full, require_int
+from ppo_plus.require import is_disk_full
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.installation import import_packages
-from ppo_plus.zoo.interrupts import check, deferred, exit_codes, uninterrupted
+from ppo_plus.zoo.interrupts import check, deferred, exit_codes
 from ppo_plus.zoo.tune.jobs import (
     CANDIDATE,
     JOB,
@@ -39,7 +39,7 @@ from ppo_plus.zoo.tune.jobs import (
     open_storage,
     outcome,
 )
-from ppo_plus.zoo.tune.report import TuningVerdict, check_folder, write_report
+from ppo_plus.zoo.tune.report import TuningVerdict, write_report
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.study import (
     BASELINE,
@@ -55,7 +55,6 @@ from ppo_plus.zoo.tune.study import (
 )
 from ppo_plus.zoo.tune.task import PRUNERS, Diverged, Plan, TuningTask, score
 
-Process = subprocess.Popen[str]
 #: Seconds that an interrupted worker has to put its job back.
 END_PATIENCE = 60
 #: Seconds to wait when no job is free.
@@ -212,21 +211,14 @@ def tune(
     :param workers: processes that do the work; ``None``: this process
     :param packages: what settings may import from; ``None``: from anywhere
     :param gym_packages: what you imported because it registers environments; part of the exported command
-    :raises ValueError: an argument is wrong, the study is about something else, or the folder is another study's
+    :raises ValueError: an argument is wrong, or the study is about something else
     :raises StudyStopped: a run raised an error that its hyperparameters did not cause
     :raises WorkersDied: no worker is left, and the study is not finished
     :raises StorageError: the storage is unavailable; the same call resumes the study
     """
     task = TuningTask(experiment, read_space() if space is None else space, plan, packages, gym_packages).checked()
-    begin(study, task, max_total_trials, Path(folder))
-    return finish(study, task, Path(folder), workers)
-
-
-def begin(study: Study, task: TuningTask, max_total_trials: int, folder: Path) -> None:
-    """Create a study of a checked task, or resume it."""
-    require_int("max_total_trials", max_total_trials, 1)
-    check_folder(study, folder)
     create(study, task, max_total_trials)
+    return finish(study, task, Path(folder), workers)
 
 
 def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None) -> TuningVerdict:
@@ -241,7 +233,7 @@ def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None
 
 def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
     """Start worker processes, print a line for each finished run, and wait until all processes have ended."""
-    processes: list[Process] = []
+    processes: list[subprocess.Popen[str]] = []
     prepare_screening(study, task, study.budget)  # which several workers would do twice
     printed: set[Any] = set(done_runs(study))
     try:
@@ -284,25 +276,23 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
         raise WorkersDied(f"every worker ended too early (exit codes {codes}): run the same command to resume")
 
 
-def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
+def _start(study: Study, task: TuningTask, workers: Workers, processes: list[subprocess.Popen[str]]) -> None:
     """Start a worker and add it to the processes."""
     order: dict[str, Any] = {"study": study.name, "grace_period": study.heartbeats.grace_period, **vars(workers)}
     order |= {"packages": task.packages, "gym_packages": task.gym_packages}
-    # Else the worker might be left without orders, or not be ended with the others.
-    with uninterrupted():
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from ppo_plus.zoo.tune.tuner import run_worker; run_worker()"],
-            stdin=subprocess.PIPE,  # not arguments, which everyone on the machine can read: the URL may have a password
-            stdout=subprocess.DEVNULL,  # progress and errors are in the study
-            text=True,
-            # Ctrl-C is the tuner's, which ends its workers; and the processes of environments can be killed with it.
-            start_new_session=True,
-        )
-        processes.append(process)
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it is dead already, which `supervise` finds
-            process.stdin.write(json.dumps(order) + "\n")
-            process.stdin.flush()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from ppo_plus.zoo.tune.tuner import run_worker; run_worker()"],
+        stdin=subprocess.PIPE,  # not arguments, which everyone on the machine can read: the URL may have a password
+        stdout=subprocess.DEVNULL,  # progress and errors are in the study
+        text=True,
+        # Ctrl-C is the tuner's, which ends its workers; and the processes of environments can be killed with it.
+        start_new_session=True,
+    )
+    processes.append(process)
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it is dead already, which `supervise` finds
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
 
 
 def done_runs(study: Study) -> dict[tuple[str, int], str]:
@@ -331,7 +321,7 @@ def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
     return f"about {minutes:.1f} more minutes at most with {n_workers} at a time"
 
 
-def _end(process: Process) -> None:
+def _end(process: subprocess.Popen[str]) -> None:
     """Wait for a process to end. One that hangs is killed, together with the processes of its environments."""
     try:
         process.wait(END_PATIENCE)

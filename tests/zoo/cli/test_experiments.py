@@ -358,9 +358,6 @@ def test_rl_zoo3s_flags_are_there():
             ["tune", "worker", "--study-name", "x", "--storage", "sqlite:///none.db"],
             "no study 'x': start it with the command tune",
         ),
-        ("tune --env CartPole-v1 --trial 3".split(), "no study 'CartPole-v1': start it with the command tune"),
-        # All of the evaluations count, if there are fewer than by default.
-        ("tune --env CartPole-v1 -n 100 --n-evaluations 2".split(), "n_timesteps=100 becomes"),
         ("tune --algo sac --env CartPole-v1".split(), "invalid choice: 'sac'"),
         ("tune --algo ppo --env Foo-v0".split(), "Environment `Foo` doesn't exist"),
         ("tune --env CartPole-v1 --sampler auto".split(), "sampler='auto' must be one of 'tpe', 'random', 'gp'"),

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
 import yaml
 from scipy.stats import binom
@@ -18,19 +17,15 @@ from verdicts import HIGH, LOW, against, finalist
 
 from ppo_plus.zoo import results
 from ppo_plus.zoo.cli import make_parser
-from ppo_plus.zoo.cli.experiments import make_experiment
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file
-from ppo_plus.zoo.tune import Plan, Study, open_storage, read_space, tune
-from ppo_plus.zoo.tune.jobs import JOB
+from ppo_plus.zoo.tune import Plan, read_space
 from ppo_plus.zoo.tune.report import (
     ERROR_RATE,
     TuningVerdict,
-    check_folder,
     compare,
     export,
     export_best,
-    export_trial,
     retraining,
 )
 from ppo_plus.zoo.tune.study import SETTINGS
@@ -59,16 +54,14 @@ def test_the_best_of_the_significantly_better_ones_wins():
     )
     assert verdict.confidence == pytest.approx(1 - 0.05 / 3)
     assert str(verdict).startswith("Confirmed: trial 3 returns 21.0 [")
-    assert "over the default (98.3 % interval)." in str(verdict)
+    assert "over the default (confidence 98.3 %)." in str(verdict)
 
 
 def test_the_default_stays_where_nothing_is_significantly_better():
     noisy = [x + 30 * (-1) ** i for i, x in enumerate(HIGH)]
     verdict = against(finalist(LOW), finalist(noisy, 1))
     assert verdict.winner is None and verdict.finalists[0].gains["default"].value > 0
-    assert str(verdict).startswith(
-        "No winner: none of the finalists is significantly better than the default on unseen seeds"
-    )
+    assert str(verdict).startswith("No winner: none of the finalists is significantly better than each of the default.")
 
 
 def test_a_winner_beats_the_settings_file_as_well():
@@ -78,14 +71,14 @@ def test_a_winner_beats_the_settings_file_as_well():
     assert verdict.winner is None
     assert verdict.finalists[0].gains["default"].low > 0 > verdict.finalists[0].gains["settings file"].high
     assert str(verdict).startswith(
-        "No winner: none of the finalists is significantly better than both the default and the settings file's"
+        "No winner: none of the finalists is significantly better than each of the default and the settings file"
     )
     best = finalist(shifted(HIGH, 5), 3)
     verdict = against_both(default, file, between, best)
     assert verdict.winner is verdict.finalists[1]
     assert re.search(
-        r"Confirmed: trial 3 returns 26.0 .*, the default 11.0 .* and the settings file's entry 21.0 .*; the gain is "
-        r"15.0 .* over the default and 5.0 .* over the settings file's entry \(97.5 % intervals\)\.",
+        r"Confirmed: trial 3 returns 26.0 .*, the default 11.0 .* and the settings file 21.0 .*; the gain is "
+        r"15.0 .* over the default and 5.0 .* over the settings file \(confidence 97.5 %\)\.",
         str(verdict),
     )
     # An entry that is worse than the default changes nothing: the default must be beaten, too.
@@ -98,14 +91,14 @@ def test_what_failed_on_a_seed_is_not_confirmed():
     without = against(finalist([], n_failed=10), finalist(HIGH, 1))
     assert without.winner is None and "the default has no score on unseen seeds" in str(without)
     without = against_both(finalist(LOW), finalist([], 1, n_failed=10), finalist(HIGH, 2))
-    assert without.winner is None and "the settings file's entry has no score on unseen seeds" in str(without)
+    assert without.winner is None and "the settings file has no score on unseen seeds" in str(without)
 
 
 def test_without_runs_of_a_baseline_nothing_is_confirmed():
     """As in a study of version 0.1, where the settings file's entry was no baseline."""
     verdict = against_both(finalist(LOW), finalist([], 1), finalist(HIGH, 2))
     assert verdict.winner is None
-    assert "No confirmation: the settings file's entry has no score on unseen seeds" in str(verdict)
+    assert "No confirmation: the settings file has no score on unseen seeds" in str(verdict)
 
 
 def test_no_confirmation_no_winner():
@@ -142,20 +135,6 @@ def test_report(tuned):
     assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
 
 
-@pytest.mark.slow
-def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
-    study, _, folder, task = tuned
-    report = (folder / "report.md").read_text()
-    url = f"sqlite:///{tmp_path / 'other.db'}"
-    other = Study("whole", open_storage(url))
-    with pytest.raises(ValueError, match="has the report of another study than 'whole' of this storage.*-f"):
-        tune(task.experiment, task.space, other, task.plan, 3, folder, task.packages)
-    assert (folder / "report.md").read_text() == report
-    assert optuna.get_all_study_names(other.storage) == []
-    # Opened again, as by another process, it is the same one.
-    check_folder(Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}")), folder)
-
-
 def test_export_is_an_entry_that_reads_back(tmp_path):
     task = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000, seed=4)).fitted()
     sampled = {"gamma": 0.95, "policy_kwargs": {"net_arch": [32, 32], "activation_fn": "nn.ReLU"}, "n_steps": 64}
@@ -165,7 +144,11 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
     assert export(won.trial, against(finalist(LOW), won), task, "my study", path) == path
     assert load_experiment("CartPole-v1", path) == candidate
     text = path.read_text()
-    assert "study my study, trial 7" in text and "score was 1.25" in text and "--seed 4" in text
+    assert (
+        "study my study, trial 7" in text
+        and "score was 1.25" in text
+        and "train --env CartPole-v1 -conf CartPole-v1.yml" in text
+    )
     # rl_zoo3 wants policy_kwargs as Python text.
     assert isinstance(yaml.safe_load(text)["CartPole-v1"]["policy_kwargs"], str)
     assert "NOT CONFIRMED" not in text
@@ -175,7 +158,7 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_any_trial_is_exported_and_no_more_than_one_best(tuned, tmp_path):
+def test_no_more_than_one_best_is_exported(tuned, tmp_path):
     study, verdict, _, task = tuned
     winner = verdict.winner
     assert export_best(study, task, verdict, tmp_path).name == "Aiming-v0.yml"
@@ -185,25 +168,16 @@ def test_any_trial_is_exported_and_no_more_than_one_best(tuned, tmp_path):
     # What an earlier report exported is not left beside one that says otherwise.
     assert [path] == list(tmp_path.glob("*.yml")) and path.name == "Aiming-v0_not_confirmed.yml"
     assert f"NOT CONFIRMED: {winner.name} " in path.read_text()
-    for trial in study.screening.trials():
-        number = trial.user_attrs[JOB]
-        text = export_trial(study, task, number, tmp_path).read_text()
-        assert ("NOT CONFIRMED" in text) == (f"trial {number}" != winner.name)
-        assert yaml.safe_load(text)["Aiming-v0"] == trial.user_attrs[SETTINGS]
-    with pytest.raises(ValueError, match="--trial 9: the study 'whole' has run 3 trials, from 0 on"):
-        export_trial(study, task, 9, tmp_path)
+    assert yaml.safe_load(path.read_text())["Aiming-v0"] == winner.trial.user_attrs[SETTINGS]
 
 
-def test_the_command_trains_as_the_trial_did():
-    """Read by the command line, it is the experiment again."""
-    run = {"vec_env": "subproc", "device": "cpu", "eval_env_kwargs": {"sutton_barto_reward": True, "render_mode": None}}
-    experiment = load_experiment("CartPole-v1", seed=4, **run)
-    task = TuningTask(experiment, read_space(), Plan(50_000, seed=4), None, ("stable_baselines3.common",)).fitted()
+def test_the_command_trains_with_the_entry():
+    task = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000), None, ("my_envs",)).fitted()
     args = make_parser().parse_args(retraining(task, builtin_file()))
-    assert make_experiment(args) == experiment
-    assert (args.trust_config, args.gym_packages) == (True, ["stable_baselines3.common"])
+    assert (args.env, args.conf_file) == ("CartPole-v1", str(builtin_file()))
+    assert (args.trust_config, args.gym_packages) == (True, ["my_envs"])
     plain = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000)).fitted()
-    assert retraining(plain, builtin_file())[-2:] == ["--n-eval-envs", "1"]
+    assert retraining(plain, builtin_file()) == ["train", "--env", "CartPole-v1", "-conf", str(builtin_file())]
 
 
 @pytest.mark.slow

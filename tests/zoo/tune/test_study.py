@@ -244,7 +244,7 @@ TASKS = {
     "bad setting": (nested("settings/env_wrapper", "os.system"), "'os.system' is in none of the packages"),
     "space of numbers": (nested("space", {"learning_rate": 7}), "learning_rate must be a mapping"),
     "space is unknown": (nested("space", {"os.system": {"choices": [1]}}), "unknown key 'os.system'"),
-    "any package": (nested("packages", None), "imports from any package"),
+    "a package": (nested("env_id", "evil:Nice-v0"), "the study imports evil: use --gym-packages evil"),
 }
 
 

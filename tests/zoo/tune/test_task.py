@@ -26,11 +26,11 @@ SPACE = read_space()
 @given(st.integers(1, 300_000), st.integers(1, 20), st.integers(1, 3000), st.integers(1, 16))
 def test_budget_and_interval_are_whole_rollouts(n_timesteps, n_evals, n_steps, n_envs):
     experiment = Experiment("CartPole-v1", 1, n_envs=n_envs, hyperparams={"n_steps": n_steps})
-    plan = Plan(n_timesteps, n_evals=n_evals, last_evals=1).on_rollouts(experiment)
+    plan = Plan(n_timesteps, n_evals=n_evals).on_rollouts(experiment)
     assert plan.n_timesteps >= n_timesteps
     assert plan.eval_freq * plan.n_evals == plan.n_timesteps
     assert plan.eval_freq % rollout_size(experiment) == 0
-    assert 1 <= plan.last_evals <= plan.n_evals <= n_evals
+    assert 1 <= plan.n_evals <= n_evals
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,6 @@ def test_seeds_do_not_overlap():
     ("argument", "message"),
     [
         ({"n_timesteps": 0}, "n_timesteps=0"),
-        ({"n_evals": 2, "last_evals": 3}, r"last_evals=3 \(--last-evals\) must be at most n_evals=2 \(--n-evaluations"),
         ({"race_share": 1.5}, "race_share=1.5"),
         ({"confirm_seeds": 5}, "at least 10"),
         ({"race_seeds": -1}, "race_seeds=-1"),
@@ -141,30 +140,22 @@ def test_vec_normalize_leaves_out_what_the_policy_normalizes(inside, normalize):
     envs.close()
 
 
-def test_a_budget_that_grows_says_so(capsys):
-    TuningTask(CARTPOLE, {"gamma": {"choices": [0.9]}}, Plan(20_480)).fitted()
-    assert capsys.readouterr().err == ""
-    task = TuningTask(CARTPOLE, SPACE, Plan(20_000)).fitted()
-    assert f"each run has {task.plan.n_timesteps:,} timesteps instead of 20,000" in capsys.readouterr().err
-    odd = CARTPOLE.with_hyperparams({"n_steps": 125})
-    with pytest.raises(ValueError, match="n_timesteps=20000 becomes 256000.*use n_timesteps=128000"):
-        TuningTask(odd, SPACE, Plan(20_000)).fitted()
-    assert TuningTask(odd, SPACE, Plan(128_000)).fitted().plan.n_timesteps == 256_000
+@pytest.mark.parametrize(
+    ("n_steps", "asked", "n_timesteps"), [(32, 20_480, 20_480), (32, 20_000, 20_480), (125, 20_000, 20_000)]
+)
+def test_budgets_are_whole_rollouts_of_the_experiment(n_steps, asked, n_timesteps):
+    """Also if those of the default, of 2,048 timesteps, do not fit: its last one then exceeds the budget."""
+    task = TuningTask(CARTPOLE.with_hyperparams({"n_steps": n_steps}), SPACE, Plan(asked)).fitted()
+    assert task.plan.n_timesteps == task.experiment.n_timesteps == n_timesteps
+    assert setting(task.baselines()["default"], "n_steps") == 2048
 
 
-def test_every_choice_of_n_steps_fits_the_interval():
-    task = TuningTask(CARTPOLE, SPACE, Plan(50_000)).fitted()
-    choices = task.search_space().dimensions["n_steps"].values
-    assert {32, 2048} <= set(choices)
-    for n_steps in set(choices) - {2048}:
-        assert setting(task.candidate({"n_steps": n_steps}), "n_steps") == n_steps
-
-
-def test_rollouts_must_fit_between_evaluations():
-    with pytest.raises(ValueError, match=r"n_steps: none of \[500, 5000\] fits: with n_envs=8, rollouts must divide"):
-        TuningTask(CARTPOLE, {"n_steps": {"choices": [500, 5000]}}, Plan(20_480)).fitted()
-    task = TuningTask(CARTPOLE, {"n_steps": {"choices": [64, 500]}}, Plan(20_480)).fitted()
-    assert set(task.search_space().dimensions["n_steps"].values) == {64, 32, 2048}
+def test_rollouts_fit_between_evaluations():
+    """Whatever is sampled, n_steps is the largest that fits: 8 environments, 2,048 timesteps between evaluations."""
+    task = TuningTask(CARTPOLE, {"n_steps": {"choices": [64, 500, 5000]}}, Plan(20_480)).fitted()
+    assert set(task.search_space().dimensions["n_steps"].values) == {64, 500, 5000, 32, 2048}
+    n_steps = {64: 64, 100: 64, 500: 256, 5000: 256}
+    assert {n: setting(task.candidate({"n_steps": n}), "n_steps") for n in n_steps} == n_steps
 
 
 def test_the_discount_reaches_the_normalization():
@@ -196,8 +187,7 @@ def test_a_task_travels_as_plain_data(env_id):
 @pytest.mark.parametrize(
     ("wanted", "remedy"),
     [
-        ({"packages": None}, "--trust-config"),
-        ({"packages": ["gymnasium", "surprise"]}, "--gym-packages surprise"),
+        ({}, "--gym-packages surprise, or --trust-config"),
         ({"env_id": "surprise.envs:Nice-v0"}, "--gym-packages surprise"),
     ],
 )
@@ -213,9 +203,15 @@ def test_a_study_imports_nothing_that_the_worker_does_not_allow(wanted, remedy, 
 
 
 def test_a_study_imports_what_the_worker_allows():
-    task = TuningTask(CARTPOLE, SPACE, Plan(50_000), (*ALLOWED_PACKAGES, "my_envs"), ("my_envs.all",)).fitted()
     for allowed in (None, (*ALLOWED_PACKAGES, "my_envs")):
+        task = TuningTask(CARTPOLE, SPACE, Plan(50_000), allowed).fitted()
         assert TuningTask.from_json(task.to_json(), allowed) == task
+
+
+def test_an_environment_that_a_worker_does_not_know():
+    data = TuningTask(CARTPOLE, SPACE, Plan(50_000)).fitted().to_json()
+    with pytest.raises(gym.error.Error, match="If your own module registers it, add --gym-packages MODULE"):
+        TuningTask.from_json({**data, "env_id": "Unregistered-v0"})
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))

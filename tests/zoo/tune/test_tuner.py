@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import signal
 import sqlite3
 import subprocess
@@ -14,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
 import optuna
 import pytest
 import yaml
@@ -27,10 +25,9 @@ from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.tune import tuner
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, STORAGE_ERRORS, WORKER, open_storage
-from ppo_plus.zoo.tune.report import Finalist, compare, export
-from ppo_plus.zoo.tune.study import SCORES, SETTINGS, Study, create, is_over, read_task
+from ppo_plus.zoo.tune.study import SETTINGS, Study, create, is_over, read_task
 from ppo_plus.zoo.tune.task import Plan, TuningTask
-from ppo_plus.zoo.tune.tuner import Workers, begin, supervise, tune
+from ppo_plus.zoo.tune.tuner import Workers, supervise, tune
 from ppo_plus.zoo.tune.tuner import finish as finish_study
 
 ROOT = Path(__file__).parents[3]
@@ -45,9 +42,9 @@ SPACE = {"learning_rate": {"low": 1.0e-4, "high": 1.0e-2, "scale": "log"}}
 def start(folder, url, *arguments):
     """``ppo-plus``, in a folder outside the checkout."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from ppo_plus.zoo.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from ppo_plus.zoo.cli import main; main()", *arguments, "--storage", url],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, "PPO_PLUS_STORAGE": url},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -199,7 +196,7 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     (again,) = (trial for trial in others if trial.user_attrs.get(REPLACES) == interrupted)
     assert again.user_attrs[JOB] == lost.user_attrs[JOB] and again.user_attrs[DEATHS] == 0
     # The line is for a shell, in the same folder and environment.
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "PPO_PLUS_STORAGE": url}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     grown = f"{resume} --max-total-trials 5"
     subprocess.run(grown, shell=True, check=True, cwd=tmp_path, env=environment, capture_output=True, timeout=600)
     assert sorted(trial.state.name for trial in study.get_trials()) == [*["COMPLETE"] * 5, "FAIL"]
@@ -314,7 +311,7 @@ def test_stages_of_a_study(tuned):
 def test_again_does_nothing_but_write_the_report(tuned):
     study, verdict, folder, task = tuned
     (folder / "report.md").unlink()
-    begin(study, task, 3, folder)
+    create(study, task, 3)
     again = finish_study(study, task, folder, None)
     assert str(again) == str(verdict) and (folder / "report.md").is_file()
     assert [len(jobs.study().trials) for _, jobs in study.begun_stages().items()] == [3, 1, 30]
@@ -324,7 +321,7 @@ def test_again_does_nothing_but_write_the_report(tuned):
 def test_a_study_is_about_one_thing(tuned):
     study, _, folder, task = tuned
     with pytest.raises(ValueError, match="another plan: give the same ones"):
-        begin(study, replace(task, plan=Plan(8192)), 3, folder)
+        create(study, replace(task, plan=Plan(8192)), 3)
 
 
 def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
@@ -370,7 +367,6 @@ def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
-    """Given to a shell as it is printed, the last line trains with the winner, whose score it ends with."""
     study, verdict, folder, task = tuned
     monkeypatch.chdir(tmp_path)
     space = tmp_path / "space.yml"
@@ -378,42 +374,13 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     main(
         ["tune", *TUNED, "--search-space", str(space), "--storage", f"sqlite:///{folder / 'study.db'}", "-f", "my logs"]
     )
-    going_on, plan, note, line, report, settings, command = capsys.readouterr().out.splitlines()
+    going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
     assert going_on == f"study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
     assert plan == "at most 3 runs of the search, 1 of the race and 30 of the confirmation, with 2,048 timesteps each"
-    assert note == "when the baselines have run, an estimate follows"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
     assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
-    command = command.removeprefix("train with them: ")
-    program = tmp_path / "ppo-plus"
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from ppo_plus.zoo.cli import main; main()' \"$@\"\n")
-    program.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": PYTHONPATH}
-    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    winner = verdict.winner
-    assert last_return(tmp_path / "logs") == winner.trial.user_attrs[SCORES][0]
-
-
-@pytest.mark.slow
-def test_trained_again_the_score_is_the_same(tuned, tmp_path):
-    """Whichever trial wins: the command in the exported file ends with the very returns that it was scored by."""
-    study, _, _, task = tuned
-    default, *others = study.screening.trials()
-    for trial in others:
-        verdict = compare({"default": Finalist(default, [0.0] * 10, 0)}, [Finalist(trial, [1.0] * 10, 0)])
-        path = tmp_path / f"{trial.number}.yml"
-        export(trial, verdict, task, study.name, path)
-        (command,) = [line for line in path.read_text().splitlines() if line.startswith("# ppo-plus train ")]
-        finish(start(tmp_path, "", *shlex.split(command)[2:], "-f", path.stem))
-        assert last_return(tmp_path / path.stem) == trial.user_attrs[SCORES][0] == trial.value
-
-
-def last_return(logs):
-    """The mean return of the last evaluation of the only run."""
-    (evaluations,) = logs.rglob("evaluations.npz")
-    return float(np.load(evaluations)["results"][-1].mean())
+    assert command.endswith("train --env Aiming-v0 -conf 'my logs/tune/whole/Aiming-v0.yml' --gym-packages tuning_envs")
 
 
 @pytest.mark.slow
