@@ -485,9 +485,44 @@ ROLLOUT = (
     Fault(
         "no-bootstrap",
         "rollout/collector.py",
-        "buffer.bootstrap_timeouts(rows, columns, th.cat(final_values))",
+        "part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])",
         "pass",
         "tests/rollout tests/ppo/test_learn.py",
+    ),
+    Fault(
+        "streams-share-a-critic",
+        "rollout/collector.py",
+        "part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])",
+        "part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, 0])",
+        "tests/rollout/test_streams.py",
+    ),
+    Fault(
+        "streams-all-episodic",
+        "rollout/streams.py",
+        "starts if stream.episodic else th.zeros_like(starts)",
+        "starts",
+        "tests/rollout/test_streams.py",
+    ),
+    Fault(
+        "streams-combined-twice",
+        "rollout/buffer.py",
+        "self.is_combined = True",
+        "self.is_combined = False",
+        "tests/rollout/test_streams.py",
+    ),
+    Fault(
+        "multiplier-lowers-below-zero",
+        "policy/cost.py",
+        "integral = max(integral + cost.k_i * violation, 0.0)",
+        "integral = integral + cost.k_i * violation",
+        "tests/policy/test_cost.py",
+    ),
+    Fault(
+        "curiosity-not-divided",
+        "rollout/streams.py",
+        "rewards /= part.std.item()",
+        "pass",
+        "tests/policy/test_curiosity.py",
     ),
     Fault(
         "final-observation-shared",
@@ -632,8 +667,8 @@ ROLLOUT = (
     Fault(
         "values-move-with-their-scale",
         "policy/normalization.py",
-        "last.weight.copy_(last.weight * (std / self.std))",
-        "last.weight.copy_(last.weight)",
+        "weight.copy_(weight * (std / new_std))",
+        "weight.copy_(weight)",
         "tests/policy/test_normalization.py",
     ),
     Fault(
@@ -958,8 +993,8 @@ TOP = (
     Fault(
         "resets-counted",
         "rollout/buffer.py",
-        "return tree_map(lambda tensor: tensor[th.from_numpy(valid)], self.stored(name))",
-        "return tree_map(lambda tensor: tensor.flatten(0, 1), self.stored(name))",
+        "return tree_map(lambda tensor: tensor[th.from_numpy(valid)], stored)",
+        "return tree_map(lambda tensor: tensor.flatten(0, 1), stored)",
         "tests/policy/test_normalization.py",
     ),
     Fault(

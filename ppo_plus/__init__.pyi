@@ -24,6 +24,8 @@ from ppo_plus.formulas.losses import PPOLoss as PPOLoss
 from ppo_plus.formulas.schedules import constant as constant
 from ppo_plus.formulas.schedules import cosine as cosine
 from ppo_plus.formulas.schedules import linear as linear
+from ppo_plus.policy.cost import Cost as Cost
+from ppo_plus.policy.curiosity import RandomNetworkDistillation as RandomNetworkDistillation
 from ppo_plus.policy.policies import ActorCriticPolicy as ActorCriticPolicy
 from ppo_plus.policy.policies import Carry as Carry
 from ppo_plus.policy.policies import CnnPolicy as CnnPolicy
@@ -40,6 +42,8 @@ from ppo_plus.policy.recurrent import MlpLstmPolicy as MlpLstmPolicy
 from ppo_plus.policy.recurrent import MultiInputGruPolicy as MultiInputGruPolicy
 from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
 from ppo_plus.policy.recurrent import WithMemory as WithMemory
+from ppo_plus.policy.streams import Stream as Stream
+from ppo_plus.policy.streams import StreamPart as StreamPart
 from ppo_plus.ppo import PPO_Plus as PPO_Plus
 from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
 from ppo_plus.rollout.demonstrations import record_demonstrations as record_demonstrations

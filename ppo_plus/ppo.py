@@ -52,6 +52,7 @@ from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import warn_of_bounds
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
+from ppo_plus.policy.streams import Stream
 from ppo_plus.process import (
     assigned,
     full_precision,
@@ -66,6 +67,7 @@ from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare
 from ppo_plus.rollout.demonstrations import clone, read_demonstrations
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
 from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
+from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.export.deployed import Normalization
@@ -160,6 +162,8 @@ class PPO_Plus(OnPolicyAlgorithm):
     :param normalize_values: have the critic predict normalized returns, so that it learns on any scale of rewards
         (PopArt). ``vf_coef`` and ``clip_range_vf`` are then in units of normalized returns; values, returns and logs
         stay in units of the reward. Or a dict of options: ``epsilon=1e-5``
+    :param streams: further rewards, each with a critic head, discount, λ and weight in the advantage: a list of
+        :class:`ppo_plus.Cost`, :class:`ppo_plus.RandomNetworkDistillation` and :class:`ppo_plus.Stream`
     :raises ValueError: an argument is out of range, or the spaces are not supported
     :raises TypeError: an argument is of the wrong kind
     """
@@ -217,6 +221,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         action_mask_key: str | None = None,
         normalize_observations: bool | dict[str, Any] = False,
         normalize_values: bool | dict[str, Any] = False,
+        streams: Sequence[Stream] = (),
     ):
         #: Where the environments are: last observations, memory, held noise.
         self.position = Position()
@@ -291,6 +296,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.action_mask_key = action_mask_key
         self.normalize_observations = normalize_observations
         self.normalize_values = normalize_values
+        self.streams = streams
         if _init_setup_model:
             self._setup_model()
             self.built_layout = layout(self.policy)
@@ -311,8 +317,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
         # Passed only if set: a policy class written for SB3 may not accept them.
-        names = ("exploration", "action_mask_key", "normalize_observations", "normalize_values")
-        custom = {name: value for name in names if (value := getattr(settings, name)) not in (None, False)}
+        names = ("exploration", "action_mask_key", "normalize_observations", "normalize_values", "streams")
+        custom = {name: value for name in names if (value := getattr(settings, name)) not in (None, False, (), [])}
         self.policy = adapt_policy_class(self.policy_class)(
             self.observation_space,
             self.action_space,
@@ -705,7 +711,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         facts = {
             name: value for name, value in arguments if name not in may_differ and isinstance(value, (int, float, str))
         }
-        return facts | {"frozen weights": frozen(self.policy)}
+        kinds = (int, float, str, tuple)
+        streams = [[value for value in vars(stream).values() if isinstance(value, kinds)] for stream in self.streams]
+        return facts | {"frozen weights": frozen(self.policy), "streams": streams}
 
     # --- collecting ------------------------------------------------------------------------------------------------
 
@@ -761,12 +769,24 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.logger.record_mean(name, value)
 
         keep_training = self._synchronize(keep_training=True)
+        if self.policy.streams is not None:
+            self._finish_streams(collector, keep_training)
         collected = rollout_buffer.twin() if self.settings.recompute_advantages else None
         callback.update_locals(locals())
         callback.on_rollout_end()
         if collected is not None:
             follow_changes(rollout_buffer, collected, collector.estimate)
         return keep_training
+
+    @interrupts_wait()
+    def _finish_streams(self, collector: Collector | TensorCollector, keep_training: bool) -> None:
+        """Complete the streams of a rollout, of all processes if they all have one, and estimate advantages."""
+        buffer, position = self.rollout_buffer, self.position
+        pool = (self.shared if keep_training else SingleProcess()).total
+        position.stream_sums, means = finish(self.policy, buffer, position.stream_sums, collector.dones(), pool)
+        for name, mean in means.items():
+            self.logger.record(f"rollout/ep_{name}_mean", mean)
+        collector.estimate(buffer)
 
     def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
         """What the rollout that begins is collected with."""
@@ -812,7 +832,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.shared.scheduled = numbers
         control, reads = settings.control, Reads(objects={"loss": settings.loss}, changing=[self])
         reduction = self.shared.reduction
-        rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads)
+        rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)
         utils.update_learning_rate(policy.optimizer, numbers["learning_rate"])
         self._update_learning_rate(policy.optimizer)
         scaled = numbers if policy.value_normalizer is None else policy.value_normalizer.in_units_of_values(numbers)
@@ -849,7 +869,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._normalize(buffer)
 
     def _normalize(self, buffer: RolloutBuffer) -> None:
-        """Normalize advantages over the whole rollout, if that is asked for."""
+        """Combine advantages with those of streams, and normalize them over the whole rollout, if that is asked for."""
+        if self.policy.streams is not None:
+            buffer.combine_advantages(*self.policy.streams.weights(self._current_progress_remaining))
         if self.settings.normalize_advantage == "rollout":
             self.shared.normalize_advantages(buffer)
 
@@ -859,7 +881,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         policy = self.policy
         if policy.value_normalizer is not None:
             moments = Moments.of(self.rollout_buffer.transitions("returns"))
-            policy.value_normalizer.rescale(policy.value_net, self.shared.total(moments))
+            last = [policy.value_net, *([policy.streams.head] if policy.streams else [])]
+            policy.value_normalizer.rescale(last, self.shared.total(moments))
 
     @interrupts_wait()
     def _count_observations(self) -> None:
@@ -874,10 +897,15 @@ class PPO_Plus(OnPolicyAlgorithm):
             print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.kl:.2f}")
         buffer = self.rollout_buffer
         logged = update.metrics(self.policy)
-        values, returns = (
-            column.numpy().flatten() for column in read([*map(th.as_tensor, (buffer.values, buffer.returns))])
-        )
-        logged["explained_variance"] = self.shared.explained_variance(values, returns)
+        names = ["", *(f"{stream.name}_" for stream in self.streams)]
+        for name, part in zip(names, (buffer, *buffer.streams), strict=True):
+            values, returns = (
+                column.numpy().flatten() for column in read([*map(th.as_tensor, (part.values, part.returns))])
+            )
+            logged[f"{name}explained_variance"] = self.shared.explained_variance(values, returns)
+        if self.policy.streams is not None:
+            weights, _ = self.policy.streams.weights(self._current_progress_remaining)
+            logged |= {f"{name}weight": weight for name, weight in zip(names[1:], weights, strict=True)}
         logged |= {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
         for name, value in logged.items():
             self.logger.record(f"train/{name}", value)

@@ -29,6 +29,7 @@ from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.recurrent import MlpLstmPolicy
+from ppo_plus.policy.streams import Stream
 from ppo_plus.require import ATTRIBUTES, nearest, require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, least_bytes, own_buffer_class
 from ppo_plus.rollout.tensor_collector import in_tensors
@@ -92,6 +93,7 @@ class Settings:
     action_mask_key: Any = _fixed()
     normalize_observations: Any = _fixed()
     normalize_values: Any = _fixed()
+    streams: Any = _fixed()
     #: The arguments that may change over time, as schedules; ``None`` where the argument is.
     schedules: dict[str, Schedule | None] = field(init=False, repr=False, compare=False)
     #: What ``target_kl`` does.
@@ -114,6 +116,7 @@ class Settings:
                 value_clip=self.value_clip,  # type: ignore[arg-type]
                 normalize_advantage=self.normalize_advantage in (True, "minibatch"),
                 entropy_bonus=not (isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0),
+                streams=tuple(stream.name for stream in self.streams),
             ),
         }
         for name, value in derived.items():
@@ -248,6 +251,13 @@ def _check_kinds(settings: Settings) -> None:
     check_policy_kwargs(adapt_policy_class(settings.policy_class), settings.policy_kwargs)
     for name in OPTIONS:
         normalization_options(name, getattr(settings, name))
+    streams, remedy = settings.streams, 'a list of streams, such as [ppo_plus.Cost("cost", limit=25.0)]'
+    require_kind("streams", streams, (list, tuple), remedy)
+    for stream in streams:
+        require_kind("streams", stream, Stream, remedy)
+    names = [stream.name for stream in streams]
+    if len({*names}) < len(names):
+        raise ValueError(f"streams={streams!r} have the names {names}: give each another name=")
     require_kind("rollout_buffer_kwargs", settings.rollout_buffer_kwargs, dict, "a dict")
     require_kind("tensorboard_log", settings.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
 

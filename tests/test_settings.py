@@ -110,7 +110,7 @@ def test_an_unknown_argument_is_answered_with_the_nearest_name(name, advice):
 def test_the_signature_is_that_of_the_constructor():
     names = list(inspect.signature(PPO_Plus).parameters)
     assert names[:4] == ["policy", "env", "learning_rate", "n_steps"]
-    assert names[-1] == "normalize_values"
+    assert names[-1] == "streams"
     assert "kwargs" not in names
 
 

@@ -126,26 +126,26 @@ def value_loss(
 
     A value exactly at its bound still learns.
 
-    :param values: :math:`V`, shape ``(B,)``
+    :param values: :math:`V`, shape ``(B,)``; with streams, all three have the shape ``(B, K)``
     :param old_values: :math:`V_{old}`, the predictions made during the rollout, shape ``(B,)``
     :param returns: :math:`R`, the TD(λ) targets, shape ``(B,)``
-    :param clip_range_vf: :math:`\epsilon > 0` in units of the return, 0-d, or ``None``
+    :param clip_range_vf: :math:`\epsilon > 0` in units of the return, 0-d or ``(K,)``, or ``None``
     :param value_clip: ``"max"`` or ``"plain"``
-    :return: the loss, 0-d
+    :return: the loss, 0-d, or ``K`` losses, ``(K,)``
     :raises ValueError: another ``value_clip``
     """
     if value_clip not in ("max", "plain"):
         raise ValueError(f'value_clip={value_clip!r} must be "max" or "plain"')
     if clip_range_vf is None:
-        return F.mse_loss(values, returns)
+        return F.mse_loss(values, returns) if values.ndim == 1 else (returns - values).square().mean(dim=0)
     change = values - old_values
     # As in policy_loss, the gradient at the bound must not depend on clamp.
     bound = change.detach().clamp(-clip_range_vf, clip_range_vf)
     clipped = old_values + th.where(change.abs() > clip_range_vf, bound, change)
     clipped_error = (returns - clipped).square()
     if value_clip == "plain":
-        return clipped_error.mean()
-    return th.max((returns - values).square(), clipped_error).mean()
+        return clipped_error.mean(dim=0)
+    return th.max((returns - values).square(), clipped_error).mean(dim=0)
 
 
 def approx_kl(log_ratio: th.Tensor) -> th.Tensor:
@@ -175,9 +175,9 @@ class Coefficients(NamedTuple):
     terms of the loss, and the two numbers that the step along its gradient needs.
 
     :param clip_range: ε of the surrogate; ``None``: not clipped
-    :param clip_range_vf: ε of the value loss; ``None``: not clipped
+    :param clip_range_vf: ε of the value loss, with streams also ``(K,)``; ``None``: not clipped
     :param ent_coef: weight of the entropy bonus
-    :param vf_coef: weight of the value loss
+    :param vf_coef: weight of the value loss, with streams also ``(K,)``
     :param kl_coef: weight β of the KL penalty; ``None``: no penalty
     :param learning_rate: the schedule's value, which the KL control may scale
     :param target_kl: the KL control's target; NaN: none
@@ -233,11 +233,13 @@ class PPOLoss:
     :param value_clip: see :func:`~ppo_plus.formulas.losses.value_loss`
     :param normalize_advantage: whether advantages are normalized within each minibatch
     :param entropy_bonus: whether the entropy is part of the loss; without, it is only reported
+    :param streams: the names of streams (:class:`ppo_plus.Stream`), whose value losses are added
     """
 
     value_clip: Literal["max", "plain"] = "max"
     normalize_advantage: bool = True
     entropy_bonus: bool = True
+    streams: tuple[str, ...] = ()
 
     def __call__(
         self, distribution: Any, values: th.Tensor, params: th.Tensor, batch: Any, coefficients: Coefficients
@@ -245,7 +247,7 @@ class PPOLoss:
         """The loss of one minibatch.
 
         :param distribution: the family of action distributions (:class:`~ppo_plus.policy.distributions`)
-        :param values: predictions of the critic, shape ``(B,)``
+        :param values: predictions of the critic, shape ``(B,)``, with streams ``(B, K)``
         :param params: parameters of the action distribution, shape ``(B, param_dim)``
         :param batch: the minibatch, a :class:`ppo_plus.Batch`
         :param coefficients: weights and bounds
@@ -261,17 +263,20 @@ class PPOLoss:
         error = value_loss(values, batch.old_values, batch.returns, coefficients.clip_range_vf, self.value_clip)
         with _graph_if(self.entropy_bonus):
             entropy_loss = -distribution.entropy(params).mean()
-        total = surrogate + coefficients.vf_coef * error
+        weighted = coefficients.vf_coef * error
+        total = surrogate + (weighted.sum() if self.streams else weighted)
         if self.entropy_bonus:
             total = total + coefficients.ent_coef * entropy_loss
 
         with th.no_grad():
+            error = error.detach()
             diagnostics = {
                 "policy_gradient_loss": surrogate.detach(),
-                "value_loss": error.detach(),
+                "value_loss": error[0] if self.streams else error,
                 "entropy_loss": entropy_loss.detach(),
                 "approx_kl": approx_kl(log_ratio),
             }
+            diagnostics |= {f"{name}_value_loss": error[k] for k, name in enumerate(self.streams, 1)}
             if coefficients.clip_range is not None:
                 diagnostics["clip_fraction"] = clip_fraction(log_ratio, coefficients.clip_range)
             std = distribution.std(params)

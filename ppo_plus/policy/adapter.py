@@ -66,9 +66,9 @@ class SB3Interface:
     has_params = False
 
     def __init__(self, *args: Any, **kwargs: Any):
-        for name in ("exploration", "action_mask_key", "normalize_observations", "normalize_values"):
+        for name in ("exploration", "action_mask_key", "normalize_observations", "normalize_values", "streams"):
             value = kwargs.pop(name, None)
-            if value not in (None, False):
+            if value not in (None, False, (), []):
                 raise ValueError(
                     f"{name}={value!r} does not reach a policy class that overrides SB3's methods: derive it from "
                     "ppo_plus.ActorCriticPolicy"
@@ -94,9 +94,9 @@ class SB3Interface:
         # Without a formula for the entropy, SB3 uses this estimate.
         return values.flatten(), th.stack([log_prob, -log_prob if entropy is None else entropy], dim=1)
 
-    # There is no memory, and nothing is normalized.
+    # There is no memory, nothing is normalized, and there is one critic.
     init_memory, prepare_rollout = ActorCriticPolicy.init_memory, ActorCriticPolicy.prepare_rollout
-    observation_normalizer = value_normalizer = None
+    observation_normalizer = value_normalizer = streams = None
 
     def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:
         return super().predict_values(obs)  # type: ignore[misc, no-any-return]

@@ -14,7 +14,7 @@ from ppo_plus.policy.normalization import OPTIONS
 from ppo_plus.require import nearest, require_int, require_kind
 
 #: Arguments of policies that ``PPO_Plus`` passes.
-OF_PPO_PLUS = ("use_sde", *OPTIONS)
+OF_PPO_PLUS = ("use_sde", "streams", *OPTIONS)
 PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", *OF_PPO_PLUS)
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
 NetworkLike = nn.Module | Callable[[int, int], nn.Module]

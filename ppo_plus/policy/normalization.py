@@ -166,17 +166,18 @@ class ValueNormalizer(RunningMoments):
     """Makes values of the predictions of a critic, which ends with the layer ``last``.
 
     :param last: must be an ``nn.Linear`` with a bias
+    :param n_values: how many values are predicted, each with its own moments; more than one with streams of reward
     :param epsilon: added to the variance
     :raises ValueError: it is not
     """
 
-    def __init__(self, last: nn.Module, epsilon: float):
+    def __init__(self, last: nn.Module, n_values: int, epsilon: float):
         if not isinstance(last, nn.Linear) or last.bias is None:
             raise ValueError(
                 f"normalize_values rescales the critic's last layer, but {last} is not a torch.nn.Linear with a bias: "
                 "end policy_kwargs=dict(critic=...) with one, or leave out normalize_values"
             )
-        super().__init__((), epsilon)
+        super().__init__(() if n_values == 1 else (n_values,), epsilon)
 
     def forward(self, predictions: th.Tensor) -> th.Tensor:
         """Values in units of the reward."""
@@ -184,15 +185,20 @@ class ValueNormalizer(RunningMoments):
         return th.addcmul(mean, predictions, std)
 
     @th.no_grad()
-    def rescale(self, last: nn.Linear, moments: Moments) -> None:
-        """Add the moments of further returns, and change the critic's last layer so that values stay the same."""
-        mean, std = self.mean.clone(), self.std
+    def rescale(self, last: Sequence[nn.Linear], moments: Moments) -> None:
+        """Add the moments of further returns, and change the critic's last layers so that values stay the same."""
+        before = self.mean.clone().reshape(-1), self.std.reshape(-1)
         self.add(moments)
-        last.weight.copy_(last.weight * (std / self.std))
-        last.bias.copy_((last.bias * std + mean - self.mean) / self.std)
+        rows = (row for layer in last for row in zip(layer.weight.split(1), layer.bias.split(1), strict=True))
+        scales = zip(*before, self.mean.reshape(-1), self.std.reshape(-1), strict=True)
+        for (weight, bias), (mean, std, new_mean, new_std) in zip(rows, scales, strict=True):
+            weight.copy_(weight * (std / new_std))
+            bias.copy_((bias * std + mean - new_mean) / new_std)
 
     def in_units_of_values(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
         r"""The coefficients of an update, by name, in units of values; the arguments are in units of predictions:
-        ``vf_coef`` becomes :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`."""
-        std, bound = self.std.item(), coefficients["clip_range_vf"]
-        return {**coefficients, "vf_coef": coefficients["vf_coef"] / std**2, "clip_range_vf": bound and bound * std}
+        ``vf_coef`` becomes :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`; lists with several
+        values."""
+        std, bound = self.std.cpu(), coefficients["clip_range_vf"]
+        clip_range_vf = None if bound is None else (bound * std).tolist()
+        return {**coefficients, "vf_coef": (coefficients["vf_coef"] / std**2).tolist(), "clip_range_vf": clip_range_vf}

@@ -38,6 +38,7 @@ from ppo_plus.policy.observations import (
     to_tensor,
     visible_spaces,
 )
+from ppo_plus.policy.streams import Streams
 from ppo_plus.trees import to_device
 
 #: Memory of a policy: any nesting of tensors whose first dimension is the environment; empty without memory.
@@ -69,7 +70,7 @@ class Features(NamedTuple):
 class Heads(NamedTuple):
     """Values and action distributions for ``B`` observations: the results of the heads.
 
-    :param values: the critic's, shape ``(B,)``
+    :param values: the critic's, shape ``(B,)``; with ``K - 1`` streams ``(B, K)``, those of the reward first
     :param params: parameters of the action distribution, shape ``(B, param_dim)``
     :param latent: the actor's last hidden layer, which feeds state-dependent noise, shape ``(B, F)``
     """
@@ -150,6 +151,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         ``None``: everything. It needs ``actor_keys``. If the two see different entries, each has a features extractor
     :param normalize_observations: as of :class:`ppo_plus.PPO_Plus` (:mod:`ppo_plus.policy.normalization`)
     :param normalize_values: the same
+    :param streams: the same (:class:`ppo_plus.Stream`)
     :raises ValueError: an argument that does not fit the spaces or another argument
     """
 
@@ -160,7 +162,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     #: Whether the parameters of its action distribution are known, without which nothing is compiled.
     has_params = True
     #: Attributes that neither acting nor evaluating depends on.
-    not_constant = frozenset({"optimizer", "optimizer_class", "optimizer_kwargs", "_noise", "lr_schedule", "_networks"})
+    not_constant = frozenset("optimizer optimizer_class optimizer_kwargs _noise lr_schedule _networks _streams".split())
 
     def __init__(
         self,
@@ -191,6 +193,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         critic_keys: Sequence[str] | None = None,
         normalize_observations: bool | dict[str, Any] = False,
         normalize_values: bool | dict[str, Any] = False,
+        streams: Sequence[Any] = (),
     ):
         if use_sde and exploration is not None:
             raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
@@ -249,6 +252,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self.actor_keys, self.critic_keys = actor_keys, critic_keys
         self.normalize_observations, self.normalize_values = normalize_observations, normalize_values
         self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
+        self._streams = tuple(streams)
         self._noise: NoiseState = {}
         #: The distributions over actions; ``action_dist`` is SB3's name of it.
         self.distribution = self.action_dist = make_distribution(action_space, squash_output)
@@ -284,10 +288,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             self.log_std = nn.Parameter(th.ones(shape) * self.log_std_init)
         self.value_net = self._make_last_layer("critic", 1)  # type: ignore[assignment]
         options = normalization_options("normalize_values", self.normalize_values)
-        self.value_normalizer = None if options is None else ValueNormalizer(self.value_net, **options)
+        n_values = 1 + len(self._streams)
+        self.value_normalizer = None if options is None else ValueNormalizer(self.value_net, n_values, **options)
         if self.ortho_init:
             self._initialize_orthogonally()
         self._build_memory()
+        self.streams = Streams(self._streams, self) if self._streams else None
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def _build_mlp_extractor(self) -> None:
@@ -339,7 +345,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             data["net_arch"] = None
         names = ["autocast", "share_features_extractor", "action_mask_key", "actor_keys", "critic_keys"]
         names += ["normalize_observations", "normalize_values"]
-        own = {name: getattr(self, name) for name in names}
+        own = {name: getattr(self, name) for name in names} | {"streams": self._streams}
         return data | self._networks | own | {"exploration": None if self.use_sde else self.exploration}
 
     # --- for the algorithm ---------------------------------------------------------------------------------------
@@ -362,6 +368,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         values, params, latent = self.heads(features, self._masks(obs, masks))
         actions, noise = self._explore(params, latent, carry.noise)
         log_probs = self.distribution.log_prob(params, actions)
+        values = values if self.streams is None else values[:, 0]
         return Step(actions, values, log_probs, params), Carry(memory, noise)
 
     def evaluate(
@@ -379,7 +386,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             memory. No effect without memory
         :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
         :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(B, M)``; ``None``: none, or in ``obs``
-        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`distribution`
+        :return: values as in :class:`Heads`, and parameters ``(B, param_dim)`` for :attr:`distribution`
         """
         if carry is None:
             features, _ = self.encode_step(obs, self.init_memory(n_rows(obs)), episode_starts)
@@ -462,7 +469,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         log_std = self._log_std
         std = None if log_std is None else self.exploration.std(log_std, latent_pi)
         params = self.distribution.params(self.action_net(latent_pi), std, masks)
-        values = self.value_net(latent_vf).flatten()
+        values = self.value_net(latent_vf)
+        values = values.flatten() if self.streams is None else th.cat([values, self.streams.head(latent_vf)], dim=1)
         if self.value_normalizer is not None:
             values = self.value_normalizer(values)
         return Heads(values, params, latent_pi)
@@ -503,8 +511,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             carry = Carry(self.init_memory(n_rows(obs)), self._noise)
             (actions, values, log_probs, _), carry = self.act(obs, carry, masks=masks)
             self._noise = carry.noise
-        shape = self.action_space.shape
-        return actions if shape is None else actions.reshape(-1, *shape), values.unsqueeze(1), log_probs
+        shape, values = self.action_space.shape, values.view(values.shape[0], -1)[:, :1]
+        return actions if shape is None else actions.reshape(-1, *shape), values, log_probs
 
     def extract_features(  # type: ignore[override]
         self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
@@ -547,7 +555,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``."""
         values, params = self.evaluate(obs, masks=self._mask_tensor(action_masks))
         distribution = BoundDistribution(self.distribution, params)
-        return values.unsqueeze(1), distribution.log_prob(actions), distribution.entropy()
+        return values.view(values.shape[0], -1)[:, :1], distribution.log_prob(actions), distribution.entropy()
 
     def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> BoundDistribution:  # type: ignore[override]
         """The action distribution at ``obs``, with the methods of SB3's."""
@@ -556,7 +564,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def predict_values(
         self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
     ) -> th.Tensor:
-        """Values at ``obs``, shape ``(B, 1)``; the other arguments are those of :meth:`evaluate`.
+        """Values at ``obs``, ``(B, 1)``, with streams ``(B, K)``; the other arguments are those of :meth:`evaluate`.
 
         :raises ValueError: ``obs`` lacks entries that the critic sees
         """
@@ -565,7 +573,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
                 f"observations of {[*obs]} have no value, since the critic sees {[*self.critic_space]}: "  # type: ignore[misc]
                 "add the missing entries"
             )
-        return self.evaluate(obs, carry, episode_starts)[0].unsqueeze(1)
+        values = self.evaluate(obs, carry, episode_starts)[0]
+        return values.reshape(values.shape[0], -1)
 
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """An observation as a batch of tensors, and whether it was one; what the actor does not see may be missing."""

@@ -8,7 +8,7 @@ so code that reads or overrides those keeps working. For environments in tensors
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -131,6 +131,10 @@ class RolloutBuffer:
         self.valid: np.ndarray | None = None
         #: The values of final observations that the rewards have; ``None``: none.
         self._final_values: th.Tensor | None = None
+        #: The rollout with the rewards of each stream (:class:`ppo_plus.Stream`) in place of the environment's.
+        self.streams: list[RolloutBuffer] = []
+        #: Whether advantages are those of all streams together.
+        self.is_combined = False
         #: The policy's memory before the first step of each sequence, in order; empty without memory.
         self.memories: list[Memory] = []
         # The next rollout may have no masks.
@@ -155,6 +159,7 @@ class RolloutBuffer:
         params: Any = None,
         masks: Any = None,
         final_obs: Any = None,
+        streams: Any = None,
     ) -> None:
         """Store one step of all environments: NumPy's arrays, or tensors on the device of the storage.
 
@@ -169,6 +174,7 @@ class RolloutBuffer:
             SB3, which has values ``(N, 1)``: they are not known, and so no exact KL
         :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
         :param final_obs: the last observations of episodes that the step has ended, like ``obs``; ``None``: not known
+        :param streams: rewards of ``K - 1`` streams, ``(N, K - 1)``, 0 for those that are computed; ``None``: none
         """
         in_tensors, pos = isinstance(action, th.Tensor), self.pos
         if params is None:
@@ -182,6 +188,7 @@ class RolloutBuffer:
             "params": params,
             "masks": masks,
             "final_observations": final_obs,
+            "stream_rewards": streams,
         }
         for name, row in rows.items():
             if row is not None:
@@ -249,22 +256,40 @@ class RolloutBuffer:
         tensors["advantages"].copy_(advantages)
         th.add(advantages, tensors["values"], out=tensors["returns"])
 
+    def combine_advantages(self, weights: Sequence[float], divisor: float) -> None:
+        """Add the weighted advantages of the streams to ``advantages``, and divide the sum, unless that is done."""
+        if not self.is_combined:
+            parts = zip(weights, self.streams, strict=True)
+            self.advantages = (self.advantages + sum(weight * part.advantages for weight, part in parts)) / divisor
+        self.is_combined = True
+
     def normalize_advantages(self) -> None:
         """Normalize the advantages over the whole rollout."""
         advantages, counted = self._tensors["advantages"], ... if self.valid is None else th.from_numpy(self.valid)
         advantages[counted] = normalize(advantages[counted])
 
-    def twin(self) -> "RolloutBuffer":
-        """The same rollout with copies of :data:`ESTIMATED`, so that new estimates leave this one unchanged."""
+    def twin(self, **others: th.Tensor) -> "RolloutBuffer":
+        """The same rollout with copies of :data:`ESTIMATED`, so that new estimates leave this one unchanged; ``others``
+        are stored in place of what has their names."""
         twin = copy.copy(self)
-        twin.__setstate__({"_tensors": self._tensors | {name: self._tensors[name].clone() for name in ESTIMATED}})
+        twin.streams = [stream.twin() for stream in self.streams]
+        twin.__setstate__(
+            {"_tensors": self._tensors | {name: self._tensors[name].clone() for name in ESTIMATED} | others}
+        )
         return twin
 
     def put_values(self, values: th.Tensor) -> None:
-        """Replace ``values`` by others in the order of :meth:`on_device`, shape ``(T * N,)``."""
-        stored = self._tensors["values"]
-        stored = stored.T if self.memories else stored
-        stored.copy_(values.view(stored.shape))
+        """Replace ``values`` by others in the order of :meth:`on_device`, ``(T * N,)``, with streams ``(T * N, K)``."""
+        columns = values.reshape(len(values), -1).unbind(1)
+        for part, column in zip((self, *self.streams), columns, strict=True):
+            stored = part._tensors["values"]
+            stored = stored.T if self.memories else stored
+            stored.copy_(column.view(stored.shape))
+
+    def all_of(self, name: str) -> th.Tensor:
+        """``values`` or ``returns``, ``(T, N)``, with streams ``(T, N, K)``."""
+        parts = [part._tensors[name] for part in (self, *self.streams)]
+        return th.stack(parts, dim=-1) if self.streams else parts[0]
 
     def transitions(self, name: str) -> Any:
         """One of the stored tensors, or a dict of them, with a row for each transition to learn from.
@@ -272,10 +297,10 @@ class RolloutBuffer:
         :raises RuntimeError: the rollout is not complete
         """
         self._require_full()
-        valid = self.valid
+        valid, stored = self.valid, self.all_of(name) if name == "returns" else self.stored(name)
         if valid is None:
-            return tree_map(lambda tensor: tensor.flatten(0, 1), self.stored(name))
-        return tree_map(lambda tensor: tensor[th.from_numpy(valid)], self.stored(name))
+            return tree_map(lambda tensor: tensor.flatten(0, 1), stored)
+        return tree_map(lambda tensor: tensor[th.from_numpy(valid)], stored)
 
     def column(self, name: str) -> Any:
         """One of the stored tensors, or a dict of them, as :meth:`on_device` has it; ``None``: it is not stored."""
@@ -283,7 +308,7 @@ class RolloutBuffer:
         def flat(tensor: th.Tensor) -> th.Tensor:
             return to_device((tensor.transpose(0, 1) if self.memories else tensor).flatten(0, 1), self.device)
 
-        return tree_map(flat, self._tensors.get(name))
+        return tree_map(flat, self.all_of(name) if name in ("values", "returns") else self._tensors.get(name))
 
     def minibatches(
         self, batch_size: int | None = None, rollout: Batch | None = None

@@ -23,6 +23,7 @@ from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import is_finite, not_finite, require_finite, to_network
 from ppo_plus.policy.policies import Carry, Step
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
+from ppo_plus.rollout.streams import from_infos
 from ppo_plus.trees import mapped, to_device, tree_leaves, tree_map
 
 #: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
@@ -41,6 +42,8 @@ class Position:
         self.starts: Any = None
         #: Memory and noise of each environment; ``None``: the next step clears memory and draws noise.
         self.carry: Carry | None = None
+        #: Sums of the rewards of streams (:func:`ppo_plus.rollout.streams.finish`); ``None``: unknown.
+        self.stream_sums: th.Tensor | None = None
         #: Whether :meth:`warn_once` has warned.
         self.has_warned = False
 
@@ -127,7 +130,7 @@ def estimate(
     unknown: Places | None = None,
     failed: Sequence[list[int]] | None = None,
 ) -> None:
-    """Estimate the advantages of a rollout, bootstrapping from the policy's present values.
+    """Estimate the advantages of a rollout and its streams, bootstrapping from the policy's present values.
 
     :param buffer: the rollout's, or a twin of it
     :param obs: the observations after the last step, tensors
@@ -143,32 +146,36 @@ def estimate(
     final_values = []
     with th.no_grad():
         carry = carry or Carry(policy.init_memory(len(starts)))
-        values = policy.predict_values(obs, carry, to_device(starts, policy.device))
+        values = policy.predict_values(obs, carry, to_device(starts, policy.device)).reshape(len(starts), -1)
         if len(rows):
             final_values.append(values_after(policy, buffer, rows, columns, final_obs))
     if unknown is not None and len(unknown[0]):
-        final_values.append(buffer.stored("values")[unknown])
+        final_values.append(buffer.all_of("values")[unknown].reshape(len(unknown[0]), -1))
         rows, columns = map(th.cat, zip(limited, unknown, strict=True))
-    if final_values:
-        buffer.bootstrap_timeouts(rows, columns, th.cat(final_values))
-    if failed is not None:
-        buffer.cut(*failed)
-    buffer.compute_returns_and_advantage(last_values=values, dones=starts)
+    buffer.is_combined = False
+    for k, part in enumerate((buffer, *buffer.streams)):
+        continues = k > 0 and not policy.streams.parts[k - 1].stream.episodic
+        if final_values and not continues:
+            part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])
+        if failed is not None and not continues:
+            part.cut(*failed)
+        ended = th.zeros_like(starts) if continues else starts
+        part.compute_returns_and_advantage(last_values=values[:, k : k + 1], dones=ended)
 
 
 def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: th.Tensor, final_obs: Any) -> th.Tensor:
-    """The critic's values of the final observations of ``K`` transitions, shape ``(K,)``.
+    """The critic's values of the final observations of ``M`` transitions, shape ``(M, K)`` with ``K - 1`` streams.
 
     With memory, each is the last step of a sequence of the rollout that ends with that transition.
 
     :param rows: steps of the transitions
     :param columns: their environments
-    :param final_obs: tensors with ``K`` rows, on the device of the storage
+    :param final_obs: tensors with ``M`` rows, on the device of the storage
     """
     device = policy.device
     if not buffer.memories:
         final_obs = tree_map(lambda final: to_device(final, device), final_obs)
-        return policy.predict_values(final_obs).reshape(-1)  # type: ignore[no-any-return]
+        return policy.predict_values(final_obs).reshape(len(rows), -1)  # type: ignore[no-any-return]
     length = buffer.buffer_size // len(buffer.memories)
 
     def values(part: th.Tensor) -> th.Tensor:
@@ -187,7 +194,7 @@ def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: t
         # Memory is where the policy is, and indices on another device would be waited for.
         sequence, env = to_device(first // length, device), to_device(column, device)
         memory = tree_map(lambda *parts: th.stack(parts)[sequence, env], *buffer.memories)
-        by_step, _ = policy.evaluate(obs, Carry(memory), starts)
+        by_step = policy.predict_values(obs, Carry(memory), starts)
         return by_step[to_device(which * (length + 1) + last, device)]  # type: ignore[no-any-return]
 
     parts = th.split(th.arange(len(rows), device=rows.device), max(AT_ONCE // (length + 1), 1))
@@ -217,6 +224,8 @@ class Collector:
         self._limited: list[tuple[int, int, Any]] = []
         #: Steps that led nowhere, since the environment failed and was replaced: row, column.
         self._failed: list[tuple[int, int]] = []
+        #: Which episodes have ended in each step.
+        self._dones: list[np.ndarray] = []
         self._use(env)
 
     def __reduce__(self) -> Any:
@@ -238,7 +247,7 @@ class Collector:
         """End the rollout early: the next one continues from where the pending step led."""
         if self.pending is not None and self.position.obs is not None:
             self.position.obs, self.position.starts = self.pending.new_obs, self.pending.new_starts
-        self.pending = None
+        self.pending = self.position.stream_sums = None
 
     def step(self) -> EnvStep:
         """Take a step with the policy's actions.
@@ -335,7 +344,10 @@ class Collector:
             if resets := [i for i in starting if is_reset(infos[i])]:
                 buffer.exclude([row] * len(resets), resets)
         actions, values, log_probs, params = step.chosen
-        buffer.add(step.obs, actions, step.rewards, step.starts, values, log_probs, params, step.masks)
+        streams = self._plan.policy.streams
+        further = () if streams is None else from_infos(streams, step.new_obs, step.dones, infos)
+        buffer.add(step.obs, actions, step.rewards, step.starts, values, log_probs, params, step.masks, *further)
+        self._dones.append(step.dones)
         self.n_steps += 1
         self.pending = None
 
@@ -372,7 +384,7 @@ class Collector:
         return limited
 
     def finish(self) -> Report:
-        """End the rollout: estimate advantages."""
+        """End the rollout: estimate advantages, unless there are streams, whose rewards are not complete."""
         policy, position, buffer = self._plan.policy, self.position, self._plan.buffer
         rows, columns, final_obs = _columns(self._limited) if self._limited else ([], [], [])
         to_tensors = partial(to_network, space=policy.observation_space)
@@ -386,8 +398,14 @@ class Collector:
             final_obs=to_tensors(tree_map(_stack, *final_obs), device=buffer.storage) if final_obs else None,
             failed=_columns(self._failed) if self._failed else None,
         )
-        self.estimate(buffer)
+        if policy.streams is None:
+            self.estimate(buffer)
         return Report()
+
+    def dones(self) -> th.Tensor:
+        """Which episodes have ended in each step of the rollout, booleans ``(T, N)``; not those that have failed."""
+        dones = th.from_numpy(np.stack(self._dones))
+        return dones.index_put([*map(th.tensor, _columns(self._failed))], th.tensor(False)) if self._failed else dones
 
 
 def restart(position: Position, env: VecEnv, checked: CheckedEnvs) -> None:

@@ -261,15 +261,16 @@ def clone(
         _estimate(policy, parts, model.gamma)
         known = batch.returns if batch.valid is None else batch.returns[batch.valid]
         values["vf_coef"] = model.settings.at(1.0)["vf_coef"] / max(known.var(correction=0).item(), 1e-8)
-        if policy.value_normalizer is not None:
-            policy.value_normalizer.rescale(policy.value_net, Moments.of(known))
+        if policy.value_normalizer is not None and policy.streams is None:  # the returns of streams are not known
+            policy.value_normalizer.rescale([policy.value_net], Moments.of(known))
 
     def compute_loss(batch: Batch, coefficients: Coefficients) -> Losses:
         values, params = policy.evaluate_batch(batch)
         if batch.valid is not None:
             values, params, batch = values[batch.valid], params[batch.valid], batch.only_valid()
         loss = -policy.distribution.log_prob(params, batch.actions).mean()
-        return Losses(loss + coefficients.vf_coef * F.mse_loss(values, batch.returns), {})
+        error = F.mse_loss(values.view(len(values), -1)[:, 0], batch.returns)
+        return Losses(loss + coefficients.vf_coef * error, {})
 
     policy.optimizer = _renewed(policy)
     kept, lowest, waited = None, math.inf, 0
@@ -343,6 +344,6 @@ def _estimate(policy: Any, parts: list[tuple[Batch, dict[str, Any]]], gamma: flo
     for batch, part in parts:
         rewards, ends = part["rewards"].float(), part["ends"]
         if part["cut"].any():
-            rewards = th.where(part["cut"], values_of(policy, batch), rewards)
+            rewards = th.where(part["cut"], values_of(policy, batch).view(len(rewards), -1)[:, 0], rewards)
         zeros, starts = th.zeros_like(rewards)[:, None], ends.roll(1)[:, None]
         batch.returns.copy_(gae(rewards[:, None], zeros, zeros[-1], starts, ends[-1:], gamma, 1.0).squeeze(1))

@@ -23,6 +23,7 @@ from ppo_plus.policy.observations import not_finite, require_finite
 from ppo_plus.policy.policies import Step
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, estimate, next_carry, restart, where
+from ppo_plus.rollout.streams import from_tensors
 from ppo_plus.trees import to_device, tree_leaves, tree_map
 from ppo_plus.update.minibatch import read
 
@@ -94,6 +95,7 @@ class TensorStep:
     env_actions: Any  # its actions as the environments take them
     stepped: Stepped  # what the environments returned
     rewards: Lazy  # its rewards for callbacks, which may write into them
+    streams: th.Tensor | None  # the rewards of streams, `(N, K - 1)`; `None`: there are none
     #: Episodes are reported at the end of the rollout.
     infos: Sequence[dict[str, Any]] = ()
 
@@ -159,7 +161,7 @@ class TensorCollector:
         if self.pending is not None and self.position.obs is not None:
             stepped = self.pending.stepped
             self.position.obs, self.position.starts = self._here((stepped.obs, stepped.dones))
-        self.pending = None
+        self.pending = self.position.stream_sums = None
 
     def _here(self, tensors: Any) -> Any:
         return tree_map(lambda tensor: tensor.to(self._plan.device), tensors)
@@ -204,8 +206,9 @@ class TensorCollector:
                 mean = th.as_tensor(value, dtype=th.float32).mean()
                 self._log.setdefault(name, []).append(to_device(mean, plan.device))
         self._step += 1
-        rewards = Lazy(lambda: as_numpy(pending.stepped.rewards))
-        pending = self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, rewards)
+        rewards, of = Lazy(lambda: as_numpy(pending.stepped.rewards)), plan.policy.streams
+        streams = None if of is None else self._here(from_tensors(of, stepped.infos, stepped.rewards))
+        pending = self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, rewards, streams)
         return pending
 
     def locals(self) -> dict[str, Any]:
@@ -246,9 +249,12 @@ class TensorCollector:
             position.obs, position.starts = self._here(stepped.obs), self._here(dones)
         # Callbacks may have written into the rewards that they saw.
         rewards = th.from_numpy(step.rewards.value) if step.rewards.is_made else stepped.rewards
+        if step.streams is not None:
+            # Streams are computed from the observations after all steps.
+            final_obs = stepped.obs if final_obs is None else where(dones, final_obs, stepped.obs)
         rewards, final_obs = self._here((rewards, final_obs))
-        actions, values, log_probs, params = step.chosen
-        self._plan.buffer.add(step.obs, actions, rewards, step.starts, values, log_probs, params, step.masks, final_obs)
+        chosen = (step.chosen.actions, rewards, step.starts, *step.chosen[1:], step.masks)
+        self._plan.buffer.add(step.obs, *chosen, final_obs, step.streams)
         self._episodes.append((dones, timeouts, known, stepped.returns, stepped.lengths))
         self.n_steps += 1
         self.pending = None
@@ -294,10 +300,15 @@ class TensorCollector:
             final_obs=tree_map(lambda rows: rows[limited], stored) if n_known else None,
             unknown=_places(unknown, int(n_unknown)),
         )
-        self.estimate(buffer)
+        if plan.policy.streams is None:
+            self.estimate(buffer)
         ended = [self._simulator.episode(*numbers) for there, *numbers in episodes.T[::-1].tolist() if there]
         names = [name if "/" in name else f"env/{name}" for name in self._log]
         return Report([{"episode": episode} for episode in ended], dict(zip(names, means.tolist(), strict=True)))
+
+    def dones(self) -> th.Tensor:
+        """Which episodes have ended in each step of the rollout, booleans ``(T, N)``."""
+        return self._here(th.stack([dones for dones, *_ in self._episodes]))  # type: ignore[no-any-return]
 
     def _suspicious(self, known: th.Tensor) -> th.Tensor:
         """Whether there may be something in the rollout that :meth:`_explain` finds, 0-d."""

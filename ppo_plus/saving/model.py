@@ -78,6 +78,7 @@ STATE = {
     "observations": ("position.obs", object),
     "episode_starts": ("position.starts", object),
     "carry": ("position.carry", object),
+    "stream_sums": ("position.stream_sums", (None, th.Tensor)),
     "kl_memory": ("updater.kl_memory", (None, _is_kl_memory)),
     "skipped_minibatches": ("updater.n_skipped", object),
     "planned_gradient_steps": ("compilation.n_planned", object),
@@ -88,7 +89,7 @@ STATE = {
 #: Arguments of policies that only training starts from.
 INITIAL = {"log_std_init", "ortho_init"}
 #: Arguments besides ``policy_kwargs`` that change the weights that there are.
-SHAPING = frozenset({"action_mask_key", "exploration", "normalize_observations", "normalize_values", "use_sde"})
+SHAPING = frozenset("action_mask_key exploration normalize_observations normalize_values streams use_sde".split())
 #: Where files have the values of a schedule, in equal steps of the remaining progress.
 POINTS = [i / 1024 for i in range(1025)]
 #: What classes among ``policy_kwargs`` must be subclasses of, unless they are registered.

@@ -36,10 +36,11 @@ class Batch(NamedTuple):
 
     :param observations: tensor ``(B, ...)``, or a dict of them
     :param actions: internal actions (see :mod:`ppo_plus.policy.distributions`), float32, shape ``(B, action_dim)``
-    :param old_values: the critic's predictions during the rollout, shape ``(B,)``
+    :param old_values: the critic's predictions during the rollout, shape ``(B,)``; with ``K - 1`` streams
+        (:class:`ppo_plus.Stream`) ``(B, K)``, those of the reward first
     :param old_log_prob: log-probability of the actions when they were taken, shape ``(B,)``
-    :param advantages: shape ``(B,)``
-    :param returns: targets of the critic, shape ``(B,)``
+    :param advantages: shape ``(B,)``; with streams, those of all of them combined
+    :param returns: targets of the critic, shaped like ``old_values``
     :param old_params: parameters of the action distribution during the rollout, shape ``(B, param_dim)``; ``None`` from
         a buffer class that does not keep them
     :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(B, M)``; ``None`` where there are none,
@@ -330,6 +331,8 @@ class UpdateRule:
     reduction: Callable[[LossAndGradient | None, list[Any], int], LossAndGradient] | None = None
     #: What ``compute_loss`` reads besides the policy.
     reads: Reads = Reads()
+    #: Adds what the policy's streams learn (:class:`ppo_plus.Stream`); ``None``: they do not learn.
+    streams: Any = None
 
     def __call__(
         self, train_state: TrainState, coefficients: Coefficients, rollout: Batch, state: KLState, indices: th.Tensor
@@ -404,6 +407,8 @@ class UpdateRule:
         losses = self.compute_loss(batch, coefficients)
         if not isinstance(losses, Losses):
             raise TypeError(f"compute_loss returned {type(losses).__name__}: return Losses(total, diagnostics)")
+        if self.streams is not None:
+            losses = self.streams.learn(losses, batch)
         return losses, autograd_grad(losses.total, inputs)
 
     def apply(

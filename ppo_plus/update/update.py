@@ -49,8 +49,8 @@ PATIENCE = 1.0
 LARGE_STD = 1000.0
 
 
-def coefficients_of(values: Mapping[str, float | None]) -> Coefficients:
-    """The values of schedules, by name of the argument, as tensors on the CPU."""
+def coefficients_of(values: Mapping[str, Any]) -> Coefficients:
+    """The values of schedules, by name of the argument, as tensors on the CPU; a list is one for each value."""
     tensors: dict[str, Any] = {name: th.tensor(value) for name, value in values.items() if value is not None}
     return Coefficients(**{"clip_range": None, "clip_range_vf": None, **tensors})
 
@@ -119,7 +119,7 @@ class Updater:
         return state._replace(running=th.tensor(True))
 
     @contextmanager
-    def start(self, rule: UpdateRule, values: Mapping[str, float | None], device: th.device) -> Iterator["Update"]:
+    def start(self, rule: UpdateRule, values: Mapping[str, Any], device: th.device) -> Iterator["Update"]:
         """Start an update, which ends with the block. Inside, the weights stand in a flat vector. Ctrl-C raises between
         two minibatches, so that it finds weights and optimizer as one of them has left them. The KL control scales the
         learning rates of the optimizer's groups.

@@ -19,9 +19,10 @@ from processes import in_each
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, sync_envs_normalization
+from stream_envs import STREAMS, counting
 from training import CopiesInHooks
 
-from ppo_plus import Checkpoints, PPO_Plus, RolloutBuffer, as_vec_env
+from ppo_plus import Checkpoints, Cost, PPO_Plus, RolloutBuffer, as_vec_env
 from ppo_plus.compiling import compiled
 from ppo_plus.compiling.torch_private import compile_graph
 from ppo_plus.distributed.ranks import Ranks, RanksError
@@ -247,6 +248,42 @@ def test_each_pretrains_alike(ranks):
     )
     assert told[0] == told[1]
     assert model.learn(64)._n_updates == 1
+
+
+@in_each
+def test_multipliers_and_moments_of_streams_are_those_of_all(ranks):
+    lengths, logged = [], []
+
+    def note(locals_, _):
+        if locals_["n_steps"] == 0:
+            lengths.clear()
+        lengths.extend(info["episode"]["l"] for info in locals_["infos"] if "episode" in info)
+        return True
+
+    class Noting(PPO_Plus):
+        def train(self):
+            logged.append(self.logger.name_to_value["rollout/ep_progress_mean"])
+            super().train()
+
+    kwargs = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "seed": 0, "device": "cpu"}
+    model = Noting("MlpPolicy", counting(2), streams=[Cost("cost", limit=0.5), *STREAMS[1:]], **kwargs)
+    model.learn(2 * 64 * ranks.size, ConvertCallback(note), log_interval=None)
+    parts = model.policy.streams.parts
+    told = ranks.gather_values([part.sum().item() for part in model.policy.state_dict().values()])
+    assert told[0] == told[1]
+    first, second = ranks.gather_values(lengths)
+    assert first != second
+    assert logged[-1] == pytest.approx(np.mean([*first, *second]))
+    # Moments of observations have the rows of both, of two rollouts.
+    assert parts[0].terms[0] > 0 and parts[3].normalizer.count.item() == 2 * 64 * ranks.size
+
+
+@in_each
+def test_processes_need_the_same_streams(ranks):
+    streams = [Cost("cost", limit=1.0 + ranks.rank)]
+    model = PPO_Plus("MlpPolicy", counting(2), n_steps=32, batch_size=32, streams=streams, device="cpu")
+    with pytest.raises(RanksError, match="streams differs between ranks"):
+        model.learn(64)
 
 
 @in_each

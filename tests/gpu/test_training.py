@@ -17,8 +17,10 @@ from ppo_plus import (
     ActorCriticPolicy,
     ColoredNoise,
     PPO_Plus,
+    RandomNetworkDistillation,
     Resumable,
     RolloutBuffer,
+    Stream,
     as_vec_env,
     record_demonstrations,
 )
@@ -165,6 +167,33 @@ def test_training_is_as_on_the_cpu_and_waits_rarely(name, is_simulated, same_ord
     assert len(model.rollouts[-1]) <= steps + PER_ROLLOUT
     # Episodes continue.
     model.learn(N_STEPS * model.n_envs, reset_num_timesteps=False)
+
+
+def first_number(observations, actions, next_observations):
+    return next_observations[:, 0] - actions[:, 0]
+
+
+#: Environments in arrays and in tensors, with streams.
+WITH_STREAMS = [
+    (make, policy, {"streams": [RandomNetworkDistillation(), Stream(first_number, normalize=True)]} | given)
+    for make, policy, given in (
+        (envs("box"), "MlpPolicy", {"recompute_advantages": True}),
+        (tensors("box"), "MlpPolicy", INSIDE),
+        (tensors("discrete"), "MlpLstmPolicy", {"policy_kwargs": SMALL}),
+    )
+]
+
+
+@pytest.mark.parametrize("case", WITH_STREAMS, ids=["arrays", "tensors", "memory"])
+def test_streams_are_as_on_the_cpu_and_compiled(case, is_simulated, same_order, compiler):
+    model = trained(case, "cuda")
+    assert all(buffer.device.type == "cuda" for buffer in model.policy.buffers())
+    if is_simulated:
+        assert difference(model, trained(case, "cpu")) < 1e-5
+    compiled = trained(case, "cuda", compile=True)
+    assert all(each.is_compiled for each in compiled.compilation.functions.values())
+    assert difference(model, compiled) < 1e-5
+    assert model.position.stream_sums.isfinite().all() and copy.deepcopy(model).learn(1)
 
 
 @pytest.mark.parametrize("kind", ["box", "discrete", "multidiscrete", "multibinary"])

@@ -131,13 +131,13 @@ def test_the_critic_learns_on_every_scale_of_rewards(reward_scale):
 def test_rescaling_changes_no_value(seed, offset, scale, n_times):
     rng = th.Generator().manual_seed(seed)
     last = nn.Linear(4, 1)
-    normalizer = ValueNormalizer(last, 1e-5)
+    normalizer = ValueNormalizer(last, 1, 1e-5)
     features = th.randn(20, 4, generator=rng)
     every = []
     for _ in range(n_times):
         before = normalizer(last(features))
         every.append(offset + scale * th.randn(50, generator=rng, dtype=th.double))
-        normalizer.rescale(last, Moments.of(every[-1]))
+        normalizer.rescale([last], Moments.of(every[-1]))
         th.testing.assert_close(normalizer(last(features)), before, rtol=1e-4, atol=1e-4 * max(scale, abs(offset), 1.0))
     returns = th.cat(every)
     assert normalizer.mean.item() == pytest.approx(returns.mean().item(), rel=1e-9, abs=1e-9 * scale)

@@ -70,8 +70,8 @@ def test_a_model_is_what_was_saved(name, files, expected, recwarn):
 #: What files of version 2 may say and nothing needs: a ``Box`` computes its bounds, and models have no more variables.
 UNUSED = ("bounded_below", "bounded_above", "variables")
 #: What files of version 3 say since these were written, and what it is where they do not.
-ADDED = {"trained_normalized": None}
-ADDED_ARGUMENTS = {"normalize_observations": False, "normalize_values": False}
+ADDED = {"trained_normalized": None, "stream_sums": None}
+ADDED_ARGUMENTS = {"normalize_observations": False, "normalize_values": False, "streams": {"!tuple": []}}
 
 
 def without_unused(value):

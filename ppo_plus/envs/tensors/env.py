@@ -39,6 +39,7 @@ class Transition(NamedTuple):
     :param final_obs: the last observations of the episodes that have ended, in ``N`` rows, of which only theirs are
         read; ``None``: unknown, or no episode has ended
     :param log: numbers to log, or 0-d tensors, by name
+    :param infos: further tensors ``(N,)`` by name, or dicts of them, from which streams read (:class:`ppo_plus.Stream`)
     """
 
     obs: Obs
@@ -47,6 +48,7 @@ class Transition(NamedTuple):
     truncated: th.Tensor
     final_obs: Obs | None = None
     log: Mapping[str, Any] = {}
+    infos: Mapping[str, Any] = {}
 
 
 class TensorEnv:
@@ -150,7 +152,8 @@ class GymTensors(Adapter, TensorEnv):
         *results, infos = self.env.step(actions)
         obs, rewards, terminated, truncated = as_tensor(tuple(results), self.device)
         final = infos.get("final_obs", infos.get("final_observation"))
-        return Transition(obs, rewards, terminated, truncated, None if final is None else as_tensor(final, self.device))
+        final = None if final is None else as_tensor(final, self.device)
+        return Transition(obs, rewards, terminated, truncated, final, infos=infos)
 
     @property
     def has_masks(self) -> bool:

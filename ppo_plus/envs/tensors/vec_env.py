@@ -35,6 +35,7 @@ class Stepped(NamedTuple):
     :param returns: sums of rewards of the episodes so far, including this step, shape ``(N,)``
     :param lengths: numbers of their steps, integers ``(N,)``
     :param log: numbers to log, or 0-d tensors, by name
+    :param infos: as of :class:`~ppo_plus.Transition`
     """
 
     obs: Obs
@@ -45,6 +46,7 @@ class Stepped(NamedTuple):
     returns: th.Tensor
     lengths: th.Tensor
     log: Mapping[str, Any]
+    infos: Mapping[str, Any]
 
 
 class TensorVecEnv(BatchedVecEnv):
@@ -95,7 +97,7 @@ class TensorVecEnv(BatchedVecEnv):
         returns, lengths = self._returns + rewards, self._lengths + 1
         self._returns, self._lengths = returns.masked_fill(dones, 0.0), lengths.masked_fill(dones, 0)
         final_obs = None if step.final_obs is None else self._layout(step.final_obs)
-        return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, step.log)
+        return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, step.log, step.infos)
 
     def _check(self, obs: Obs, *flags: th.Tensor) -> None:
         check_shape(obs, self.observation_space, self.num_envs)

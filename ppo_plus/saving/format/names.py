@@ -75,6 +75,7 @@ OBJECTS = frozenset(
     [f"ppo_plus:{name}" for name in ALIASES]
     + [f"ppo_plus:{name}" for name in "AdaptiveLearningRate AdaptivePenalty Carry Coefficients ColoredNoise".split()]
     + [f"ppo_plus:{name}" for name in "EarlyStop KLControl KLState NoiseProcess StateDependentNoise WhiteNoise".split()]
+    + [f"ppo_plus:{name}" for name in ("Cost", "RandomNetworkDistillation", "Stream")]
     + [f"stable_baselines3.common.utils:{name}" for name in ("ConstantSchedule", "FloatSchedule", "LinearSchedule")]
     + ["stable_baselines3.common.running_mean_std:RunningMeanStd"]
 )

@@ -98,6 +98,7 @@ def _policy_for_sb3(model: Any, trainer: Any) -> Any:
         "action masks with memory": model._expects_masks and model.policy.remembers,
         "use_sde=True for choices": model.use_sde and not isinstance(space, spaces.Box),
         f"exploration={model.exploration}": isinstance(model.exploration, StateDependentNoise),
+        f"streams={model.streams}": bool(model.streams),
         f"policy={policy_class.__name__}": policy_class not in names and issubclass(policy_class, ActorCriticPolicy),
     }
     for what, unknown in reasons.items():

@@ -17,6 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalC
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
+from stream_envs import STREAMS, counting, progress
 
 import ppo_plus
 from ppo_plus import Checkpoints, PPO_Plus, Resumable
@@ -75,9 +76,11 @@ CASES = {
     "recomputed advantages": (lambda: envs("Pendulum-v1"), {"recompute_advantages": True, "use_sde": True}),
     "keys": (lambda: envs(Search), {"policy": "MultiInputPolicy", "policy_kwargs": KEYS}),
     "keys, memory": (lambda: envs(Search), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
+    "streams": (lambda: counting(2), {"streams": STREAMS, "normalize_values": True}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
-FAST = {"discrete", "normalized", "memory"}
+FAST = {"discrete", "normalized", "memory", "streams"}
+ppo_plus.register(progress)
 
 
 class Rows(KVWriter):

@@ -1,0 +1,65 @@
+r"""Limits for the mean cost of an episode, kept by a Lagrange multiplier (PPO-Lagrangian).
+
+The policy maximizes :math:`J_r - \lambda J_c`, where :math:`J_c` is to be at most :math:`d`. After each rollout, with
+:math:`\Delta = (J_c - d) / \max(d, 1)`, the multiplier is :math:`\lambda = (K_P \Delta + I + K_D (\Delta -
+\Delta_{before})_+)_+`, where :math:`I \leftarrow (I + K_I \Delta)_+`.
+
+Sources: Ray, Achiam & Amodei 2019, *Benchmarking Safe Exploration in Deep Reinforcement Learning* (the integral term
+alone); Stooke, Achiam & Abbeel 2020 (arXiv:2007.03964), whose other two terms damp the oscillation.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch as th
+
+from ppo_plus.policy.streams import Stream, StreamPart
+from ppo_plus.require import require_number
+
+
+@dataclass(frozen=True)
+class Cost(Stream):
+    """A stream whose sum over an episode, without discount, is to have a mean of at most ``limit``. Its weight is −λ,
+    which stays unchanged in a rollout in which no episode ends.
+
+    :param limit: :math:`d`, at least 0
+    :param k_p: :math:`K_P`, at least 0
+    :param k_i: :math:`K_I`, at least 0
+    :param k_d: :math:`K_D`, at least 0
+    """
+
+    weight: Any = field(default=0.0, init=False, repr=False)
+    normalize: bool = field(default=False, init=False, repr=False)
+    limit: float = field(kw_only=True)
+    k_p: float = field(default=1.0, kw_only=True)
+    k_i: float = field(default=0.05, kw_only=True)
+    k_d: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "k_p", "k_i", "k_d"):
+            require_number(f"Cost: {name}", getattr(self, name), 0)
+        super().__post_init__()
+
+    def part(self, policy: Any) -> StreamPart:
+        return Multiplier(self)
+
+
+class Multiplier(StreamPart):
+    """λ, its integral term and the last violation."""
+
+    rescales = True
+    terms: th.Tensor
+
+    def __init__(self, stream: Cost):
+        super().__init__(stream)
+        self.register_buffer("terms", th.zeros(3, dtype=th.double))
+
+    def end_rollout(self, mean: float) -> None:
+        cost: Any = self.stream
+        violation, (_, integral, before) = (mean - cost.limit) / max(cost.limit, 1.0), self.terms.tolist()
+        integral = max(integral + cost.k_i * violation, 0.0)
+        multiplier = max(cost.k_p * violation + integral + cost.k_d * max(violation - before, 0.0), 0.0)
+        self.terms.copy_(th.tensor([multiplier, integral, violation], dtype=th.double))
+
+    def weight(self, progress_remaining: float) -> float:
+        return -self.terms[0].item()

@@ -1,0 +1,67 @@
+r"""Curiosity: a reward for observations unlike those seen before (random network distillation).
+
+A predictor learns the outputs of a target network, whose weights are random and fixed. Its error is large where
+observations are new: :math:`r_t = \mathrm{mean}_j (\hat f_j(s_{t+1}) - f_j(s_{t+1}))^2`. Observations are normalized by
+running moments, which have those of a rollout before its rewards are computed, and clipped to ±5.
+
+Source: Burda, Edwards, Storkey & Klimov 2018 (arXiv:1810.12894).
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from torch import nn
+
+from ppo_plus.policy.normalization import ObservationNormalizer
+from ppo_plus.policy.observations import make_preprocess, to_tensor
+from ppo_plus.policy.streams import Pool, Stream, StreamPart
+from ppo_plus.trees import tree_map
+
+
+@dataclass(frozen=True)
+class RandomNetworkDistillation(Stream):
+    """A stream that rewards what is new. Both networks begin with features extractors like the actor's."""
+
+    source: Any = field(default=None, init=False, repr=False)
+    weight: Any = 0.5
+    gamma: float | None = 0.99
+    episodic: bool = False
+    normalize: bool = True
+    name: str | None = "curiosity"
+    is_computed = True
+
+    def part(self, policy: Any) -> StreamPart:
+        return Distillation(self, policy)
+
+
+class Distillation(StreamPart):
+    """The networks of :class:`RandomNetworkDistillation`, and the moments of observations."""
+
+    def __init__(self, stream: Stream, policy: Any, n: int = 128):
+        super().__init__(stream)
+        space = copy.deepcopy(policy.actor_space)
+        self._preprocess = make_preprocess(space, policy.normalize_images)
+        inputs = self._preprocess(to_tensor(space.sample(), space, th.device("cpu"))[0])
+        boxes = tree_map(lambda part: spaces.Box(-np.inf, np.inf, part.shape[1:]), inputs)
+        boxes = spaces.Dict(boxes) if isinstance(boxes, dict) else boxes
+        self.normalizer = ObservationNormalizer([boxes], True, 1e-8, 5.0, None)
+        target, predictor = policy.make_features_extractor(), policy.make_features_extractor()
+        self.target = nn.Sequential(target, nn.Linear(target.features_dim, n), nn.ReLU(), nn.Linear(n, n))
+        hidden = nn.Linear(target.features_dim, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU()
+        self.predictor = nn.Sequential(predictor, *hidden, nn.Linear(n, n))
+        self.apply(lambda layer: policy.init_weights(layer, np.sqrt(2)))
+        self.target.requires_grad_(False)
+
+    def observe(self, next_observations: Any, pool: Pool) -> None:
+        self.normalizer.add(pool(self.normalizer.moments_of(self._preprocess(next_observations))))
+
+    def rewards(self, observations: Any, actions: Any, next_observations: Any) -> th.Tensor:
+        inputs = self.normalizer(self._preprocess(next_observations))
+        return (self.predictor(inputs) - self.target(inputs)).square().mean(dim=1)
+
+    def loss(self, observations: Any) -> th.Tensor:
+        return self.rewards(None, None, observations).mean()

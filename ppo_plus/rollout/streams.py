@@ -1,0 +1,111 @@
+"""The streams of a rollout: from the infos of each step, and computed at the end. ``K - 1`` is their number."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch as th
+
+from ppo_plus.envs.checks import is_reset
+from ppo_plus.envs.supervised.vec_env import RESTART
+from ppo_plus.formulas.losses import gae
+from ppo_plus.formulas.moments import Moments
+from ppo_plus.policy.streams import Pool, StreamPart, Streams
+from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
+from ppo_plus.rollout.reestimate import values_of
+from ppo_plus.trees import to_device, tree_map
+
+
+def from_infos(streams: Streams, new_obs: Any, dones: np.ndarray, infos: Sequence[Mapping[str, Any]]) -> Any:
+    """What a step adds to the buffer: the observations after it, also of episodes that it has ended, if streams are
+    computed from them; and the rewards in ``info``, ``(N, K - 1)``, which are 0 where an environment only reset.
+
+    :raises KeyError: one is missing
+    """
+    rewards = np.zeros((len(dones), len(streams.parts)), dtype=np.float32)
+    for k, part in enumerate(streams.parts):
+        for i in range(0 if part.stream.is_computed else len(dones)):
+            info: Any = infos[i] if i < len(infos) else {}
+            if not is_reset(info) and RESTART not in info:
+                rewards[i, k] = part.stream.find(info, f" of environment {i}")
+    if not any(part.stream.is_computed for part in streams.parts):
+        return None, rewards
+    after = copy.deepcopy(new_obs)
+    for i in np.flatnonzero(dones).tolist():
+        if (final := infos[i].get("terminal_observation")) is not None:
+            tree_map(lambda rows, row, i=i: rows.__setitem__(i, row), after, final)
+    return after, rewards
+
+
+def from_tensors(streams: Streams, infos: Mapping[str, Any], like: th.Tensor) -> th.Tensor:
+    """The rewards in the infos of environments in tensors, ``(N, K - 1)``."""
+    rows = [like * 0.0 if part.stream.is_computed else part.stream.find(infos) for part in streams.parts]
+    return th.stack([th.as_tensor(row).reshape(-1).to(like) for row in rows], dim=1)
+
+
+def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th.Tensor, pool: Pool) -> tuple[Any, Any]:
+    """Give a buffer its ``streams``, whose rewards are computed and normalized, and adapt multipliers.
+
+    :param sums: for each environment and stream the sum of rewards in the present episode, and a discounted sum,
+        ``(K - 1, 2, N)``; ``None``: they are unknown, and the present episodes are not counted
+    :param dones: which steps have ended an episode, booleans ``(T, N)``
+    :param pool: makes the moments of all processes of those of one
+    :return: the sums after the rollout; the mean sums of the episodes that have ended in it, by name
+    :raises FloatingPointError: a reward is not finite
+    """
+    starts, table, means = buffer.stored("episode_starts"), buffer.stored("stream_rewards"), {}
+    after, streams = [], []
+    known = dones if buffer.valid is None else dones & th.from_numpy(buffer.valid)
+    if sums is None:
+        known, sums = known & (starts.cumsum(dim=0) > 0), table.new_zeros(table.shape[2], 2, buffer.n_envs)
+    for k, part in enumerate(policy.streams.parts):
+        stream = part.stream
+        rewards = computed(part, buffer, pool).to(table) if stream.is_computed else table[..., k].clone()
+        if buffer.valid is not None:
+            rewards[~th.from_numpy(buffer.valid)] = 0.0
+        for row, i in (~rewards.isfinite()).nonzero()[:1].tolist():
+            raise FloatingPointError(f"the stream {stream.name!r} is not finite in step {row} of environment {i}")
+        own = buffer.twin(rewards=rewards, episode_starts=starts if stream.episodic else th.zeros_like(starts))
+        own.gamma = buffer.gamma if stream.gamma is None else stream.gamma
+        own.gae_lambda = buffer.gae_lambda if stream.gae_lambda is None else stream.gae_lambda
+        totals = discounted_sums(rewards, sums[k, 0].to(rewards), starts, 1.0)
+        discounted = discounted_sums(rewards, sums[k, 1].to(rewards), own.stored("episode_starts"), own.gamma)
+        after.append(th.stack([totals[-1], discounted[-1]]))
+        ended = pool(Moments.of(totals[known]))
+        if ended.n > 0:
+            means[stream.name] = ended.mean.item()
+            part.end_rollout(means[stream.name])
+        if stream.normalize:
+            part.add(pool(Moments.of(discounted.flatten())))
+            rewards /= part.std.item()
+        streams.append(own)
+    buffer.streams = streams
+    buffer.put_values(values_of(policy, policy.prepare_rollout(buffer.on_device())))
+    return th.stack(after), means
+
+
+def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
+    """The rewards of a stream that are computed from transitions, ``(T, N)``."""
+    names = ("observations", "actions", "final_observations")
+    whole = [tree_map(lambda rows: rows.flatten(0, 1), buffer.stored(name)) for name in names]
+    size, device, n = AT_ONCE // 4, part.mean.device, buffer.buffer_size * buffer.n_envs
+    pieces = [tree_map(lambda rows, i=i: to_device(rows[i : i + size], device), whole) for i in range(0, n, size)]
+    with th.no_grad():
+        for _, _, next_obs in pieces:
+            part.observe(next_obs, pool)
+        rewards = th.cat([part.rewards(*piece) for piece in pieces])
+    if rewards.shape != (n,):
+        name, shape = part.stream.name, tuple(rewards.shape)
+        raise ValueError(f"the stream {name!r} has rewards of shape {shape}: return one for each transition, ({n},)")
+    return rewards.view(buffer.buffer_size, buffer.n_envs)
+
+
+def discounted_sums(rewards: th.Tensor, before: th.Tensor, starts: th.Tensor, gamma: float) -> th.Tensor:
+    r""":math:`S_t = r_t + \gamma (1 - d_t) S_{t-1}`, ``(T, N)``: GAE backwards in time.
+
+    :param before: :math:`S` before the first step, ``(N,)``
+    """
+    backwards = starts.flip(0)
+    parts = rewards.flip(0), th.zeros_like(rewards), before, backwards.roll(1, 0), backwards[-1]
+    return gae(*parts, gamma, 1.0).flip(0)

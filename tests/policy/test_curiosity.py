@@ -1,0 +1,66 @@
+"""Random network distillation: what is new is rewarded, of every kind of observation."""
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, OBSERVATIONS, vec
+from stream_envs import counting
+
+from ppo_plus import PPO_Plus, RandomNetworkDistillation
+
+
+def make(observation="box", policy="MlpPolicy", env=None, **kwargs):
+    env = vec(ACTIONS["discrete"], OBSERVATIONS[observation]) if env is None else env
+    streams = [RandomNetworkDistillation()]
+    kwargs = {"n_steps": 16, "batch_size": 16, "seed": 0, "device": "cpu"} | kwargs
+    return PPO_Plus(policy, env, streams=streams, **kwargs)
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_it_reads_every_kind_of_observation(observation):
+    policy = "MultiInputPolicy" if observation.startswith("dict") else "MlpPolicy"
+    model = make(observation, policy)
+    part = model.policy.streams.parts[0]
+    target = [weight.clone() for weight in part.target.parameters()]
+    model.learn(64)
+    assert 0 < model.logger.name_to_value["train/curiosity_loss"] < np.inf
+    assert all(map(th.equal, target, part.target.parameters()))
+    assert (model.rollout_buffer.streams[0].rewards > 0).all()
+
+
+def test_what_it_has_seen_is_rewarded_less_than_what_is_new():
+    model = make(env=counting(2), n_steps=64, batch_size=32, learning_rate=3e-3)
+    part = model.policy.streams.parts[0]
+    seen, new = th.tensor([[3.0, 0.0]]), th.tensor([[-20.0, 4.0]])
+
+    def errors():
+        with th.no_grad():
+            return [part.rewards(None, None, obs).item() for obs in (seen, new)]
+
+    model.learn(128 * 8)
+    known, unknown = errors()
+    assert known < unknown / 5
+
+
+def test_rewards_are_divided_by_the_deviation_of_their_discounted_sums():
+    model = make(env=counting(2), learning_rate=0.0, n_steps=64, batch_size=64)
+    model.learn(128)
+    part, buffer = model.policy.streams.parts[0], model.rollout_buffer
+    obs = buffer.stored("observations")
+    with th.no_grad():
+        raw = part.rewards(None, None, obs[1:].flatten(0, 1)).view(63, 2)
+    # But for the last steps of episodes, the next observation is the one that is stored next.
+    inside = buffer.stored("episode_starts")[1:] == 0
+    rewards = buffer.streams[0].stored("rewards")
+    th.testing.assert_close((rewards[:-1] * part.std.float())[inside], raw[inside], rtol=1e-4, atol=1e-6)
+    sums = th.zeros(2)
+    discounted = []
+    for row in rewards * part.std.float():
+        sums = row + 0.99 * sums
+        discounted.append(sums)
+    assert part.std.item() == pytest.approx(th.stack(discounted).std(correction=0).item(), rel=1e-3)
+    # The moments are those of next observations, whose first number is larger by 1.
+    numbers = obs[..., 0].double() + 1
+    assert part.normalizer.count == 128
+    assert part.normalizer.mean[0].item() == pytest.approx(numbers.mean().item())
+    assert part.normalizer.var[0].item() == pytest.approx(numbers.var(correction=0).item())

@@ -1,0 +1,363 @@
+"""Streams of a rollout are those of a plain loop over its steps; they train in every kind of rollout."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from compiled import assert_trained_alike, by_operation, needs_compiler
+from envs import ACTIONS, MaskedEnv, vec
+from faulty_envs import Failing, fine_and, supervised
+from hypothesis import given
+from hypothesis import strategies as st
+from stable_baselines3.common.callbacks import BaseCallback
+from stream_envs import COST, CURIOSITY, ENERGY, PROGRESS, STREAMS, Counting, counting, progress
+
+from ppo_plus import Cost, PPO_Plus, RolloutBuffer, Stream, TensorEnv, Transition, as_vec_env
+from ppo_plus.compiling import compiled
+from ppo_plus.rollout.streams import discounted_sums
+
+T, N = 32, 3
+
+
+class Facts(BaseCallback):
+    """What the environments gave, step by step, of each rollout."""
+
+    def __init__(self):
+        super().__init__()
+        self.rollouts, self.logged = [], []
+
+    def _on_rollout_start(self):
+        self.rollouts.append([])
+
+    def _on_step(self):
+        names = ("rewards", "dones", "infos", "new_obs")
+        self.rollouts[-1].append({name: copy.deepcopy(self.locals[name]) for name in names})
+        return True
+
+    def _on_rollout_end(self):
+        self.logged.append(dict(self.model.logger.name_to_value))
+
+
+def make(env=None, streams=STREAMS, policy="MlpPolicy", **kwargs):
+    env = counting(N) if env is None else env
+    kwargs = {"n_steps": T, "batch_size": T, "n_epochs": 2, "seed": 0, "device": "cpu", "compile": False} | kwargs
+    return PPO_Plus(policy, env, streams=streams, **kwargs)
+
+
+def table(steps, name):
+    return np.array([step[name] for step in steps])
+
+
+def limited(info):
+    return info.get("TimeLimit.truncated", False)
+
+
+def reference(model, steps, k, rewards, gamma, gae_lambda, episodic):
+    """Advantages and returns by the definitions, backwards through the steps; ``k``: which of the values."""
+
+    def value(obs):
+        return model.policy.predict_values(th.as_tensor(np.asarray(obs)))[:, k].detach().numpy().astype(float)
+
+    obs = model.rollout_buffer.observations
+    values = np.array([value(row) for row in obs])
+    advantages, following = np.zeros((T, N)), np.zeros(N)
+    for t in reversed(range(T)):
+        done = steps[t]["dones"]
+        after = value(steps[t]["new_obs"])
+        for i in range(N):
+            info, next_value, carried = steps[t]["infos"][i], after[i], following[i]
+            if episodic and done[i]:
+                next_value = value(info["terminal_observation"][None])[0] if limited(info) else 0.0
+                carried = 0.0
+            error = rewards[t, i] + gamma * next_value - values[t, i]
+            advantages[t, i] = error + gamma * gae_lambda * carried
+        following = advantages[t].copy()
+    return advantages, advantages + values
+
+
+def test_advantages_are_those_of_a_plain_loop_and_add_up_by_their_weights():
+    model, facts = make(streams=[COST, ENERGY, PROGRESS], learning_rate=0.0, normalize_advantage=False), Facts()
+    model.learn(2 * T * N, facts)
+    steps, buffer = facts.rollouts[-1], model.rollout_buffer
+    infos = table(steps, "infos")
+    assert any(map(limited, infos.flat)) and table(steps, "dones").sum() > sum(map(limited, infos.flat))
+    rewards = {
+        "": table(steps, "rewards"),
+        "cost": np.vectorize(lambda info: float(info["cost"]))(infos),
+        "energy": np.vectorize(lambda info: info["reward_terms"]["energy"])(infos),
+        "progress": np.ones((T, N)),
+    }
+    gammas, lambdas, episodic = (0.99, 0.99, 0.9, 1.0), (0.95, 0.95, 0.8, 0.95), (True, True, False, True)
+    estimates = [
+        reference(model, steps, k, *each)
+        for k, each in enumerate(zip(rewards.values(), gammas, lambdas, episodic, strict=True))
+    ]
+    for k in range(3):
+        np.testing.assert_allclose(buffer.streams[k].returns, estimates[k + 1][1], atol=1e-4)
+    np.testing.assert_allclose(buffer.returns, estimates[0][1], atol=1e-4)
+    # The last update is at the end of training, where the schedule is 0.
+    multiplier = -model.policy.streams.weights(0.0)[0][0]
+    assert multiplier > 0
+    (main, _), (cost, _), (energy, _), _ = estimates
+    expected = (main - multiplier * cost + 0.3 * energy + 0.0) / (1 + multiplier)
+    np.testing.assert_allclose(buffer.advantages, expected, atol=1e-4)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 3)),
+    gamma=st.floats(0.0, 1.0),
+    weights=st.lists(st.floats(-2.0, 2.0), min_size=1, max_size=3),
+)
+def test_sums_and_combinations_are_those_of_their_formulas(seed, shape, gamma, weights):
+    rng = np.random.default_rng(seed)
+    rewards, before, starts = rng.normal(size=shape), rng.normal(size=shape[1]), rng.random(shape) < 0.4
+    found = discounted_sums(*(th.as_tensor(part).float() for part in (rewards, before, starts)), gamma)
+    sums = before
+    for t, row in enumerate(found.numpy()):
+        sums = rewards[t] + gamma * np.where(starts[t], 0.0, sums)
+        np.testing.assert_allclose(row, sums, atol=1e-5)
+    space = gym.spaces.Discrete(2)
+    buffer = RolloutBuffer(shape[0], space, space, n_envs=shape[1])
+    parts = rng.normal(size=(1 + len(weights), *shape)).astype(np.float32)
+    buffer.streams = [buffer.twin() for _ in weights]
+    for each, part in zip((buffer, *buffer.streams), parts, strict=True):
+        each.advantages = part
+    divisor = 1 + sum(map(abs, weights))
+    for _ in range(2):
+        buffer.combine_advantages(weights, divisor)
+        np.testing.assert_allclose(buffer.advantages, np.tensordot([1, *weights], parts, 1) / divisor, atol=1e-5)
+
+
+def test_a_second_update_on_a_rollout_learns_from_the_same_advantages():
+    model = make(learning_rate=0.0)
+    model.learn(T * N)
+    before = model.rollout_buffer.advantages.copy()
+    model.train()
+    np.testing.assert_array_equal(model.rollout_buffer.advantages, before)
+
+
+def test_sums_of_episodes_go_on_over_rollouts_and_move_the_multiplier():
+    model, facts = make(), Facts()
+    model.learn(4 * T * N, facts)
+    sums, integral, expected = np.zeros(N), 0.0, []
+    for steps in facts.rollouts:
+        ended = []
+        for step in steps:
+            sums += [info["cost"] for info in step["infos"]]
+            ended += sums[step["dones"]].tolist()
+            sums[step["dones"]] = 0.0
+        violation = (np.mean(ended) - 2.0) / 2.0
+        integral = max(integral + COST.k_i * violation, 0.0)
+        expected.append((np.mean(ended), max(COST.k_p * violation + integral, 0.0)))
+    assert [logged["rollout/ep_cost_mean"] for logged in facts.logged] == pytest.approx([mean for mean, _ in expected])
+    assert model.logger.name_to_value["train/cost_weight"] == pytest.approx(-expected[-1][1])
+    lengths = [logged["rollout/ep_progress_mean"] for logged in facts.logged]
+    assert lengths[-1] == pytest.approx(
+        np.mean([i["episode"]["l"] for i in table(steps, "infos").flat if "episode" in i])
+    )
+
+
+def test_episodes_under_way_in_a_rollout_that_was_stopped_are_not_counted():
+    model = make(streams=[PROGRESS], n_steps=4)
+
+    class Stop(BaseCallback):
+        def _on_step(self):
+            return self.n_calls < 3
+
+    model.learn(4 * N, Stop())
+    assert model.position.stream_sums is None
+    facts = Facts()
+    model.learn(40 * N, facts, reset_num_timesteps=False)
+    lengths = [i["episode"]["l"] for steps in facts.rollouts for i in table(steps, "infos").flat if "episode" in i]
+    sums = [logged["rollout/ep_progress_mean"] for logged in facts.logged if "rollout/ep_progress_mean" in logged]
+    # Of the first episodes, some began before: what is counted is whole.
+    assert max(sums) <= max(lengths) and min(sums) >= 1
+
+
+def test_in_steps_that_only_reset_there_are_no_rewards():
+    gym.register("Counting-v0", entry_point=Counting)
+    try:
+        env = as_vec_env(gym.make_vec("Counting-v0", N, vectorization_mode="sync"))
+    finally:
+        del gym.registry["Counting-v0"]
+    model, facts = make(env, n_epochs=1), Facts()
+    model.learn(2 * T * N, facts)
+    buffer = model.rollout_buffer
+    assert buffer.valid is not None and not buffer.valid.all()
+    assert all((stream.rewards[~buffer.valid] == 0).all() for stream in buffer.streams)
+    steps = facts.rollouts[-1]
+    # Values of final observations are added at time limits.
+    is_cut = np.vectorize(limited)(table(steps, "infos"))
+    assert (buffer.streams[2].rewards[buffer.valid & ~is_cut] == 1).all() and is_cut.any()
+    ended = [i["episode"]["l"] for i in table(steps, "infos").flat if "episode" in i]
+    assert facts.logged[-1]["rollout/ep_progress_mean"] == pytest.approx(np.mean(ended))
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8},
+        {"recompute_advantages": True, "normalize_advantage": "rollout"},
+        {"normalize_values": True, "normalize_observations": True, "clip_range_vf": 0.2},
+        {"clip_range_vf": 0.2, "value_clip": "plain", "target_kl": 0.01, "kl_control": "penalty"},
+        {"policy_kwargs": {"net_arch": [8]}, "use_sde": True},
+    ],
+    ids=["memory", "recomputed", "normalized values", "clipped values", "shared layers"],
+)
+def test_every_kind_of_training_has_streams(kwargs):
+    model = make(**kwargs)
+    before = [part.clone() for part in (*model.policy.streams.parameters(), *model.policy.parameters())]
+    model.learn(2 * T * N)
+    after = [*model.policy.streams.parameters(), *model.policy.parameters()]
+    moved = [not th.equal(a, b) for a, b in zip(before, after, strict=True) if b.requires_grad]
+    assert all(moved)
+    logged = model.logger.name_to_value
+    names = [stream.name for stream in STREAMS]
+    wanted = [f"train/{name}_{what}" for name in names for what in ("value_loss", "explained_variance", "weight")]
+    assert all(np.isfinite(logged[name]) for name in [*wanted, "train/curiosity_loss", "rollout/ep_energy_mean"])
+
+
+def test_diagnostics_keep_no_graph():
+    class Keeping(PPO_Plus):
+        def compute_loss(self, batch, coefficients):
+            losses = super().compute_loss(batch, coefficients)
+            self.kept = [value.requires_grad for value in losses.diagnostics.values()]
+            return losses
+
+    model = Keeping("MlpPolicy", counting(N), streams=STREAMS, n_steps=T, batch_size=T, device="cpu")
+    assert not any(model.learn(T * N).kept)
+
+
+def test_recomputed_advantages_are_the_same_while_weights_are():
+    seen = []
+    for again in (False, True):
+        model, batches = make(learning_rate=0.0, recompute_advantages=again, n_epochs=3), []
+        model.compute_loss = lambda batch, coefficients, m=model, b=batches: (
+            b.append(batch) or PPO_Plus.compute_loss(m, batch, coefficients)
+        )
+        model.learn(T * N)
+        seen.append(batches)
+    for one, other in zip(*seen, strict=True):
+        th.testing.assert_close(one.advantages, other.advantages, rtol=1e-4, atol=1e-5)
+        th.testing.assert_close(one.returns, other.returns, rtol=1e-4, atol=1e-5)
+        assert one.returns.shape == (T, 1 + len(STREAMS))
+
+
+@needs_compiler
+@pytest.mark.parametrize("memory", ["", "Gru"])
+def test_compiled_training_is_the_same(memory, monkeypatch):
+    monkeypatch.setattr(compiled, "compile_graph", by_operation)
+    kwargs = {"policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8} if memory else {}
+    kwargs |= {"policy": f"Mlp{memory}Policy", "kl_control": "adaptive_lr", "target_kl": 0.01, "normalize_values": True}
+    models = [make(compile=compile, **kwargs).learn(2 * T * N) for compile in (False, True)]
+    assert_trained_alike(*models)
+    for name, buffer in models[0].policy.named_buffers():
+        th.testing.assert_close(dict(models[1].policy.named_buffers())[name], buffer, rtol=1e-3, atol=1e-4)
+
+
+def test_with_masks_and_choices():
+    curiosity = [CURIOSITY, Stream(progress)]
+    env = vec(ACTIONS["mixed"], n_envs=2, env_class=MaskedEnv)
+    model = make(env, streams=curiosity, n_steps=16, batch_size=16).learn(64)
+    assert model.logger.name_to_value["train/curiosity_loss"] > 0
+
+
+def test_an_environment_that_fails_ends_all_streams():
+    class Costly(Failing):
+        def step(self, action):
+            *rest, info = super().step(action)
+            return *rest, {**info, "cost": 1.0}
+
+    env = supervised(*fine_and("kill", at=5, cls=Costly), restarts=3)
+    streams = [Cost("cost", limit=1.0), Stream("cost", episodic=False, name="all")]
+    model, facts = make(env, streams=streams, n_steps=16, batch_size=16, n_epochs=1), Facts()
+    model.learn(48, facts)
+    buffer = model.rollout_buffer
+    ended, continues = buffer.streams
+    assert (~buffer.valid).sum() == 1
+    np.testing.assert_allclose(ended.returns[~buffer.valid], ended.values[~buffer.valid], rtol=1e-5)
+    # Where nothing ends, the step is one without a reward.
+    assert continues.rewards[~buffer.valid] == 0 and (continues.rewards[buffer.valid] == 1).all()
+    assert facts.logged[-1]["rollout/ep_cost_mean"] == 8
+    env.close()
+
+
+# --- in tensors -------------------------------------------------------------------------------------------------------
+
+
+class CountingTensors(TensorEnv):
+    """Counts steps; episodes end after four and five of them, by a time limit and by themselves."""
+
+    def __init__(self, n=2, gives=True, final=True):
+        super().__init__(n, gym.spaces.Box(-10, 10, (1,)), gym.spaces.Box(-1, 1, (1,)))
+        self.gives, self.final, self.ends = gives, final, th.tensor([4, 5])
+
+    def reset(self, seed=None):
+        self.t = th.zeros(2)
+        return self.t[:, None]
+
+    def step(self, actions):
+        self.t = self.t + 1
+        ended, final = self.t == self.ends, self.t[:, None].clone() if self.final else None
+        infos = {"terms": {"cost": self.t.clone()}} if self.gives else {}
+        self.t = self.t.where(~ended, 0.0)
+        cut = th.tensor([True, False])
+        return Transition(self.t[:, None], actions[:, 0], ended & ~cut, ended & cut, final, infos=infos)
+
+
+def test_environments_in_tensors_have_streams():
+    streams = [Cost(("terms", "cost"), limit=3.0, gamma=1.0), PROGRESS, CURIOSITY]
+    model, facts = make(as_vec_env(CountingTensors()), streams=streams, n_steps=20, batch_size=20), Facts()
+    model.learn(80, facts)
+    cost, progressed, curiosity = model.rollout_buffer.streams
+    steps, cut = np.arange(20), np.arange(20) % 4 == 3
+    np.testing.assert_array_equal(cost.rewards[:, 1], steps % 5 + 1)
+    np.testing.assert_array_equal(progressed.rewards[:, 1], 1)
+    # At time limits, the values of final observations are added.
+    np.testing.assert_array_equal(cost.rewards[~cut, 0], steps[~cut] % 4 + 1)
+    np.testing.assert_array_equal(progressed.rewards[~cut, 0], 1)
+    final = model.policy.predict_values(th.tensor([[4.0]]))[0]
+    assert cost.rewards[cut, 0] != pytest.approx(4) and progressed.rewards[cut, 0] != pytest.approx(1)
+    assert final.shape == (4,) and np.isfinite(curiosity.rewards).all()
+    # Five episodes of 1 + 2 + 3 + 4 and four of 15.
+    assert facts.logged[-1]["rollout/ep_cost_mean"] == pytest.approx((5 * 10 + 4 * 15) / 9)
+    assert facts.logged[-1]["rollout/ep_progress_mean"] == pytest.approx((5 * 4 + 4 * 5) / 9)
+
+
+def test_a_simulator_without_the_key_is_told_of_it():
+    model = make(as_vec_env(CountingTensors(gives=False)), streams=[Cost(("terms", "cost"), limit=3.0)])
+    with pytest.raises(
+        KeyError, match=r"the stream 'cost' needs info\['terms'\]\['cost'\], but info has \[\]: have the env"
+    ):
+        model.learn(T * N)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_key_is_named_with_its_environment():
+    class Forgetful(Counting):
+        def step(self, action):
+            *rest, info = super().step(action)
+            return *rest, ({} if self.t == 3 else {"cost": 1.0, "reward_terms": 2.0})
+
+    env = counting(2)
+    env.envs[1] = Forgetful()
+    with pytest.raises(
+        KeyError, match=r"the stream 'cost' needs info\['cost'\], but info of environment 1 has .*set it"
+    ):
+        make(env, streams=[COST]).learn(T)
+    with pytest.raises(
+        KeyError, match=r"needs info\['reward_terms'\]\['energy'\], but info of environment 1 has \['cost'"
+    ):
+        make(env, streams=[ENERGY]).learn(T)
+
+
+def test_what_a_function_returns_is_checked():
+    with pytest.raises(ValueError, match=r"the stream 'f' has rewards of shape \(96, 2\): return one"):
+        make(streams=[Stream(lambda obs, actions, following: obs, name="f")]).learn(T * N)
+    with pytest.raises(FloatingPointError, match="the stream 'f' is not finite in step 0 of environment 0"):
+        make(streams=[Stream(lambda obs, *_: obs[:, 0] / 0.0 * 0.0, name="f")]).learn(T * N)
