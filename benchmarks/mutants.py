@@ -214,17 +214,24 @@ POLICY = (
     ),
     Fault(
         "shared-memory-no-detach",
-        "policy/recurrent.py",
+        "policy/memory.py",
         'outputs["actor"].detach() if self.shared_lstm',
         'outputs["actor"] if self.shared_lstm',
         "tests/policy/test_recurrent.py",
     ),
     Fault(
         "memory-of-other-episode",
-        "policy/recurrent.py",
+        "policy/memory.py",
         "layer.step(getattr(features, owner), memory[owner], episode_starts)",
         "layer.step(getattr(features, owner), memory[owner])",
         "tests/policy/test_recurrent.py",
+    ),
+    Fault(
+        "scan-across-episodes",
+        "policy/scan.py",
+        "linear_recurrence(decay * keep, ",
+        "linear_recurrence(decay * th.ones_like(keep), ",
+        "tests/policy/test_memory.py",
     ),
     Fault(
         "observation-start",

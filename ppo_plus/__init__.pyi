@@ -26,6 +26,7 @@ from ppo_plus.formulas.schedules import cosine as cosine
 from ppo_plus.formulas.schedules import linear as linear
 from ppo_plus.policy.cost import Cost as Cost
 from ppo_plus.policy.curiosity import RandomNetworkDistillation as RandomNetworkDistillation
+from ppo_plus.policy.memory import WithMemory as WithMemory
 from ppo_plus.policy.policies import ActorCriticPolicy as ActorCriticPolicy
 from ppo_plus.policy.policies import Carry as Carry
 from ppo_plus.policy.policies import CnnPolicy as CnnPolicy
@@ -41,7 +42,10 @@ from ppo_plus.policy.recurrent import MlpGruPolicy as MlpGruPolicy
 from ppo_plus.policy.recurrent import MlpLstmPolicy as MlpLstmPolicy
 from ppo_plus.policy.recurrent import MultiInputGruPolicy as MultiInputGruPolicy
 from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
-from ppo_plus.policy.recurrent import WithMemory as WithMemory
+from ppo_plus.policy.scan import CnnLruPolicy as CnnLruPolicy
+from ppo_plus.policy.scan import LRUMemory as LRUMemory
+from ppo_plus.policy.scan import MlpLruPolicy as MlpLruPolicy
+from ppo_plus.policy.scan import MultiInputLruPolicy as MultiInputLruPolicy
 from ppo_plus.policy.streams import Stream as Stream
 from ppo_plus.policy.streams import StreamPart as StreamPart
 from ppo_plus.ppo import PPO_Plus as PPO_Plus

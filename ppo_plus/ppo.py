@@ -52,6 +52,7 @@ from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import warn_of_bounds
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
+from ppo_plus.policy.scan import LRU_POLICIES
 from ppo_plus.policy.streams import Stream
 from ppo_plus.process import (
     assigned,
@@ -104,7 +105,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     ``"cos_3e-4"``) or a function of the remaining progress, which falls from 1 to 0.
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, the same with memory (``"MlpLstmPolicy"``,
-        ``"MlpGruPolicy"``, …, see :mod:`ppo_plus.policy.recurrent`), or a policy class
+        ``"MlpGruPolicy"``, ``"MlpLruPolicy"``, …, see :mod:`ppo_plus.policy.memory`), or a policy class
     :param env: environment, vectorized environment, or the id of one; ``None`` only when loading
     :param learning_rate: learning rate, at least 0; may change over time
     :param n_steps: steps of each environment per rollout, at least 1
@@ -143,8 +144,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.formulas.exploration`) in place of ``use_sde``
-    :param compile: compile acting and updating. With memory, the part of an update after the recurrent layers is
-        compiled, unless a vector environment has steps that only reset. ``"auto"``: on a CPU, from the call of
+    :param compile: compile acting and updating. With LSTMs and GRUs, the part of an update after these layers is
+        compiled; with memory, no update of a rollout with steps that only reset. ``"auto"``: on a CPU, from the call of
         ``learn`` on with which the model has planned enough gradient steps to save time
         (:data:`ppo_plus.compiling.compiled.WORTH_COMPILING`); ``True``: always, with an error if it cannot;
         ``False``: never. On an NVIDIA GPU, only ``True`` compiles. :attr:`compiled` says which
@@ -173,6 +174,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
         **RECURRENT,
+        **LRU_POLICIES,
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})

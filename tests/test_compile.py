@@ -82,7 +82,7 @@ def test_compiled_and_eager_train_the_same(case):
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy"])
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy", "MlpLruPolicy"])
 def test_tensor_environments_are_trained_compiled(policy):
     models = []
     for compile in (False, True):
@@ -333,7 +333,7 @@ def mask(weight):
     weight.register_hook(lambda grad: grad * th.tensor([[0.0], [1.0]]))
 
 
-@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy", "MlpLruPolicy"])
 def test_hooks_on_weights_see_their_gradients(policy, monkeypatch):
     """Half of a layer is frozen by a hook, which nothing compiled knows of."""
     monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 0)

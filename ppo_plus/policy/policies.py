@@ -159,6 +159,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     default_features_extractor: type[BaseFeaturesExtractor] = FlattenExtractor
     #: Whether it has memory (:class:`ppo_plus.WithMemory`).
     remembers = False
+    #: Whether the encoder, with memory, is compiled together with the loss; otherwise it runs eagerly before.
+    compiles_encoder = True
     #: Whether the parameters of its action distribution are known, without which nothing is compiled.
     has_params = True
     #: Attributes that neither acting nor evaluating depends on.

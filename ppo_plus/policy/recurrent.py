@@ -1,8 +1,5 @@
-"""Policies with memory: the base of its kinds, and any policy class with LSTMs or GRUs before its hidden layers.
-
-A policy class gets memory by one more base class: ``class CnnLstmPolicy(LSTMMemory, CnnPolicy)``. Arguments, structure,
-initial weights and the names in ``state_dict()`` are those of sb3-contrib's ``RecurrentPPO``. The difference: the state
-of the layers is an argument and a result (:class:`~ppo_plus.policy.policies.Carry`).
+"""Memory by torch's LSTMs and GRUs. Arguments, structure, initial weights and the names in ``state_dict()`` are those
+of sb3-contrib's ``RecurrentPPO``.
 
 A recurrent layer here is torch's, with its weights and their names, used in two ways: one ``Recurrent.step`` for
 acting, and whole ``Recurrent.sequences`` for learning. Its state is a tuple of tensors of shape
@@ -14,84 +11,22 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
-from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, Features, Memory, MultiInputPolicy
-from ppo_plus.require import require_int, require_kind
-from ppo_plus.trees import Fixed, tree_flatten, tree_leaves, tree_map
+from ppo_plus.policy.memory import LayerMemory, State
+from ppo_plus.policy.policies import CnnPolicy, Memory, MultiInputPolicy
+from ppo_plus.require import require_kind
+from ppo_plus.trees import Fixed
 
-State = tuple[th.Tensor, ...]
 #: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
 #: The entry of a prepared rollout's memory that says how many episodes start within one of its sequences, at most.
 MOST_STARTS = "most_starts"
 # With resets, cuDNN has to copy a layer's weights in each call. The filter applies to the whole process.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
-
-
-class WithMemory(ActorCriticPolicy):
-    """Adds memory to a policy class, as the first of its base classes.
-
-    A kind of memory implements :meth:`memory_dim`, ``init_memory`` and ``encode_step``. Its memory is any nesting of
-    tensors with at least two dimensions, of which the first is the environment. Sequences are computed step by step:
-    override ``encode_sequences`` where that can be done faster, and ``_build_memory`` to create layers.
-    """
-
-    remembers = True
-
-    def memory_dim(self, features_dim: int) -> int:
-        """The number of features that memory makes of ``features_dim`` features of an observation."""
-        raise NotImplementedError
-
-    def _build_mlp_extractor(self) -> None:
-        #: Features of observations, before memory.
-        self.input_dims = {"actor": int(self.features_dim), "critic": int(self.vf_features_dim)}
-        self.features_dim, self.vf_features_dim = map(self.memory_dim, self.input_dims.values())
-        super()._build_mlp_extractor()
-
-    def encode_sequences(self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None) -> Features:
-        n_sequences = len(tree_leaves(memory)[0])
-        inputs: Any = tree_map(lambda rows: rows.unflatten(0, (n_sequences, -1)), (obs, episode_starts))
-        steps = []
-        for t in range(tree_leaves(inputs)[0].shape[1]):
-            obs_now, starts_now = tree_map(lambda rows, t=t: rows[:, t], inputs)
-            features, memory = self.encode_step(obs_now, memory, starts_now)
-            steps.append(features)
-        return Features(*(th.stack(parts, dim=1).flatten(0, 1) for parts in zip(*steps, strict=True)))
-
-    def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
-        return tuple(part.transpose(0, 1) for part in tree_leaves(memory))
-
-    def state_to_memory(self, state: Any, n_envs: int) -> Memory:
-        return state_to_memory(state, self.init_memory(n_envs))
-
-
-def state_to_memory(state: Any, empty: Memory) -> Memory:
-    """Memory like ``empty`` with the numbers of a ``state`` of ``predict``; ``None``: ``empty`` itself.
-
-    :raises ValueError: the state has another shape
-    """
-    if state is None:
-        return empty
-    leaves, structure = tree_flatten(empty)
-    # Not by len, which would make the number a constant of an exported program.
-    n_envs = leaves[0].shape[0]
-    needed = [(leaf.shape[1], n_envs, *leaf.shape[2:]) for leaf in leaves]
-    shapes = [np.shape(part) for part in state]
-    if shapes != needed:
-        raise ValueError(
-            f"state has arrays of shapes {shapes}, but {n_envs} observations need {needed}: pass what predict "
-            "returned for as many, or None at the start"
-        )
-    parts = zip(state, leaves, strict=True)
-    return structure.unflatten(
-        th.as_tensor(part, dtype=leaf.dtype, device=leaf.device).transpose(0, 1) for part, leaf in parts
-    )
 
 
 class Layout:
@@ -101,13 +36,13 @@ class Layout:
     the first step, the given state is multiplied by 0 instead. Sequences with fewer starts end earlier; what follows is
     not read. A layout is at most twice as long as its sequences.
 
+    :param marks: at which steps an episode starts, booleans of shape ``(n_sequences, length)``
     :param most: the largest number of episode starts within a sequence after its first step; ``None``: it is read from
-        ``starts``, for which the host waits
+        ``marks``, for which the host waits
     """
 
-    def __init__(self, starts: th.Tensor, n_sequences: int, most: int | None = None):
-        self.n_sequences = n_sequences
-        marks = starts.view(n_sequences, -1)
+    def __init__(self, marks: th.Tensor, most: int | None = None):
+        self.n_sequences = n_sequences = len(marks)
         #: 0 where the state before the sequence is reset, else 1; shape ``(n_sequences, 1, 1)``.
         self.keep = (~marks[:, :1, None]).float()
         #: 1 at reset steps and after a sequence, shape ``(n_sequences, length, 1)``; ``None`` if there are none.
@@ -230,105 +165,31 @@ class GRU(Recurrent, nn.GRU):
         return th.gru(x, state[0][None], weights, *self._loop_options())[0]
 
 
-class RecurrentMemory(WithMemory):
-    """Adds recurrent layers to a policy class, as the first of its base classes: :class:`LSTMMemory`,
-    :class:`GRUMemory`.
-
-    The names of the arguments are sb3-contrib's, for GRUs as well.
+class RecurrentMemory(LayerMemory):
+    """:class:`~ppo_plus.policy.memory.LayerMemory` of torch's layers: :class:`LSTMMemory`, :class:`GRUMemory`.
 
     :param args: arguments of the policy class, by position
-    :param lstm_hidden_size: units of each recurrent layer, at least 1
-    :param n_lstm_layers: recurrent layers on top of each other, at least 1
-    :param shared_lstm: the critic uses the output of the actor's layers (without a gradient into them); needs
-        ``enable_critic_lstm=False`` and a shared features extractor
-    :param enable_critic_lstm: the critic has separate layers. Without them, and without sharing, it has no memory
     :param lstm_kwargs: ``bias`` and ``dropout`` of torch's layers
-    :param kwargs: arguments of the policy class, by name
+    :param kwargs: arguments of :class:`~ppo_plus.policy.memory.LayerMemory` and of the policy class, by name
     :raises ValueError: an argument that does not fit another, or is not supported
     """
 
-    #: The kind of layer, and the prefix of its attributes.
-    layer: Callable[..., Recurrent]
-    layer_name: str
+    # Torch's loops over time are not compiled.
+    compiles_encoder = False
 
-    def __init__(
-        self,
-        *args: Any,
-        lstm_hidden_size: int = 256,
-        n_lstm_layers: int = 1,
-        shared_lstm: bool = False,
-        enable_critic_lstm: bool = True,
-        lstm_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ):
-        require_int("policy_kwargs: lstm_hidden_size", lstm_hidden_size, 1)
-        require_int("policy_kwargs: n_lstm_layers", n_lstm_layers, 1)
+    def __init__(self, *args: Any, lstm_kwargs: dict[str, Any] | None = None, **kwargs: Any):
         require_kind("policy_kwargs: lstm_kwargs", lstm_kwargs, (dict, type(None)), "a dict, or None")
-        if shared_lstm and enable_critic_lstm:
-            raise ValueError("policy_kwargs: shared_lstm=True needs enable_critic_lstm=False")
         unknown = (lstm_kwargs or {}).keys() - {"bias", "dropout"}
         if unknown:
             raise ValueError(f"policy_kwargs: lstm_kwargs={lstm_kwargs!r} may only set bias and dropout")
-        self.lstm_hidden_size = lstm_hidden_size
-        self.n_lstm_layers = n_lstm_layers
-        self.shared_lstm = shared_lstm
-        self.enable_critic_lstm = enable_critic_lstm
-        self.lstm_kwargs = lstm_kwargs or {}
-        self._owners = ("actor", "critic") if enable_critic_lstm else ("actor",)
+        self.lstm_kwargs = self.layer_kwargs = lstm_kwargs or {}
         super().__init__(*args, **kwargs)
-        if shared_lstm and not self.share_features_extractor:
-            raise ValueError(
-                "policy_kwargs: shared_lstm=True needs share_features_extractor=True, and actor and critic that "
-                "see the same (actor_keys, critic_keys)"
-            )
-
-    def memory_dim(self, features_dim: int) -> int:
-        return self.lstm_hidden_size
-
-    def _build_memory(self) -> None:
-        for owner in self._owners:
-            sizes = self.input_dims[owner], self.lstm_hidden_size, self.n_lstm_layers
-            setattr(self, f"{self.layer_name}_{owner}", self.layer(*sizes, **self.lstm_kwargs))
-        if not self.enable_critic_lstm and not self.shared_lstm:
-            self.critic = nn.Linear(self.input_dims["critic"], self.lstm_hidden_size)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        names = ("lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm", "lstm_kwargs")
-        return super()._get_constructor_parameters() | {name: getattr(self, name) for name in names}
+        return super()._get_constructor_parameters() | {"lstm_kwargs": self.lstm_kwargs}
 
-    @property
-    def _layers(self) -> dict[str, Recurrent]:
-        """The recurrent layers by owner."""
-        return {owner: getattr(self, f"{self.layer_name}_{owner}") for owner in self._owners}
-
-    def init_memory(self, n_envs: int) -> Memory:
-        return {owner: layer.init(n_envs) for owner, layer in self._layers.items()}
-
-    def encode_step(
-        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
-    ) -> tuple[Features, Memory]:
-        features, outputs, after = self.encode(obs), {}, {}
-        for owner, layer in self._layers.items():
-            outputs[owner], after[owner] = layer.step(getattr(features, owner), memory[owner], episode_starts)
-        return self._features(features, outputs), after
-
-    def encode_sequences(self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None) -> Features:
-        features = self.encode(obs)
-        if episode_starts is None:
-            episode_starts = features.actor.new_zeros(len(features.actor), dtype=th.bool)
-        most_starts = memory[MOST_STARTS].value if MOST_STARTS in memory else None
-        layout = Layout(episode_starts, len(memory["actor"][0]), most_starts)
-        outputs = {
-            owner: layer.sequences(getattr(features, owner), memory[owner], layout)
-            for owner, layer in self._layers.items()
-        }
-        return self._features(features, outputs)
-
-    def _features(self, inputs: Features, outputs: dict[str, th.Tensor]) -> Features:
-        """The outputs of the layers; a critic without layers shares the actor's, or has no memory."""
-        if not self.enable_critic_lstm:
-            outputs["critic"] = outputs["actor"].detach() if self.shared_lstm else self.critic(inputs.critic)
-        return Features(**outputs)
+    def _prepare_starts(self, starts: th.Tensor, memory: Memory) -> Layout:
+        return Layout(starts, memory[MOST_STARTS].value if MOST_STARTS in memory else None)
 
     def prepare_rollout(self, rollout: Any) -> Any:
         # On a CPU, each minibatch counts for itself, which makes shorter layouts.
@@ -338,15 +199,6 @@ class RecurrentMemory(WithMemory):
         inside = rollout.episode_starts.view(len(memory["actor"][0]), -1)[:, 1:]
         memory = memory | {MOST_STARTS: Fixed(int(inside.sum(dim=1).max()))}
         return rollout._replace(carry=rollout.carry._replace(memory=memory))
-
-    # Actions depend on the actor's memory alone.
-
-    def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
-        return super().memory_to_state(memory["actor"])
-
-    def state_to_memory(self, state: Any, n_envs: int) -> Memory:
-        memory = self.init_memory(n_envs)
-        return memory | {"actor": state_to_memory(state, memory["actor"])}
 
 
 class LSTMMemory(RecurrentMemory):

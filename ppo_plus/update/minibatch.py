@@ -377,7 +377,7 @@ class UpdateRule:
 
     def gradient_by_parts(self, head: Callable[[Features], LossAndGradient], batch: Batch) -> LossAndGradient:
         r""":meth:`own_gradient` by the chain rule, :math:`\partial L = \partial L|_f + \partial_f L \cdot \partial f`:
-        through the encoder of a policy with memory eagerly, whose loops over time no compiler outdoes.
+        through the encoder eagerly, such as torch's recurrent layers, whose loops over time no compiler outdoes.
 
         :param head: the loss and its gradient as a function of the features, as :meth:`gradient`
         """

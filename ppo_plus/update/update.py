@@ -286,9 +286,9 @@ def compiled_minibatch(
     rule: UpdateRule, lent: Optimizer, coefficients: Coefficients, compilation: Compilation
 ) -> Minibatch:
     """Compiled minibatches: as a whole, or the gradient alone where something stands between gradient and step, other
-    processes or recurrent layers. In place, if they cannot be compiled."""
+    processes or an encoder that is not compiled. In place, if they cannot be compiled."""
     policy, optimizer = rule.policy, rule.policy.optimizer
-    whole = not policy.remembers and rule.reduction is None
+    whole = policy.compiles_encoder and rule.reduction is None
     unable = None
     if lent is optimizer:
         n_groups = len(optimizer.param_groups)
@@ -321,8 +321,7 @@ def compiled_minibatch(
 def gradient_compiled(
     rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients
 ) -> GradientFunction:
-    """Loss and gradient of a process's part of a minibatch, compiled; with memory, from the encoder on, which runs
-    eagerly."""
+    """Loss and gradient of a process's part of a minibatch, compiled; after the encoder, if that is not compiled."""
     vector = trainable(lent)[0].data
     bound_to: Any = None
     bound: Any = None
@@ -336,7 +335,7 @@ def gradient_compiled(
         if bound_to is not rollout:
             train_state = TrainState(vector, rule.list_others(), {})
             bound_to, bound = rollout, compiled.bind(train_state, coefficients, rollout)
-        if not rule.policy.remembers:
+        if rule.policy.compiles_encoder:
             return bound(state, indices)  # type: ignore[no-any-return]
         return rule.gradient_by_parts(partial(bound, state, indices), pick(rollout, indices))
 
@@ -352,6 +351,8 @@ def whole_compiled(rule: UpdateRule, compiled: Compiled, lent: Optimizer, coeffi
 
     def minibatch(rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:
         nonlocal fresh, full_size, bound_to, bound
+        if rollout.valid is not None:  # see gradient_compiled
+            return eager(rollout, state, indices)
         if bound_to is not rollout:
             # The trace needs a full minibatch, and the optimizer's state, which its first step may create.
             full_size = max(full_size, len(indices))

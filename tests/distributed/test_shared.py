@@ -71,6 +71,7 @@ CASES = {
     "adaptive rate": {"action_space": BOX, "kl_control": "adaptive_lr", "target_kl": 0.001},
     "memory": {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8},
     "memory, compiled": {"policy": "MlpGruPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "compile": True},
+    "memory, scan": {"policy": "MlpLruPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "compile": True},
     "keys": {"policy": "MultiInputPolicy", "observation_space": DICT, "policy_kwargs": {"actor_keys": ["a", "c"]}},
     "not packed": {"policy_kwargs": {"optimizer_class": two_groups}},
     "unreached": {"cls": Unreached},

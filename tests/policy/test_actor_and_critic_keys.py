@@ -26,7 +26,7 @@ SPACE = spaces.Dict(
 )
 ACTORS, CRITICS = ["policy", "both"], ["critic", "both"]
 KEYS = dict(actor_keys=ACTORS, critic_keys=CRITICS)
-POLICIES = ["MultiInputPolicy", "MultiInputLstmPolicy", "MultiInputGruPolicy"]
+POLICIES = ["MultiInputPolicy", "MultiInputLstmPolicy", "MultiInputGruPolicy", "MultiInputLruPolicy"]
 
 
 def make(kind="box", policy="MultiInputPolicy", env=None, keys=KEYS, **kwargs):

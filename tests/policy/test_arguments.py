@@ -17,7 +17,6 @@ from torch import nn
 
 from ppo_plus import MlpPolicy, PPO_Plus, register
 from ppo_plus.policy.arguments import accepted_names, split_network
-from ppo_plus.policy.recurrent import RECURRENT
 
 
 def make(policy="MlpPolicy", **policy_kwargs):
@@ -132,10 +131,10 @@ def test_a_policy_with_named_arguments_takes_no_others():
         make(NamesAll, scales=3)
 
 
-@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "CnnGruPolicy"])
+@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "CnnGruPolicy", "MlpLruPolicy"])
 def test_the_arguments_of_all_base_classes_are_known(policy):
     known = {"lstm_hidden_size", "actor", "net_arch", "optimizer_kwargs", "share_features_extractor"}
-    assert known < accepted_names(RECURRENT[policy])
+    assert known < accepted_names(PPO_Plus.policy_aliases[policy])
 
 
 # --- custom networks --------------------------------------------------------------------------------------------------

@@ -1,13 +1,17 @@
-"""A kind of memory that is neither a recurrent layer nor has layers passes every check that memory passes."""
+"""Every kind of memory passes the same checks: those that are compiled with the loss, and one without layers."""
 
 import copy
 from itertools import product
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from compiled import assert_trained_alike, needs_compiler
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import STRUCTURES
 from parametrization import sample
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -24,6 +28,7 @@ from ppo_plus import (
     as_vec_env,
     register,
 )
+from ppo_plus.policy.scan import LRU
 
 STORED = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
 
@@ -53,25 +58,93 @@ class LastEntries(LastObservations, MultiInputPolicy):
 register(LastObservations, LastEntries)
 
 
-def make(env=None, cls=PPO_Plus, policy=LastObservations, **kwargs):
+#: Kinds of memory, and their arguments.
+KINDS = {
+    "observations": (LastObservations, {}),
+    "LRU": ("MlpLruPolicy", dict(lstm_hidden_size=8, n_lstm_layers=2)),
+}
+kinds = pytest.mark.parametrize("memory", KINDS)
+
+
+def make(env=None, cls=PPO_Plus, memory="observations", policy=None, **kwargs):
     arguments = dict(n_steps=16, batch_size=16, n_epochs=2, sequence_length=8, seed=0, device="cpu", compile=False)
     env = vec(ACTIONS["discrete"]) if env is None else env
-    return cls(policy, env, **arguments | kwargs | {"policy_kwargs": {"ortho_init": False}})
+    known, policy_kwargs = KINDS[memory]
+    policy_kwargs = {"ortho_init": False} | policy_kwargs | kwargs.pop("policy_kwargs", {})
+    return cls(policy or known, env, **arguments | kwargs, policy_kwargs=policy_kwargs)
 
 
-def test_sequences_equal_steps_across_episode_starts():
-    model = make().learn(32)
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+LAYERS = {"LRU": lambda n_layers: LRU(3, 6, n_layers)}
+
+
+def layers_and_inputs(kind, n_layers, n_sequences, length, p_start, seed):
+    """Layers, inputs, states as after some steps, and episode starts."""
+    th.manual_seed(seed)
+    layers = LAYERS[kind](n_layers).double()
+    x, starts = th.randn(n_sequences, length, 3, dtype=th.float64), th.rand(n_sequences, length) < p_start
+    before = th.randn(n_sequences, 7, 3, dtype=th.float64)
+    _, state = layers(before, layers.init(n_sequences), th.zeros(n_sequences, 7, dtype=th.bool))
+    return layers, x.requires_grad_(), tuple(part.detach().requires_grad_() for part in state), starts
+
+
+@given(
+    kind=st.sampled_from(list(LAYERS)),
+    n_layers=st.integers(1, 3),
+    length=st.integers(1, 19),
+    p_start=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None, max_examples=60)
+def test_sequences_are_steps_one_at_a_time(kind, n_layers, length, p_start, seed):
+    layers, x, state, starts = layers_and_inputs(kind, n_layers, 3, length, p_start, seed)
+    whole, single, memory = layers.sequences(x.flatten(0, 1), state, starts), [], state
+    for t in range(length):
+        y, memory = layers.step(x[:, t], memory, starts[:, t])
+        single.append(y)
+    single = th.stack(single, dim=1).flatten(0, 1)
+    th.testing.assert_close(whole, single, rtol=1e-10, atol=1e-12)
+    for a, b in zip(layers(x, state, starts)[1], memory, strict=True):
+        th.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    weights, signs = [*layers.parameters(), x, *state], th.randn(whole.shape, dtype=th.float64)
+    pair = (th.autograd.grad((y * signs).sum(), weights, allow_unused=True) for y in (whole, single))
+    for a, b in zip(*pair, strict=True):
+        th.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [th.float32, th.float64])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_nothing_passes_the_start_of_an_episode(kind, dtype):
+    layers, x, state, starts = layers_and_inputs(kind, 2, 1, 8, 0.0, 0)
+    layers, x, state = layers.to(dtype), x.to(dtype), tuple(part.to(dtype) for part in state)
+    starts[:, 5] = True
+    y, _ = layers(x, state, starts)
+    # Exactly nothing: not a small number.
+    after = th.autograd.grad(y[:, 5:].sum(), [x, *state], retain_graph=True)
+    assert not after[0][:, :5].any() and after[0][:, 5:].any() and not any(part.any() for part in after[1:])
+    before = th.autograd.grad(y[:, :5].sum(), [x, *state])
+    assert not before[0][:, 5:].any() and all(part.any() for part in before[1:])
+    th.testing.assert_close(y[:, 5:], layers(x[:, 5:], layers.init(1), starts[:, 5:])[0])
+
+
+# --- policies --------------------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_sequences_equal_steps_across_episode_starts(memory):
+    model = make(memory=memory).learn(32)
     policy, buffer = model.policy, model.rollout_buffer
     batch = buffer.on_device()
     assert batch.episode_starts.view(-1, 8)[:, 1:].any()
     with th.no_grad():
         features = policy.encode_sequences(batch.observations, batch.carry.memory, batch.episode_starts)
-        rows, memory, steps = th.arange(0, 32, 8), batch.carry.memory, []
+        rows, state, steps = th.arange(0, 32, 8), batch.carry.memory, []
         for t in range(8):
-            found, memory = policy.encode_step(batch.observations[rows + t], memory, batch.episode_starts[rows + t])
+            found, state = policy.encode_step(batch.observations[rows + t], state, batch.episode_starts[rows + t])
             steps.append(found.actor)
-    assert th.equal(features.actor, th.stack(steps, dim=1).flatten(0, 1))
-    assert (features.actor.view(32, 3, -1)[:, 0] != 0).any()
+    th.testing.assert_close(features.actor, th.stack(steps, dim=1).flatten(0, 1), rtol=0, atol=1e-5)
+    assert features.actor.any(dim=0).all()
 
 
 class First(PPO_Plus):
@@ -124,8 +197,9 @@ class Watch(BaseCallback):
         return True
 
 
-def test_values_at_time_limits_depend_on_what_is_remembered():
-    model, watch = make(vec(ACTIONS["discrete"], p_end=0.0, max_steps=7)), Watch()
+@kinds
+def test_values_at_time_limits_depend_on_what_is_remembered(memory):
+    model, watch = make(vec(ACTIONS["discrete"], p_end=0.0, max_steps=7), memory=memory), Watch()
     model.train = lambda: None
     model.learn(32, watch)
     buffer, policy = model.rollout_buffer, model.policy
@@ -133,20 +207,21 @@ def test_values_at_time_limits_depend_on_what_is_remembered():
     for (step, i), final_obs in watch.finals.items():
         first = max(t for t in range(step + 1) if buffer.episode_starts[t, i])
         episode = [*buffer.observations[first : step + 1, i], final_obs]
-        memory = policy.init_memory(1)
+        state = policy.init_memory(1)
         with th.no_grad():
             for obs in episode:
-                value = policy.predict_values(th.as_tensor(obs)[None], Carry(memory)).item()
-                memory = policy.encode_step(th.as_tensor(obs)[None], memory)[1]
+                value = policy.predict_values(th.as_tensor(obs)[None], Carry(state)).item()
+                state = policy.encode_step(th.as_tensor(obs)[None], state)[1]
             forgotten = policy.predict_values(th.as_tensor(final_obs)[None]).item()
         assert abs(value - forgotten) > 1e-3
         assert buffer.rewards[step, i] == pytest.approx(watch.rewards[step][i] + model.gamma * value, abs=1e-5)
 
 
-def test_training_in_tensors_is_that_in_numpy():
+@kinds
+def test_training_in_tensors_is_that_in_numpy(memory):
     models = []
     for env in twins(ACTIONS["box"], 3):
-        models.append(make(as_vec_env(env), use_sde=True, sde_sample_freq="episode").learn(96))
+        models.append(make(as_vec_env(env), memory=memory, use_sde=True, sde_sample_freq="episode").learn(96))
     buffers = [model.rollout_buffer for model in models]
     for name in STORED:
         np.testing.assert_array_equal(*(getattr(buffer, name) for buffer in buffers), err_msg=name)
@@ -156,8 +231,62 @@ def test_training_in_tensors_is_that_in_numpy():
 
 @needs_compiler
 @pytest.mark.usefixtures("traced")
-def test_compiled_training_is_the_same():
-    assert_trained_alike(*(make(compile=compile).learn(64) for compile in (False, True)))
+@kinds
+def test_compiled_training_is_the_same(memory):
+    assert_trained_alike(*(make(memory=memory, compile=compile).learn(64) for compile in (False, True)))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("traced")
+def test_layers_are_compiled_with_the_loss():
+    """Other losses than those that start from features need no exception either."""
+
+    class Elsewhere(PPO_Plus):
+        def compute_loss(self, batch, coefficients):
+            losses = super().compute_loss(batch, coefficients)
+            values, _ = self.policy.evaluate(batch.observations + 0.5, batch.carry, batch.episode_starts)
+            return losses.plus("smooth", values.square().mean())
+
+    assert_trained_alike(*(make(cls=Elsewhere, memory="LRU", compile=compile).learn(64) for compile in (False, True)))
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("memory", LAYERS)
+def test_inductor_compiles_the_layers(memory):
+    env = vec(ACTIONS["mixed"], n_envs=4, env_class=MaskedEnv)
+    arguments = dict(n_steps=32, batch_size=64, use_sde=True)
+    assert_trained_alike(
+        *(make(env, memory=memory, compile=compile, **arguments).learn(256) for compile in (False, True))
+    )
+
+
+@needs_compiler
+@pytest.mark.usefixtures("traced")
+def test_compiled_training_leaves_out_steps_that_only_reset():
+    models = []
+    for compile in (False, True):
+        env = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+        models.append(make(env, memory="LRU", compile=compile, n_steps=64, n_epochs=1).learn(128))
+    assert models[1].rollout_buffer.valid is not None
+    assert not models[1].compilation.functions["the update"].is_compiled
+    for eager, compiled in zip(*(model.policy.parameters() for model in models), strict=True):
+        th.testing.assert_close(eager, compiled, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_take_the_arguments_of_recurrent_ones(kind, structure, tmp_path):
+    model = make(memory=kind, policy_kwargs=STRUCTURES[structure]).learn(32)
+    model.policy.save(tmp_path / "policy")
+    loaded = type(model.policy).load(tmp_path / "policy", device="cpu")
+    obs, state, states = np.stack([model.observation_space.sample() for _ in range(3)]), None, []
+    for policy in (model.policy, loaded):
+        for _ in range(2):
+            _, state = policy.predict(obs, state, deterministic=True)
+        states.append(state)
+        state = None
+    assert all(map(np.array_equal, *states)) and states[0][0].any()
 
 
 def test_predict_returns_and_takes_the_state():
@@ -195,8 +324,9 @@ def cart_poles():
     return make_vec_env("CartPole-v1", 2, seed=5, wrapper_class=Resumable)
 
 
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
-    whole = make(cart_poles()).learn(128, Checkpoints(tmp_path / "whole", save_freq=32, minutes=None))
+@kinds
+def test_a_resumed_run_ends_with_the_same_weights(memory, tmp_path):
+    whole = make(cart_poles(), memory=memory).learn(128, Checkpoints(tmp_path / "whole", save_freq=32, minutes=None))
 
     class Stop(BaseCallback):
         def _on_step(self):
@@ -205,7 +335,9 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
             return True
 
     with pytest.raises(KeyboardInterrupt):
-        make(cart_poles()).learn(128, [Checkpoints(tmp_path / "cut", save_freq=32, minutes=None), Stop()])
+        make(cart_poles(), memory=memory).learn(
+            128, [Checkpoints(tmp_path / "cut", save_freq=32, minutes=None), Stop()]
+        )
     resumed = PPO_Plus.resume(tmp_path / "cut", cart_poles(), device="cpu")
     assert 0 < resumed.num_timesteps < 128
     resumed.learn(128, Checkpoints(tmp_path / "cut", save_freq=32, minutes=None))
@@ -213,8 +345,9 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
         assert th.equal(ours, theirs)
 
 
-def test_saved_loaded_and_copied_models_continue_alike(tmp_path):
-    model = make().learn(32)
+@kinds
+def test_saved_loaded_and_copied_models_continue_alike(memory, tmp_path):
+    model = make(memory=memory).learn(32)
     model.save(tmp_path / "model")
     env = copy.deepcopy(model.env)
     loaded = PPO_Plus.load(tmp_path / "model", env=env, device="cpu", force_reset=False)

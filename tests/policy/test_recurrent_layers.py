@@ -55,7 +55,7 @@ def test_sequences_are_steps_one_at_a_time(kind, num_layers, bias, n_sequences, 
     th.manual_seed(seed)
     layer = made(kind, num_layers=num_layers, bias=bias)
     x, state, starts = inputs(layer, n_sequences, length, p_start, seed)
-    whole = layer.sequences(x, state, Layout(starts, n_sequences))
+    whole = layer.sequences(x, state, Layout(starts.view(n_sequences, -1)))
     single = stepped(layer, x, state, starts)
     th.testing.assert_close(whole, single, rtol=1e-10, atol=1e-12)
     weights = [*layer.parameters(), x, *state]
@@ -73,14 +73,14 @@ def test_nothing_passes_the_start_of_an_episode(kind, dtype):
     x = th.randn(length, 3, dtype=dtype, requires_grad=True)
     state = tuple(th.randn_like(part).requires_grad_() for part in layer.init(1))
     starts = th.arange(length) == start
-    y = layer.sequences(x, state, Layout(starts, 1))
+    y = layer.sequences(x, state, Layout(starts[None]))
     # In float32 this is another implementation than in float64. Exactly nothing: not a small number.
     behind = th.autograd.grad(y[start:].sum(), [x, *state], retain_graph=True)
     assert not behind[0][:start].any() and behind[0][start:].any()
     assert not any(part.any() for part in behind[1:])
     before = th.autograd.grad(y[:start].sum(), [x, *state])
     assert not before[0][start:].any() and all(part.any() for part in before[1:])
-    alone = layer.sequences(x[start:], layer.init(1), Layout(starts[start:], 1))
+    alone = layer.sequences(x[start:], layer.init(1), Layout(starts[None, start:]))
     th.testing.assert_close(y[start:], alone)
 
 
@@ -94,7 +94,9 @@ def test_gradients_by_finite_differences(kind):
 
     def outputs(x, *others):
         state, weights = others[: layer.n_states], others[layer.n_states :]
-        return th.func.functional_call(_Sequences(layer, Layout(starts, 2)), _named(names, weights), (x, state))
+        return th.func.functional_call(
+            _Sequences(layer, Layout(starts.view(2, -1))), _named(names, weights), (x, state)
+        )
 
     assert th.autograd.gradcheck(outputs, (x, *state, *layer.parameters()))
 
@@ -121,14 +123,14 @@ def test_weights_and_results_are_torchs(kind, theirs):
     same = theirs(3, 5, num_layers=2, batch_first=True)
     same.load_state_dict(layer.state_dict())
     x = th.randn(4 * 6, 3)
-    y = layer.sequences(x, layer.init(4), Layout(th.zeros(24, dtype=th.bool), 4))
+    y = layer.sequences(x, layer.init(4), Layout(th.zeros(4, 6, dtype=th.bool)))
     th.testing.assert_close(y, same(x.view(4, 6, 3))[0].flatten(0, 1))
 
 
 @given(st.lists(st.booleans(), min_size=12, max_size=12))
 @settings(deadline=None)
 def test_a_layout_is_at_most_twice_as_long_and_inverted_by_unpad(starts):
-    layout = Layout(th.tensor(starts), 3)
+    layout = Layout(th.tensor(starts).view(3, -1))
     x = th.arange(12.0)[:, None] + 1
     rows = layout.pad(x)
     assert rows.shape[:1] == (3,) and 4 <= rows.shape[1] <= 7
@@ -148,7 +150,7 @@ def test_a_layout_may_be_longer_than_it_needs(kind, rate):
     x, state, starts = inputs(layer, 3, 5, rate)
     most = int(starts.view(3, 5)[:, 1:].sum(dim=1).max())
     for length in (most, 4):
-        layout = Layout(starts, 3, length)
+        layout = Layout(starts.view(3, -1), length)
         th.testing.assert_close(layer.sequences(x, state, layout), stepped(layer, x, state, starts))
         assert (0 if layout.resets is None else layout.resets.shape[1] - 5) == length
 
@@ -158,7 +160,7 @@ def test_dropout_is_between_layers_and_in_training_only(kind):
     th.manual_seed(0)
     layer = made(kind, num_layers=2, dropout=0.5)
     x, state, starts = inputs(layer, 2, 6, 0.3)
-    layout = Layout(starts, 2)
+    layout = Layout(starts.view(2, -1))
     layer.eval()
     th.testing.assert_close(layer.sequences(x, state, layout), stepped(layer, x, state, starts))
     layer.train()
@@ -175,6 +177,6 @@ def test_each_layer_gets_a_contiguous_state(kind, monkeypatch):
     for name in ("_loop", "_cell"):
         original = getattr(layer, name)
         monkeypatch.setattr(layer, name, lambda x, s, w, call=original: received.extend(s) or call(x, s, w))
-    layer.sequences(x, state, Layout(starts, 2))
+    layer.sequences(x, state, Layout(starts.view(2, -1)))
     stepped(layer, x, state, starts)
     assert len(received) == (1 + 4) * 3 * layer.n_states and all(part.is_contiguous() for part in received)

@@ -119,7 +119,7 @@ def test_an_unsupported_space_raises_an_error_with_its_name(name, space):
     [
         ("CnnPolicy", "box", "MlpPolicy"),
         ("MultiInputPolicy", "box", "MlpPolicy"),
-        *((policy, "dict", "MultiInput") for policy in ("MlpPolicy", "MlpLstmPolicy", "MlpGruPolicy", "CnnLstmPolicy")),
+        *((policy, "dict", "MultiInput") for policy in ("MlpPolicy", "MlpLstmPolicy", "MlpLruPolicy", "CnnLstmPolicy")),
     ],
 )
 def test_a_policy_for_other_observations_raises_an_error(policy, observation, remedy):

@@ -69,7 +69,7 @@ CASES = {
         n_epochs=1,
     ),
     "masks": lambda: make(
-        "MlpGruPolicy",
+        "MlpLruPolicy",
         vec(ACTIONS["multidiscrete"], env_class=MaskedEnv),
         policy_kwargs=dict(
             optimizer_class=th.optim.RMSprop,
