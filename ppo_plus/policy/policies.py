@@ -214,13 +214,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         extractor = features_extractor_class or self.default_features_extractor
         if extractor is CombinedExtractor and not isinstance(actor_space, spaces.Dict):
             raise ValueError(
-                f'policy: "MultiInputPolicy" needs Dict observations, not {actor_space}: use "MlpPolicy", or '
-                '"CnnPolicy" for images'
+                f'policy: "MultiInputPolicy" needs Dict observations, not {actor_space}: use "MlpPolicy" or "CnnPolicy"'
             )
         if extractor in (FlattenExtractor, NatureCNN) and isinstance(actor_space, spaces.Dict):
             raise ValueError(
-                f"policy: {type(self).__name__} does not take Dict observations, {actor_space}: use "
-                '"MultiInputPolicy", "MultiInputLstmPolicy" or "MultiInputGruPolicy"'
+                f'policy: {type(self).__name__} does not take Dict observations, {actor_space}: use a "MultiInput" one'
             )
         if optimizer_kwargs is None:
             optimizer_kwargs = {"eps": 1e-5} if optimizer_class is optim.Adam else {}
