@@ -442,6 +442,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "actions-courier": lambda: learned("learning_actions", only="Courier"),
     "actions-invalid": lambda: learned("learning_actions", only="invalid"),
     "actions-about": lambda: about("learning_actions"),
+    "demonstrations": lambda: learned("learning_demonstrations"),
+    "demonstrations-about": lambda: about("learning_demonstrations"),
     "memory": lambda: learned("learning_memory", timed=True),
     "memory-about": lambda: about("learning_memory"),
     "memory-seeds": more_seeds,
