@@ -234,6 +234,13 @@ POLICY = (
         "tests/policy/test_memory.py",
     ),
     Fault(
+        "attention-beyond-its-window",
+        "policy/attention.py",
+        "(age <= self.n_past)",
+        "(age < len(times))",
+        "tests/policy/test_attention.py",
+    ),
+    Fault(
         "observation-start",
         "policy/observations.py",
         ".long() - to_device(starts, observations.device)",

@@ -24,6 +24,10 @@ from ppo_plus.formulas.losses import PPOLoss as PPOLoss
 from ppo_plus.formulas.schedules import constant as constant
 from ppo_plus.formulas.schedules import cosine as cosine
 from ppo_plus.formulas.schedules import linear as linear
+from ppo_plus.policy.attention import AttentionMemory as AttentionMemory
+from ppo_plus.policy.attention import CnnAttentionPolicy as CnnAttentionPolicy
+from ppo_plus.policy.attention import MlpAttentionPolicy as MlpAttentionPolicy
+from ppo_plus.policy.attention import MultiInputAttentionPolicy as MultiInputAttentionPolicy
 from ppo_plus.policy.cost import Cost as Cost
 from ppo_plus.policy.curiosity import RandomNetworkDistillation as RandomNetworkDistillation
 from ppo_plus.policy.memory import WithMemory as WithMemory

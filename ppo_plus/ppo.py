@@ -48,6 +48,7 @@ from ppo_plus.formulas.moments import Moments
 from ppo_plus.formulas.schedules import Schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.arguments import as_plain
+from ppo_plus.policy.attention import ATTENTION_POLICIES
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import warn_of_bounds
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
@@ -105,7 +106,8 @@ class PPO_Plus(OnPolicyAlgorithm):
     ``"cos_3e-4"``) or a function of the remaining progress, which falls from 1 to 0.
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, the same with memory (``"MlpLstmPolicy"``,
-        ``"MlpGruPolicy"``, ``"MlpLruPolicy"``, …, see :mod:`ppo_plus.policy.memory`), or a policy class
+        ``"MlpGruPolicy"``, ``"MlpLruPolicy"``, ``"MlpAttentionPolicy"``, …, see :mod:`ppo_plus.policy.memory`), or a
+        policy class
     :param env: environment, vectorized environment, or the id of one; ``None`` only when loading
     :param learning_rate: learning rate, at least 0; may change over time
     :param n_steps: steps of each environment per rollout, at least 1
@@ -175,6 +177,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         "MultiInputPolicy": MultiInputPolicy,
         **RECURRENT,
         **LRU_POLICIES,
+        **ATTENTION_POLICIES,
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})

@@ -20,7 +20,7 @@ EXPLORATIONS = {"white": {}, "gsde": {"use_sde": True}, "colored": {"exploration
 # Noise that is renewed within the rollout.
 RENEWED = {f"gsde_{freq}": {"use_sde": True, "sde_sample_freq": freq} for freq in (3, "episode")}
 KINDS = [*ACTIONS, "box_squashed"]
-MEMORIES = ["", "Lstm", "Gru", "Lru"]
+MEMORIES = ["", "Lstm", "Gru", "Lru", "Attention"]
 # Which entries of an observation are seen has little to do with the kind of action: one of each family.
 SEEING = ["discrete", "box", "multibinary", "mixed"]
 MASKABLE = [kind for kind, space in ACTIONS.items() if choices(space)]

@@ -5,7 +5,7 @@ layers is an argument and a result (:class:`~ppo_plus.policy.policies.Carry`): a
 is the environment, reset to zero where an episode starts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -83,11 +83,19 @@ def state_to_memory(state: Any, empty: Memory) -> Memory:
 
 
 class MemoryLayer(nn.Module):
-    """Layers that compute whole sequences at once, by :meth:`forward`; a step is a sequence of length 1."""
+    """Layers that compute whole sequences at once, by :meth:`forward`; a step is a sequence of length 1.
+
+    :param layers: the layers from bottom to top
+    :param state_shape: the shape of a layer's state in one environment
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], *state_shape: int):
+        super().__init__()
+        self.layers, self.state_shape = nn.ModuleList(layers), state_shape
 
     def init(self, n_envs: int) -> State:
         """The state of ``n_envs`` environments before their first step: zeros."""
-        raise NotImplementedError
+        return (next(self.parameters()).new_zeros(n_envs, len(self.layers), *self.state_shape),)
 
     def forward(self, x: th.Tensor, state: State, starts: th.Tensor) -> tuple[th.Tensor, State]:
         """Outputs of ``N`` sequences of ``T`` steps, shape ``(N, T, hidden)``, and the states after them.
@@ -134,6 +142,8 @@ class LayerMemory(WithMemory):
     layer_name: str
     #: Further arguments of the layers, by name.
     layer_kwargs: dict[str, Any] = {}
+    #: What divides ``lstm_hidden_size``.
+    multiple_of = 1
 
     def __init__(
         self,
@@ -146,6 +156,10 @@ class LayerMemory(WithMemory):
     ):
         require_int("policy_kwargs: lstm_hidden_size", lstm_hidden_size, 1)
         require_int("policy_kwargs: n_lstm_layers", n_lstm_layers, 1)
+        if lstm_hidden_size % self.multiple_of:
+            raise ValueError(
+                f"policy_kwargs: lstm_hidden_size={lstm_hidden_size} must be a multiple of {self.multiple_of}"
+            )
         if shared_lstm and enable_critic_lstm:
             raise ValueError("policy_kwargs: shared_lstm=True needs enable_critic_lstm=False")
         self.lstm_hidden_size = lstm_hidden_size

@@ -14,7 +14,6 @@ input, takes as long, and did not learn to recall what it saw 4 steps before.
 """
 
 import math
-from typing import Any
 
 import torch as th
 from stable_baselines3.common.policies import BasePolicy
@@ -87,15 +86,9 @@ class LRU(MemoryLayer):
     """
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1):
-        super().__init__()
         sizes = [input_size, *[hidden_size] * (num_layers - 1)]
-        self.layers = nn.ModuleList(LRULayer(size, hidden_size) for size in sizes)
+        super().__init__((LRULayer(size, hidden_size) for size in sizes), hidden_size)
         self.norms = nn.ModuleList(nn.LayerNorm(hidden_size) for _ in sizes[1:])
-
-    def init(self, n_envs: int) -> State:
-        first: Any = self.layers[0]
-        bias = first.inputs.bias
-        return (bias.new_zeros(n_envs, len(self.layers), len(bias)),)
 
     def forward(self, x: th.Tensor, state: State, starts: th.Tensor) -> tuple[th.Tensor, State]:
         keep = (~starts)[:, :, None, None].to(x.dtype)
@@ -112,13 +105,7 @@ class LRUMemory(LayerMemory):
 
     layer = LRU
     layer_name = "lru"
-
-    def __init__(self, *args: Any, lstm_hidden_size: int = 256, **kwargs: Any):
-        if isinstance(lstm_hidden_size, int) and lstm_hidden_size % 2:
-            raise ValueError(
-                f"policy_kwargs: lstm_hidden_size={lstm_hidden_size} must be even, as it is complex numbers"
-            )
-        super().__init__(*args, lstm_hidden_size=lstm_hidden_size, **kwargs)
+    multiple_of = 2  # complex numbers
 
     def memory_dim(self, features_dim: int) -> int:
         return self.lstm_hidden_size + features_dim

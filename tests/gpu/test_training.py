@@ -76,6 +76,7 @@ CASES = {
     "lstm": (envs("multidiscrete"), "MlpLstmPolicy", {"policy_kwargs": SMALL | {"n_lstm_layers": 2}}),
     "gru, gsde": (envs("box"), "MlpGruPolicy", {"policy_kwargs": SMALL | {"n_lstm_layers": 2}} | GSDE),
     "lru": (envs("mixed"), "MlpLruPolicy", {"policy_kwargs": SMALL | {"n_lstm_layers": 2}}),
+    "attention": (envs("box"), "MlpAttentionPolicy", {"policy_kwargs": SMALL | {"attention_window": 4}} | GSDE),
     "gsde": (envs("box"), "MlpPolicy", GSDE),
     "penalty": (envs("box"), "MlpPolicy", {"target_kl": 0.003, "kl_control": "penalty", "n_epochs": 2}),
     "apart": (envs("box"), "MlpPolicy", {"normalize_advantage": "rollout", "clip_range_vf": 0.2} | APART),

@@ -26,7 +26,13 @@ SPACE = spaces.Dict(
 )
 ACTORS, CRITICS = ["policy", "both"], ["critic", "both"]
 KEYS = dict(actor_keys=ACTORS, critic_keys=CRITICS)
-POLICIES = ["MultiInputPolicy", "MultiInputLstmPolicy", "MultiInputGruPolicy", "MultiInputLruPolicy"]
+POLICIES = [
+    "MultiInputPolicy",
+    "MultiInputLstmPolicy",
+    "MultiInputGruPolicy",
+    "MultiInputLruPolicy",
+    "MultiInputAttentionPolicy",
+]
 
 
 def make(kind="box", policy="MultiInputPolicy", env=None, keys=KEYS, **kwargs):

@@ -49,5 +49,5 @@ def test_gradients_are_finite_for_numbers_that_do_not_decay():
 
 
 def test_an_odd_size_raises_an_error():
-    with pytest.raises(ValueError, match="policy_kwargs: lstm_hidden_size=7 must be even"):
+    with pytest.raises(ValueError, match="policy_kwargs: lstm_hidden_size=7 must be a multiple of 2"):
         make_recurrent(policy="MlpLruPolicy", memory=dict(lstm_hidden_size=7))

@@ -67,6 +67,7 @@ CASES = {
     "normalized": (lambda: VecNormalize(envs("Pendulum-v1")), {"use_sde": True, "sde_sample_freq": 4}),
     "episodes' noise": (lambda: envs("Acrobot-v1"), {"use_sde": True, "sde_sample_freq": "episode"}),
     "memory": (envs, {"policy": "MlpLstmPolicy", "sequence_length": 8}),
+    "memory, attention": (envs, {"policy": "MlpAttentionPolicy", "sequence_length": 8, "use_sde": True}),
     "memory, scan": (envs, {"policy": "MlpLruPolicy", "sequence_length": 8, "compile": True}),
     "memory, compiled": (envs, {"policy": "MlpGruPolicy", "sequence_length": 8, "compile": True, "use_sde": True}),
     "penalty": (lambda: envs("Pendulum-v1"), {"target_kl": 1e-3, "kl_control": "penalty", "clip_range": None}),

@@ -88,6 +88,9 @@ CASES = {
     **{action: lambda action=action: make(action, **small()) for action in TOP_LEVEL},
     "lstm": lambda: make("box_int", policy="MlpLstmPolicy", policy_kwargs={"lstm_hidden_size": 8, "n_lstm_layers": 2}),
     "lru": lambda: make("box", policy="MlpLruPolicy", policy_kwargs={"lstm_hidden_size": 8, "n_lstm_layers": 2}),
+    "attention": lambda: make(
+        "discrete_start", policy="MlpAttentionPolicy", policy_kwargs={"lstm_hidden_size": 8, "attention_window": 4}
+    ),
     "gru, masks": lambda: make("multibinary", policy="MlpGruPolicy", expects_masks=True),
     "of a single number, normalized": lambda: make(env=VecNormalize(vec(ACTIONS["box"], spaces.Box(-1, 1, ())))),
     "of multibinary_2d": lambda: make(observation="multibinary_2d"),
@@ -120,7 +123,7 @@ def test_the_files_of_mixed_actions_act_as_predict_with_masks(mixed):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_files_act_as_predict(case, tmp_path):
-    check(CASES[case](), tmp_path / "policy.onnx", n_steps=50 if case in ("lstm", "lru") else 4)
+    check(CASES[case](), tmp_path / "policy.onnx", n_steps=50 if case in ("lstm", "lru", "attention") else 4)
 
 
 @pytest.mark.slow

@@ -1,0 +1,117 @@
+"""Memory by attention (Vaswani et al. 2017, arXiv:1706.03762) to the last steps of an episode.
+
+A step looks at the latest steps of its episode, itself included, as many as the window has. Layers are normalized
+before they are used (Xiong et al. 2020, arXiv:2002.04745), and have no feed-forward part: the policy's hidden layers
+follow. The heads of a layer share keys and values (Shazeer 2019, arXiv:1911.02150), which are its state. How long ago a
+step was enters as a number for each head and age, which is added to the score (after Raffel et al. 2020,
+arXiv:1910.10683). A gate in place of the sum (GTrXL, Parisotto et al. 2019, arXiv:1910.06764) took 1.5 times as long,
+and learned no faster.
+"""
+
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.policies import BasePolicy
+from torch import nn
+from torch.nn import functional as F
+
+from ppo_plus.policy.memory import LayerMemory, MemoryLayer, State
+from ppo_plus.policy.policies import CnnPolicy, MultiInputPolicy
+from ppo_plus.require import require_int
+
+#: What the numbers of ages are multiplied by, so that they change faster than other weights.
+AGE_SCALE = 8.0
+
+
+class AttentionLayer(nn.Module):
+    """Attention of each step to those in its window, added to the step's input."""
+
+    def __init__(self, size: int, window: int, n_heads: int):
+        super().__init__()
+        self.n_heads, self.n_past = n_heads, window - 1
+        self.norm, self.queries, self.outputs = nn.LayerNorm(size), nn.Linear(size, size), nn.Linear(size, size)
+        self.keys_and_values = nn.Linear(size, 2 * size // n_heads)
+        self.age_bias = nn.Parameter(th.randn(n_heads, window) / AGE_SCALE)
+
+    def forward(self, x: th.Tensor, past: th.Tensor, starts: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """Outputs, and keys and values of the last steps.
+
+        :param x: shape ``(N, T, size)``
+        :param past: keys, values and a 1 for each step before, zeros before the first step of an episode; shape
+            ``(N, window - 1, 2 size / n_heads + 1)``
+        :param starts: booleans of shape ``(N, T)``
+        """
+        normed = self.norm(x)
+        seen = th.cat([past, F.pad(self.keys_and_values(normed), (0, 1), value=1.0)], dim=1)
+        episode = F.pad(starts.long().cumsum(dim=1), (self.n_past, 0))
+        times = th.arange(seen.shape[1], device=x.device)
+        age = times[self.n_past :, None] - times
+        visible = (episode[:, self.n_past :, None] == episode[:, None]) & (seen[:, None, :, -1] > 0)
+        visible = visible & (age >= 0) & (age <= self.n_past)
+        keys, values = seen[..., :-1].chunk(2, dim=-1)
+        queries = self.queries(normed).unflatten(-1, (self.n_heads, -1))
+        scores = th.einsum("nthd,nsd->nhts", queries * keys.shape[-1] ** -0.5, keys)
+        scores = scores + (AGE_SCALE * self.age_bias)[:, age.clamp(0, self.n_past)]
+        weights = scores.masked_fill(~visible[:, None], -th.inf).softmax(dim=-1)
+        x = x + self.outputs(th.einsum("nhts,nsd->nthd", weights, values).flatten(2))
+        following = seen * (episode == episode[:, -1:])[..., None]
+        return x, following[:, x.shape[1] :]
+
+
+class Attention(MemoryLayer):
+    """A linear layer, and attention layers on top of each other."""
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int, window: int, n_heads: int):
+        layers = (AttentionLayer(hidden_size, window, n_heads) for _ in range(num_layers))
+        super().__init__(layers, window - 1, 2 * hidden_size // n_heads + 1)
+        self.inputs = nn.Linear(input_size, hidden_size)
+
+    def forward(self, x: th.Tensor, state: State, starts: th.Tensor) -> tuple[th.Tensor, State]:
+        x, after = self.inputs(x), []
+        for layer, past in zip(self.layers, state[0].unbind(1), strict=True):
+            x, following = layer(x, past, starts)
+            after.append(following)
+        return x, (th.stack(after, dim=1),)
+
+
+class AttentionMemory(LayerMemory):
+    """:class:`~ppo_plus.policy.memory.LayerMemory` by attention.
+
+    :param args: arguments of the policy class, by position
+    :param attention_window: steps that a step looks at, itself included, at least 2
+    :param attention_heads: heads of each layer, at least 1; ``lstm_hidden_size`` is a multiple of it
+    :param kwargs: arguments of :class:`~ppo_plus.policy.memory.LayerMemory` and of the policy class, by name
+    :raises ValueError: an argument is out of range, or does not fit another
+    """
+
+    layer = Attention
+    layer_name = "attention"
+
+    def __init__(self, *args: Any, attention_window: int = 64, attention_heads: int = 4, **kwargs: Any):
+        require_int("policy_kwargs: attention_window", attention_window, 2)
+        require_int("policy_kwargs: attention_heads", attention_heads, 1)
+        self.multiple_of = attention_heads
+        self.layer_kwargs = {"window": attention_window, "n_heads": attention_heads}
+        super().__init__(*args, **kwargs)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        own = {"attention_" + name.removeprefix("n_"): value for name, value in self.layer_kwargs.items()}
+        return super()._get_constructor_parameters() | own
+
+
+class MlpAttentionPolicy(AttentionMemory):
+    """:class:`~ppo_plus.policy.policies.ActorCriticPolicy` with attention."""
+
+
+class CnnAttentionPolicy(AttentionMemory, CnnPolicy):
+    """:class:`~ppo_plus.policy.policies.CnnPolicy` with attention."""
+
+
+class MultiInputAttentionPolicy(AttentionMemory, MultiInputPolicy):
+    """:class:`~ppo_plus.policy.policies.MultiInputPolicy` with attention."""
+
+
+#: Policies with attention, by name.
+ATTENTION_POLICIES: dict[str, type[BasePolicy]] = {
+    policy.__name__: policy for policy in (MlpAttentionPolicy, CnnAttentionPolicy, MultiInputAttentionPolicy)
+}
