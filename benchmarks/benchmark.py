@@ -86,6 +86,7 @@ class Workload:
     :param rollouts: how many rollouts, with their updates, make a round
     :param arguments: further arguments of the algorithms
     :param own: further arguments of PPO_Plus alone
+    :param own_policy: its policy, where it is another one
     :param reference: module and class of the algorithm that stands in the reference's column
     :param wrapper: wrapper of each environment
     :param vec_wrapper: wrapper of all, unless PPO_Plus does its work itself (``normalize_observations`` in ``own``)
@@ -100,6 +101,7 @@ class Workload:
     policy: str = "MlpPolicy"
     arguments: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
+    own_policy: str = ""
     reference: tuple[str, str] = ("stable_baselines3", "PPO")
     wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
     vec_wrapper: Callable[[VecEnv], VecEnv] | None = None
@@ -175,6 +177,13 @@ WORKLOADS = {
     "CartPole-v1-small-LSTM-x8-batch-256": Workload(
         "CartPole-v1", 8, 256, batch_size=256, arguments=SMALL_LSTM, rollouts=4, **RECURRENT
     ),
+    **{
+        f"CartPole-v1-{memory}-x8{name}": Workload(
+            "CartPole-v1", 8, 256, rollouts=4, own_policy=f"Mlp{memory}Policy", **sizes, **RECURRENT
+        )
+        for memory in ("Lru", "Attention")
+        for name, sizes in {"": {}, "-batch-256": {"batch_size": 256}}.items()
+    },
     "CartPole-v1-VecNormalize-x8": Workload("CartPole-v1", 8, 256, rollouts=4, vec_wrapper=VecNormalize),
     "CartPole-v1-normalized-x8": Workload(
         "CartPole-v1", 8, 256, rollouts=4, vec_wrapper=VecNormalize, own=dict.fromkeys(INSIDE, True)
@@ -271,14 +280,15 @@ class Trainee:
         if contender == REFERENCE:
             module, algorithm = workload.reference
         make = getattr(import_module(module), algorithm)
+        policy = workload.policy
         if module == "ppo_plus":
-            arguments = arguments | workload.own
+            arguments, policy = arguments | workload.own, workload.own_policy or policy
         env = workload.make_env(seed)
         if workload.vec_wrapper is not None and not arguments.keys() & {*INSIDE}:
             env = workload.vec_wrapper(env)
         self.memory_before = peak_memory()
         own = {name: getattr(workload, name) for name in ("n_steps", "batch_size", "n_epochs")}
-        self.model = make(workload.policy, env, seed=seed, device=device, **own, **workload.arguments, **arguments)
+        self.model = make(policy, env, seed=seed, device=device, **own, **workload.arguments, **arguments)
         self.steps_per_rollout = workload.n_envs * workload.n_steps
         self.rollouts = workload.rollouts
 

@@ -52,6 +52,10 @@ WORKLOADS = {
     "CartPole-v1-LSTM-x8": "two LSTMs of 256 units, minibatches of 64",
     "CartPole-v1-LSTM-x8-batch-256": "two LSTMs of 256 units, minibatches of 256",
     "CartPole-v1-small-LSTM-x8-batch-256": "two LSTMs of 64 units, minibatches of 256",
+    "CartPole-v1-Lru-x8": "two LRUs of 256 units, minibatches of 64 (SB3: LSTMs)",
+    "CartPole-v1-Lru-x8-batch-256": "two LRUs of 256 units, minibatches of 256 (SB3: LSTMs)",
+    "CartPole-v1-Attention-x8": "attention with 256 units, minibatches of 64 (SB3: LSTMs)",
+    "CartPole-v1-Attention-x8-batch-256": "attention with 256 units, minibatches of 256 (SB3: LSTMs)",
 }
 #: Rows of the README: several environments, one environment, memory, images.
 README = {
