@@ -179,10 +179,10 @@ WORKLOADS = {
     ),
     **{
         f"CartPole-v1-{memory}-x8{name}": Workload(
-            "CartPole-v1", 8, 256, rollouts=4, own_policy=f"Mlp{memory}Policy", **sizes, **RECURRENT
+            "CartPole-v1", 8, 256, size, rollouts=4, own_policy=f"Mlp{memory}Policy", **RECURRENT
         )
         for memory in ("Lru", "Attention")
-        for name, sizes in {"": {}, "-batch-256": {"batch_size": 256}}.items()
+        for name, size in {"": 64, "-batch-256": 256}.items()
     },
     "CartPole-v1-VecNormalize-x8": Workload("CartPole-v1", 8, 256, rollouts=4, vec_wrapper=VecNormalize),
     "CartPole-v1-normalized-x8": Workload(

@@ -9,8 +9,8 @@ The state :math:`h` is a vector of complex numbers, each of which decays and rot
 
 The factor of :math:`h_{t-1}` does not depend on the input, and is 0 where an episode starts: all steps of a sequence
 are computed at once, without a loop over time. The policy's hidden layers see :math:`h_t` beside :math:`x_t`, in place
-of the paper's output layer. The minGRU (Feng et al. 2024, arXiv:2410.01201), whose factors are real and depend on the
-input, takes as long, and did not learn to recall what it saw 4 steps before.
+of the paper's output layer. The minGRU (Feng et al. 2024, arXiv:2410.01201) has real factors that depend on the input.
+It takes as long, and in 300 gradient steps learned half as well to recall what it saw 4 steps before.
 """
 
 import math
