@@ -1,11 +1,12 @@
 """One handler for Ctrl-C and SIGTERM. It sets a flag, which loops check.
 
 Training checks it at each step, the tuner and its workers between their steps, so that nothing is interrupted in the
-middle. A second signal interrupts code that does not check it, because it hangs or takes long. This module imports
-nothing slow, so that the handler is in place early.
+middle. Code that does not check it, because it hangs or takes long, is interrupted by a second signal, or
+:data:`PATIENCE` seconds after the first. This module imports nothing slow, so that the handler is in place early.
 """
 
 import errno
+import os
 import signal
 import sys
 import threading
@@ -14,12 +15,16 @@ from contextlib import contextmanager
 
 #: Ctrl-C, and the signal that a scheduler sends before it kills a process.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: The signal that calls the handler again; Windows has none.
+ALARM = {signal.SIGALRM} if hasattr(signal, "SIGALRM") else set()
 #: Exit code of a command that was interrupted.
 INTERRUPTED = 130
+#: Seconds after which ``KeyboardInterrupt`` is raised anywhere in the process, if nothing has checked the flag.
+PATIENCE = 5
 
 
 class _State:
-    deferred = False  # whether a signal sets the flag
+    deferred = False  # whether a signal sets the flag; else it ends the process at once
     came: int | None = None  # the flag: number of the first signal
     raised = False  # whether it was raised; then further signals are ignored, so that they do not disturb the cleanup
     n_shields = 0  # how many blocks of `uninterrupted` the main thread is in
@@ -38,10 +43,23 @@ def came() -> int | None:
 
 
 def _handle(number: int, _frame: object) -> None:
+    if not _State.deferred:
+        # Not by `print`, which fails if the signal came while it was printing.
+        os.write(2, b"interrupted\n")
+        os._exit(INTERRUPTED)
     if _State.came is None:
         _State.came = number
-    elif not (_State.n_shields or _State.raised):
+        _call_again(PATIENCE)
+    elif _State.n_shields:
+        _call_again(1)
+    elif not _State.raised:
         check()
+
+
+def _call_again(seconds: int) -> None:
+    if ALARM:
+        signal.signal(signal.SIGALRM, _handle)
+        signal.alarm(seconds)
 
 
 @contextmanager
@@ -52,11 +70,11 @@ def ending_at_once() -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, _handle)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # else it is ignored until the process has ended
+        if signal.getsignal(signal.SIGINT) is _handle:  # else it is ignored until the process has ended
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -73,19 +91,22 @@ def deferred(numbers: Iterable[int] = SIGNALS, ends_process: bool = False) -> It
         yield
         return
     # None: it was not set from Python.
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in numbers}
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*numbers, *ALARM)}
     before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
     _State.deferred = True
     try:
-        for number in before:
+        for number in before.keys() - ALARM:
             signal.signal(number, _handle)
         yield
         check()
     finally:
-        _State.raised = True  # nothing raises any more
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if _State.came is not None and ends_process else handler)
-        _State.deferred, _State.came, _State.raised = False, None, False
+        try:
+            if _State.came is not None and ALARM:
+                signal.alarm(0)
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if _State.came is not None and ends_process else handler)
+        finally:
+            _State.deferred, _State.came, _State.raised = False, None, False
 
 
 @contextmanager
