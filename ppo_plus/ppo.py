@@ -31,7 +31,7 @@ from ppo_plus.compiling.torch_private import original
 from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, of_ended, prepare, seed_envs
-from ppo_plus.envs.make_vec import as_vec_env
+from ppo_plus.envs.make_vec import as_vec_env, with_dicts
 from ppo_plus.envs.normalization import (
     check_normalization,
     normalized_by,
@@ -398,7 +398,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             dummy: Any = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper).unwrapped
             (single,), verbose = dummy.envs, 0
             made = LeanVecEnv([lambda: single if isinstance(single, Resumable) else Resumable(single)])
-        wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
+        wrapped = OnPolicyAlgorithm._wrap_env(with_dicts(made), verbose, monitor_wrapper)
         prepare(wrapped)
         check_normalization(wrapped)
         warn_of_numpy(wrapped)

@@ -8,9 +8,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.checks import LeanVecEnv, check_spaces
 from ppo_plus.envs.resumable.state import Resumable
@@ -18,6 +20,7 @@ from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.env import GymTensors, TensorEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.envs.vec_env import GymVectorEnv
+from ppo_plus.policy.observations import dict_space, numbered
 from ppo_plus.require import require_int
 
 #: The kinds of vector environments that are made of single ones.
@@ -70,7 +73,7 @@ def make_vec(
         seed = int(np.random.default_rng().integers(2**31))
     require_int("seed", seed, 0)
     make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
-    return make_vec_env(
+    env = make_vec_env(
         make_env,
         n_envs,
         seed=int(seed),
@@ -79,6 +82,7 @@ def make_vec(
         vec_env_cls=VEC_ENVS[vec_env],  # type: ignore[arg-type]
         vec_env_kwargs=supervision,
     )
+    return with_dicts(env)
 
 
 def resumable(env: gym.Env) -> Resumable:
@@ -88,6 +92,28 @@ def resumable(env: gym.Env) -> Resumable:
     """
     check_spaces(env)
     return Resumable(env)
+
+
+class TupleAsDict(VecEnvWrapper):
+    """Environments whose observations are tuples; they become dicts with the keys ``"0"``, ``"1"``, and so on."""
+
+    def __init__(self, venv: VecEnv):
+        super().__init__(venv, dict_space(venv.observation_space))
+
+    def reset(self) -> VecEnvObs:
+        return numbered(self.venv.reset())
+
+    def step_wait(self) -> VecEnvStepReturn:
+        obs, rewards, dones, infos = self.venv.step_wait()
+        for info in infos:
+            if "terminal_observation" in info:
+                info["terminal_observation"] = numbered(info["terminal_observation"])
+        return numbered(obs), rewards, dones, infos
+
+
+def with_dicts(env: VecEnv) -> VecEnv:
+    """Environments in a :class:`TupleAsDict` if their observations are tuples."""
+    return TupleAsDict(env) if isinstance(env.observation_space, spaces.Tuple) else env
 
 
 def as_vec_env(env: Any) -> Any:

@@ -27,6 +27,17 @@ Preprocess = Callable[[Any], Any]
 LEAST_PIXELS = 36
 
 
+def numbered(parts: Any) -> dict[str, Any]:
+    """The parts of a tuple, or of a Tuple space, by number: ``{"0": ..., "1": ...}``."""
+    return {str(i): part for i, part in enumerate(parts)}
+
+
+def dict_space(space: spaces.Space) -> spaces.Space:
+    """A Tuple space as a Dict with numbers as keys; other spaces unchanged."""
+    # Pairs, not a dict: Gymnasium would sort its keys.
+    return spaces.Dict([*numbered(space).items()]) if isinstance(space, spaces.Tuple) else space
+
+
 def canonical_space(space: spaces.Space, name: str = "observation_space") -> spaces.Space:
     """The space for features extractors: zero-based, with one-dimensional choices; ``space`` if SB3 supports it.
 
@@ -49,7 +60,9 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
         return spaces.Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype)  # type: ignore[arg-type]
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return space
-    remedy = "use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of them"
+    remedy = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
+    if isinstance(space, spaces.Sequence):
+        remedy += ": pad it to a Box of a fixed length, with gymnasium.wrappers.TransformObservation"
     if name != "observation_space":
         remedy += ", or keep the other entries only, with gymnasium.wrappers.FilterObservation"
     if name.endswith("['mission']"):
@@ -160,13 +173,14 @@ def to_tensor(
 ) -> tuple[Any, bool]:
     """One observation, or a batch of them, as a batch of tensors, and whether it was a batch.
 
-    :param observation: array, number, or dict of arrays; channel-last images are accepted for channel-first spaces
+    :param observation: array, number, or dict or tuple of arrays; channel-last images fit channel-first spaces
     :param name: its name in messages
     :param optional: entries of a Dict space that may be missing
     :raises ValueError: the observation does not fit the space
     :raises FloatingPointError: it is not finite, in single precision
     """
     if isinstance(space, spaces.Dict):
+        observation = numbered(observation) if isinstance(observation, tuple) else observation
         if not isinstance(observation, Mapping) or not space.spaces.keys() <= observation.keys() | optional:
             needed = sorted(space.spaces.keys() - optional)
             raise ValueError(f"observation {observation!r} must be a dict with the keys {needed}")

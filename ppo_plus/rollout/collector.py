@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from ppo_plus.compiling.compiled import Compilation
@@ -238,7 +238,9 @@ class Collector:
             restart(self.position, env, self._checked)
         self.position.obs = mapped(np.array, self.position.obs)
         #: Whether last observations come from processes that reset environments before they send them.
-        self._may_overwrite = any(isinstance(layer, (SubprocVecEnv, AsyncVectorEnv)) for layer in layers(env))
+        self._may_overwrite = getattr(env, "autoreset", None) != AutoresetMode.NEXT_STEP and any(
+            isinstance(layer, (SubprocVecEnv, AsyncVectorEnv)) for layer in layers(env)
+        )
 
     def flush(self) -> None:
         """Prepare for other code that reads or steps the environments."""

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.envs.checks import LeanVecEnv
-from ppo_plus.envs.make_vec import require_vec_env, resumable
+from ppo_plus.envs.make_vec import require_vec_env, resumable, with_dicts
 from ppo_plus.policy.observations import LEAST_PIXELS
 from ppo_plus.process import torch_threads
 from ppo_plus.saving import statistics
@@ -347,7 +347,7 @@ def make_envs(
         env_kwargs=env_kwargs,
         **kind,
     )
-    env = _wrap(env, experiment.vec_env_wrapper)
+    env = _wrap(with_dicts(env), experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         arguments = dict(experiment.normalize)
         # Rewards are scaled by the standard deviation of the discounted return, with the algorithm's discount.

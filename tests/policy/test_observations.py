@@ -124,7 +124,6 @@ def test_canonical_space_has_the_size_of_the_network_input(space):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Tuple([spaces.Discrete(2)]), "Tuple.* is not supported: use Box, Discrete"),
         (spaces.Text(3), "Text.* is not supported"),
         (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), "Dict.* is nested: flatten the inner"),
         (spaces.Dict(a=spaces.Tuple([spaces.Discrete(2)])), "Dict.* is nested: flatten the inner"),

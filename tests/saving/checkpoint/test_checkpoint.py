@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 from stream_envs import STREAMS, counting, progress
 
 import ppo_plus
-from ppo_plus import Checkpoints, PPO_Plus, Resumable
+from ppo_plus import Checkpoints, PPO_Plus, Resumable, make_vec
 from ppo_plus.saving.checkpoint import checkpoint, process_state
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, Refused
@@ -59,6 +59,12 @@ class Search(gym.Env):
         return {name: np.array([getattr(self, name)], np.float32) for name in ("goal", "place")}
 
 
+def tuples():
+    """CartPole, whose observations are tuples of a place and an angle, each with its speed."""
+    space = gym.spaces.Tuple([gym.spaces.Box(-np.inf, np.inf, (2,))] * 2)
+    return gym.wrappers.TransformObservation(gym.make("CartPole-v1"), lambda obs: (obs[:2], obs[2:]), space)
+
+
 KEYS = {"actor_keys": ["place"], "critic_keys": ["goal"]}
 CASES = {
     "discrete": (envs, {}),
@@ -79,9 +85,10 @@ CASES = {
     "keys": (lambda: envs(Search), {"policy": "MultiInputPolicy", "policy_kwargs": KEYS}),
     "keys, memory": (lambda: envs(Search), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
     "streams": (lambda: counting(2), {"streams": STREAMS, "normalize_values": True}),
+    "tuples": (lambda: make_vec(tuples, 2, seed=5), {"policy": "MultiInputPolicy"}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
-FAST = {"discrete", "normalized", "memory", "streams"}
+FAST = {"discrete", "normalized", "memory", "streams", "tuples"}
 ppo_plus.register(progress)
 
 

@@ -1,0 +1,160 @@
+"""Tuple observations: the same training, to the bit, as with Dict observations that have numbers as keys."""
+
+import json
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, IMAGE, VECTOR, RandomEnv, own
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TransformObservation
+from models import make_model, weights
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+
+from ppo_plus import PPO_Plus, load_statistics, make_vec
+from ppo_plus.envs.checks import check_spaces
+from ppo_plus.policy.observations import dict_space, numbered, to_tensor
+from ppo_plus.saving.statistics import write_statistics
+
+PARTS = [VECTOR, spaces.Discrete(4, start=1), spaces.MultiDiscrete([[2, 3], [3, 2]])]
+TUPLE = spaces.Tuple(PARTS)
+
+
+class TupleEnv(RandomEnv):
+    """Observations are tuples; with ``by_number`` dicts of the same parts."""
+
+    def __init__(self, by_number=False, parts=PARTS):
+        space = spaces.Tuple(parts)
+        super().__init__(ACTIONS["discrete"], dict_space(space) if by_number else space, max_steps=5)
+        self._tuple, self._by_number = own(space), by_number
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self._tuple.seed(seed)
+        return super().reset(seed=seed)
+
+    def observe(self):
+        parts = self._tuple.sample()
+        return numbered(parts) if self._by_number else parts
+
+
+def make(env, policy="MultiInputPolicy", **kwargs):
+    return make_model(env=env, policy=policy, **kwargs)
+
+
+VECTORIZED = {
+    "single": lambda make_env: make_env(),
+    "dummy": lambda make_env: DummyVecEnv([make_env] * 2),
+    "subproc of SB3": lambda make_env: SubprocVecEnv([make_env] * 2, start_method="fork"),
+    "make_vec": lambda make_env: make_vec(make_env, 2, seed=0),
+    "workers": lambda make_env: make_vec(make_env, 2, seed=0, vec_env="subproc"),
+    "normalized": lambda make_env: VecNormalize(make_vec(make_env, 2, seed=0), norm_obs_keys=["0"]),
+    "sync": lambda make_env: SyncVectorEnv([make_env] * 2),
+    "sync, same step": lambda make_env: SyncVectorEnv([make_env] * 2, autoreset_mode=AutoresetMode.SAME_STEP),
+    "async": lambda make_env: AsyncVectorEnv([make_env] * 2),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "workers" else ()) for kind in VECTORIZED]
+)
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+def test_training_is_that_of_a_dict(kind):
+    learned = []
+    for by_number in (False, True):
+        env = VECTORIZED[kind](partial(TupleEnv, by_number))
+        try:
+            model = make(env).learn(32)
+            learned.append(weights(model))
+            assert model.observation_space == dict_space(TUPLE)
+            assert np.isfinite(model.evaluate(2)).all()
+        finally:
+            model.env.close()
+    assert th.equal(*learned)
+
+
+def test_images_are_transposed_and_more_than_ten_parts_keep_their_order():
+    parts = [spaces.Box(0, 255, (36, 36, 3), np.uint8), *[spaces.Discrete(2)] * 11]
+    assert [*dict_space(spaces.Tuple(parts))] == [str(i) for i in range(12)]
+    model = make(TupleEnv(parts=parts)).learn(16)
+    assert model.observation_space["0"].shape == IMAGE.shape
+    obs, _ = TupleEnv(parts=parts).reset(seed=0)
+    assert model.predict(obs)[0].shape == ()
+
+
+@pytest.mark.parametrize("policy", ["MultiInputPolicy", "MultiInputLstmPolicy"])
+def test_predict_takes_tuples(policy):
+    model = make(TupleEnv(), policy).learn(16)
+    env = TupleEnv()
+    obs, _ = env.reset(seed=0)
+    action, _ = model.predict(obs, deterministic=True)
+    assert env.action_space.contains(action)
+    assert model.predict(numbered(obs), deterministic=True)[0] == action
+    batch = tuple(np.stack([part] * 3) for part in obs)
+    assert model.predict(batch, deterministic=True)[0].tolist() == [action] * 3
+    for evaluated in (evaluate_policy(model, env, 2, warn=False), model.evaluate(2, env)):
+        assert np.isfinite(evaluated).all()
+    with pytest.raises(ValueError, match=r"must be a dict with the keys \['0', '1', '2'\]"):
+        model.predict(obs[:2])
+    assert to_tensor(obs, model.observation_space, th.device("cpu"))[0].keys() == {"0", "1", "2"}
+
+
+def test_an_entry_can_be_the_mask_or_seen_by_the_critic_only():
+    parts = [VECTOR, spaces.MultiBinary(3)]
+
+    class Masked(TupleEnv):
+        def observe(self):
+            return super().observe()[0], np.array([0, 1, 0], np.int8)
+
+        def reward(self, action):
+            assert action == 1
+            return 0.0
+
+    model = make(Masked(parts=parts), action_mask_key="1", policy_kwargs={"actor_keys": ["0"]})
+    assert np.isfinite(model.learn(16).evaluate(2)).all()
+
+
+def test_saved_and_loaded_with_statistics(tmp_path):
+    model = make(VecNormalize(make_vec(TupleEnv, 2, seed=0), norm_obs_keys=["0"])).learn(32)
+    obs = model.env.reset()
+    expected, _ = model.predict(obs, deterministic=True)
+    model.save(tmp_path / "model")
+    write_statistics(model.env, tmp_path / "statistics.zip")
+    env = load_statistics(tmp_path / "statistics.zip", make_vec(TupleEnv, 2, seed=0))
+    loaded = PPO_Plus.load(tmp_path / "model", env)
+    assert loaded.observation_space == model.observation_space
+    assert loaded.predict(obs, deterministic=True)[0].tolist() == expected.tolist()
+
+
+@pytest.mark.slow
+def test_exported_each_part_is_an_input(tmp_path):
+    pytest.importorskip("onnxruntime")
+    path = make(make_vec(TupleEnv, 2, seed=0)).export(tmp_path / "policy.onnx")
+    described = json.loads(path.with_suffix(".json").read_text())
+    assert [each["name"] for each in described["inputs"]] == ["observation.0", "observation.1", "observation.2"]
+    assert described["wrappers_outside"] == ["TupleAsDict"]
+
+
+def test_sequences_and_nested_tuples_name_a_remedy():
+    for space in (spaces.Sequence(VECTOR), spaces.Tuple([VECTOR, spaces.Sequence(VECTOR)])):
+        with pytest.raises(ValueError, match="Sequence.* is not supported: .*pad it.*TransformObservation"):
+            make(RandomEnv(ACTIONS["discrete"], space))
+    with pytest.raises(ValueError, match="is nested: flatten the inner Dict or Tuple"):
+        make(RandomEnv(ACTIONS["discrete"], spaces.Tuple([TUPLE])))
+
+
+def test_padding_is_a_wrapper():
+    def pad(obs):
+        padded = np.zeros((4, 5), np.float32)
+        padded[: len(obs[:4])] = np.array(obs[:4]).reshape(-1, 5)
+        return padded
+
+    words = RandomEnv(ACTIONS["discrete"], spaces.Sequence(VECTOR))
+    env = TransformObservation(words, pad, spaces.Box(-3.0, 3.0, (4, 5)))
+    check_spaces(env)
+    assert np.isfinite(make(env, "MlpPolicy").learn(16).evaluate(1)).all()
+    assert isinstance(env, gym.Wrapper)
