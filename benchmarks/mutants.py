@@ -893,17 +893,10 @@ TOP = (
         "tests/saving/checkpoint/test_process_state.py",
     ),
     Fault(
-        "export-tails",
-        "saving/export/export.py",
-        "tail < 1e-8",
-        "tail < 0.5",
-        "tests/saving/export/test_export.py",
-    ),
-    Fault(
         "export-unchecked",
         "saving/export/export.py",
-        "if not gap.max() <= tolerance:",
-        "if not gap.max() <= 1 / tolerance:",
+        "if not gap.max() <= TOLERANCE:",
+        "if not gap.max() <= 1 / TOLERANCE:",
         "tests/saving/export/test_export.py",
     ),
     Fault(

@@ -1048,26 +1048,24 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         to_sb3(self, path)
 
-    def export(
-        self, path: str | pathlib.Path, *, deterministic: bool = True, normalization: Normalization = "environment"
-    ) -> pathlib.Path:
-        """Export the policy, to act as :meth:`predict` does without this package: see :doc:`/deploying`.
+    def export(self, path: str | pathlib.Path, *, normalization: Normalization = "environment") -> pathlib.Path:
+        """Export the policy, to act by its mode as :meth:`predict` does, without this package: see :doc:`/deploying`.
 
         Observations are those before ``VecNormalize`` and ``VecTransposeImage``, which become a part of the policy, and
         actions those of the environment. The file is compared with :meth:`predict` before it is kept.
 
         :param path: a name that ends in ``.onnx``; a program of ``torch.export`` (``.pt2``) and a description
             (``.json``) of inputs and outputs are written beside it
-        :param deterministic: the mode; ``False``: noise is an input, N(0, 1) per component
         :param normalization: ``"environment"``: observations are normalized as in the model's environment; ``None``:
             they are not, or outside of the policy
         :return: the path
         :raises ImportError: the extra is missing: ``pip install "ppo_plus[export]"``
-        :raises ValueError: whether observations are normalized is unknown, or torch cannot export a layer
+        :raises ValueError: whether observations are normalized is unknown, torch cannot export a layer, or the policy
+            class overrides methods of SB3's policy
         :raises RuntimeError: what was exported acts otherwise than :meth:`predict`
         :raises OSError: it cannot be written
         """
-        return export(self, path, deterministic, normalization)
+        return export(self, path, normalization)
 
     def _excluded_save_params(self) -> list[str]:
         made_again = ["settings", "built_layout", "_warned_of_masks", "collector", "call", "ranks", "shared"]

@@ -82,8 +82,8 @@ def make_player(
 
 
 def _exported_player(policy: ExportedPolicy, env: VecEnv, deterministic: bool | None) -> Player:
-    if deterministic is False or not policy.description["deterministic"]:
-        raise ValueError("an exported policy plays its most likely actions: export it so, and leave out --stochastic")
+    if deterministic is False:
+        raise ValueError("an exported policy plays its most likely actions: leave out --stochastic")
     env, source = policy.raw(env), None
     if "action_masks" in policy.inputs:
         source = find_masks(env, make_distribution(env.action_space).mask_layout)

@@ -1,9 +1,9 @@
 """Export of a policy: an ONNX file, a program of ``torch.export`` and a description, checked against ``predict``; and
 the exported policy, played with onnxruntime."""
 
+import copy
 import json
 import logging
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,16 +26,16 @@ from ppo_plus.saving.export.deployed import (
     build,
     described_action,
     named,
-    noise_of,
+    observation_like,
     parts_of,
     raw_observations,
     shape_of,
 )
 from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.saving.format.container import naming
-from ppo_plus.saving.format.names import Damaged, Refused, decoding
+from ppo_plus.saving.format.names import Refused, decoding
 from ppo_plus.saving.format.values import NATIVE, require_form
-from ppo_plus.trees import tree_leaves
+from ppo_plus.trees import mapped
 
 OPSET = 18
 #: How far numbers may differ from those of ``predict``: absolutely, or relatively where they or their bounds exceed 1.
@@ -49,13 +49,13 @@ ANY_SIZE = th.export.Dim(BATCH, min=1)
 METADATA = "ppo_plus"
 
 
-def export(model: Any, path: str | Path, deterministic: bool, normalization: Normalization) -> Path:
+def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
     """See :meth:`ppo_plus.PPO_Plus.export`, of which ``model`` is one."""
     path = Path(path)
     if path.suffix != ".onnx":
         raise ValueError(f"path={str(path)!r} must end in .onnx: a program .pt2 and a description .json are put beside")
     version = require_extra().__version__
-    deployed = Deployed(model, raw_observations(model, normalization), deterministic)
+    deployed = Deployed(model, raw_observations(model, normalization))
     example = as_tensors(_feeds(deployed, 3, np.random.default_rng(0)))
     with th.no_grad(), _quiet():
         outputs = deployed(example)
@@ -66,7 +66,7 @@ def export(model: Any, path: str | Path, deterministic: bool, normalization: Nor
         calls = _calls(deployed.policy)
         try:
             program = th.export.export(deployed, (example,), dynamic_shapes=(shapes,), strict=False)
-            onnx: Any = th.onnx.export(program.run_decompositions(REPLACED), (), **options)
+            onnx: Any = th.onnx.export(program, (), **options)
         except Exception as error:
             reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise ValueError(
@@ -98,9 +98,9 @@ def _calls(policy: nn.Module) -> list[str]:
 
 def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 1.0) -> dict[str, np.ndarray]:
     """Random inputs for a batch of ``n``; real numbers in observations are multiplied within their bounds."""
-    raw, feeds = deployed.raw.sample(n, rng), {}
+    raw, feeds = raw_samples(deployed, n, rng), {}
     for key, space in parts_of(deployed.raw.space).items():
-        if scale != 1.0 and space.dtype.kind == "f":
+        if space.dtype.kind == "f":
             raw[key] = (scale * raw[key]).clip(space.low, space.high)
     for described in deployed.inputs:
         kind, _, part = described["name"].partition(".")
@@ -113,13 +113,32 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 
     return feeds
 
 
+def raw_samples(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """``n`` observations by entry: of the space, or near the statistics if they are normalized."""
+    normalizer, moments, samples = deployed.policy.observation_normalizer, {}, {}
+    if normalizer is not None:
+        rows = normalizer.split(th.stack([normalizer.mean, normalizer.std]))
+        moments = dict(zip(normalizer.shapes, rows, strict=True))
+    for key, space in parts_of(deployed.raw.space).items():
+        space = copy.deepcopy(space)
+        space.seed(int(rng.integers(2**31)))
+        rows = np.stack([np.asarray(space.sample()) for _ in range(n)])
+        if key in moments and rows.dtype.kind == "f":
+            mean, std = moments[key].numpy().reshape(2, *space.shape)
+            rows = mean + std * rng.standard_normal(rows.shape)
+        elif rows.dtype.kind == "f":
+            # Wide spaces would give numbers that no environment returns.
+            rows = np.clip(rows, -10.0, 10.0).clip(space.low, space.high)
+        samples[key] = rows.astype(space.dtype)
+    return samples
+
+
 def _check(deployed: Deployed, exported: "ExportedPolicy", program: Any) -> float:
     """The largest difference to ``predict``, if it is not too large."""
     rng, policy, largest = np.random.default_rng(1), deployed.policy, 0.0
     for n in BATCHES:
         state = None
-        for step in range(STEPS + 1):
-            scale, tolerance = (EXTREME, COARSE) if step == STEPS else (1.0, TOLERANCE)
+        for scale, tolerance in [(1.0, TOLERANCE)] * STEPS + [(EXTREME, COARSE)]:
             feeds = _feeds(deployed, n, rng, scale)
             if policy.remembers:
                 state = state or [np.zeros_like(part) for name, part in feeds.items() if name.startswith("memory.")]
@@ -128,22 +147,15 @@ def _check(deployed: Deployed, exported: "ExportedPolicy", program: Any) -> floa
             by_torch = {name: part.numpy() for name, part in program(as_tensors(feeds)).items()}
             for outputs in (exported.run(feeds), by_torch):
                 gap = difference(deployed, feeds, outputs, expected, tolerance)
-                largest = max(largest, gap) if step < STEPS else largest
+                largest = max(largest, gap) if scale == 1.0 else largest
     return largest
 
 
 def predicted(deployed: Deployed, feeds: dict[str, np.ndarray], state: Any) -> tuple[dict[str, np.ndarray], Any]:
     """What ``predict`` returns for named inputs, by the names of outputs, and its next state."""
-    policy, inputs = deployed.policy, as_tensors(feeds)
-    given = {name.partition(".")[2]: part for name, part in feeds.items() if name.startswith("observation")}
-    # Wrappers also take what the actor does not see.
-    n, entries = len(next(iter(given.values()))), parts_of(deployed.raw.space).items()
-    parts = {key: given.get(key, np.zeros((n, *space.shape), space.dtype)) for key, space in entries}
-    if not deployed.deterministic:
-        policy._noise = noise_of(inputs)
-    obs = deployed.raw.processed(parts.get("", parts))
-    starts = feeds.get("episode_start")
-    actions, state = policy.predict(obs, state, starts, deployed.deterministic, inputs.get("action_masks"))
+    inputs, starts = as_tensors(feeds), feeds.get("episode_start")
+    obs = mapped(th.Tensor.numpy, deployed.observations(inputs))
+    actions, state = deployed.policy.predict(obs, state, starts, True, inputs.get("action_masks"))
     following = {f"next_memory.{i}": part for i, part in enumerate(state or ())}
     if not isinstance(actions, list):
         return {"action": actions} | following, state
@@ -185,12 +197,10 @@ def _bound(space: spaces.Space) -> float:
 
 def _nudged(deployed: Deployed, feeds: dict[str, np.ndarray]) -> Iterator[Tensors]:
     """Actions for parameters of the distribution that differ by :data:`TOLERANCE`."""
-    if deployed.policy.has_params:
-        inputs, rng = as_tensors(feeds), np.random.default_rng(2)
-        params, latent, _ = deployed.distribution(inputs)
-        size = TOLERANCE * params.abs().clamp(1.0, 1e3)
-        for _ in range(50):
-            yield deployed.act(params + size * th.from_numpy(rng.choice([-1, 1], params.shape)), latent, inputs)
+    rng, (params, _) = np.random.default_rng(2), deployed.distribution(as_tensors(feeds))
+    size = TOLERANCE * params.abs().clamp(1.0, 1e3)
+    for _ in range(50):
+        yield deployed.act(params + size * th.from_numpy(rng.choice([-1, 1], params.shape)))
 
 
 def _other(name: str, ours: Any, theirs: Any) -> RuntimeError:
@@ -207,18 +217,14 @@ def as_tensors(feeds: dict[str, np.ndarray]) -> Tensors:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's notes on its own parts, and without checks of values."""
-    before, distribution = logging.root.manager.disable, th.distributions.Distribution
-    validates = distribution._validate_args
+    """Without the exporter's notes on its own parts."""
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    # Distributions of SB3's policies would branch on their parameters.
-    distribution.set_default_validate_args(False)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)
-        distribution.set_default_validate_args(validates)
 
 
 # --- the exported policy ----------------------------------------------------------------------------------------------
@@ -234,14 +240,8 @@ def require_extra() -> Any:
     return onnxruntime
 
 
-def _observes(described: dict[str, Any], space: spaces.Space) -> bool:
-    return [BATCH, *(space.shape or ())] == described["shape"] and space.dtype == described["dtype"]
-
-
 #: The wrappers that may be inside a policy.
 WRAPPERS = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
-#: What a policy may have as inputs and outputs besides observations and actions.
-FURTHER = {"action_masks", "memory", "episode_start", "noise", "next_memory"}
 #: The form of an input or output in a description, and of the whole.
 TENSOR = {"name": str, "shape": [lambda size: size == BATCH or type(size) is int], "dtype": NATIVE.__contains__}
 FORM = {
@@ -249,7 +249,6 @@ FORM = {
     "inputs": [TENSOR],
     "outputs": [TENSOR],
     "action": object,
-    "deterministic": bool,
     "wrappers_inside": [lambda name: name in WRAPPERS],
 }
 
@@ -265,16 +264,6 @@ class ExportedPolicy:
             require_form(description, FORM)
             if description["action"] != json.loads(json.dumps(build(action_space, described_action))):
                 raise Refused(f"it acts in another action space than {action_space}")
-            actions = {*tree_leaves(build(action_space, lambda name, _: name))}
-            for part, present, needed in (
-                ("inputs", self.session.get_inputs(), {"observation"}),
-                ("outputs", self.session.get_outputs(), actions),
-            ):
-                shapes = {one.name: [BATCH if isinstance(size, str) else size for size in one.shape] for one in present}
-                kinds = {name if name in actions else name.partition(".")[0] for name in shapes}
-                is_known = needed <= kinds <= needed | FURTHER
-                if not is_known or shapes != {one["name"]: one["shape"] for one in description[part]}:
-                    raise Damaged(f"its {part} are not those of its description, or of a policy")
         self.action_space = action_space
         self.inputs = {described["name"]: described for described in description["inputs"]}
 
@@ -315,47 +304,8 @@ class ExportedPolicy:
             if not isinstance(env, WRAPPERS[name]):
                 raise ValueError(f"the policy contains {name}, but env={env!r} is not in one")
             env = env.venv
-        observed = parts_of(env.observation_space)
+        observed = [observation_like(*part) for part in parts_of(env.observation_space).items()]
         for name, described in self.inputs.items():
-            kind, _, key = name.partition(".")
-            if kind == "observation" and not (key in observed and _observes(described, observed[key])):
+            if name.startswith("observation") and described not in observed:
                 raise ValueError(f"the policy's input is {described}, and env has observations {env.observation_space}")
         return env
-
-
-# --- operators that ONNX does not have --------------------------------------------------------------------------------
-
-
-def log_sigmoid(x: th.Tensor) -> th.Tensor:
-    r""":math:`\log(1 / (1 + e^{-x}))`, which ONNX would round to :math:`-\infty` for large negative :math:`x`."""
-    return x.clamp(max=0.0) - (1.0 + (-x.abs()).exp()).log()
-
-
-#: Beyond this :math:`|z|`, values are those at it.
-LIMIT = 12.0
-#: Of the polynomial :math:`P(t)`, fitted to :math:`\log \mathrm{erfc}(x) + x^2 - \log t` with :math:`t = 2 / (2 + x)`:
-#: to 1e-9 for :math:`x` up to :math:`12 / \sqrt 2`.
-COEFFICIENTS = (
-    *(-1.26550749455, 0.99985297940, 0.37707385533, 0.06627748009, 0.00387267801, -0.45292805613, 0.56260578970),
-    *(-0.53107318481, -1.05260183646, 5.10236447282, -8.38463661939, 7.52000764890, -3.95668870293),
-    *(1.15830061171, -0.14691962170),
-)
-
-
-def log_ndtr(z: th.Tensor) -> th.Tensor:
-    r""":math:`\log \Phi(z)`, which ONNX would round to :math:`-\infty` for :math:`z < -5`, in operations that ONNX has.
-
-    For negative :math:`z` it is :math:`q = \log(\mathrm{erfc}(|z| / \sqrt 2) / 2)`, otherwise :math:`\log(1 - e^q)`.
-    """
-    x = z.double().abs().clamp(max=LIMIT) * math.sqrt(0.5)
-    t = 2.0 / (x + 2.0)
-    fitted = th.zeros_like(t)
-    for coefficient in reversed(COEFFICIENTS):
-        fitted = fitted * t + coefficient
-    q = t.log() - x * x + fitted - math.log(2)
-    tail = q.exp()
-    # Where 1 - e^q would be rounded, the logarithm is -e^q.
-    return th.where(z < 0, q, th.where(tail < 1e-8, -tail, (1.0 - tail).log())).to(z.dtype)
-
-
-REPLACED: Any = {th.ops.aten.special_log_ndtr.default: log_ndtr, th.ops.aten.log_sigmoid.default: log_sigmoid}

@@ -45,8 +45,6 @@ def add_parser(commands: Any) -> None:
     command.add_argument("run", metavar="RUN", help="folder of the run, such as logs/ppo_plus/CartPole-v1_1")
     help = "an .onnx; a .pt2 and a .json with the same name are written, too (default: next to the model)"
     add_option(command, "-o --output FILE", help, type=Path)
-    help = "take the noise as an input, instead of the most likely actions"
-    add_option(command, "--stochastic", help, action="store_true")
     add_gym_packages(command)
     _add_model_arguments(command)
 
@@ -126,7 +124,7 @@ def prepare_export(args: argparse.Namespace) -> Callable[[], None]:
 
     player = make_player(folder, model, device="cpu", packages=allowed_packages(args), trust_pickle=args.trust_config)
     try:
-        player.model.export(args.output or model.with_suffix(".onnx"), deterministic=not args.stochastic)
+        player.model.export(args.output or model.with_suffix(".onnx"))
     finally:
         player.env.close()
     return lambda: None
