@@ -5,8 +5,9 @@ Every message names the argument, its value and the remedy.
 
 import difflib
 import errno
+import inspect
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,16 @@ def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
 
 
+def require_callable(name: str, function: Callable[..., Any], n: int, remedy: str) -> None:
+    """:raises TypeError: ``function`` cannot be called with ``n`` arguments"""
+    try:
+        inspect.signature(function).bind(*range(n))
+    except ValueError:
+        return  # of a built-in function, Python may not know the signature
+    except TypeError as error:
+        raise TypeError(f"{name}{inspect.signature(function)} ({error}): {remedy}") from None
+
+
 def same_space(space: Any, other: Any) -> bool:
     """Whether two spaces are equal. Bounds of ±3.4e38 (old Gymnasium and gym) equal infinity."""
     if isinstance(space, spaces.Dict) and isinstance(other, spaces.Dict):
@@ -81,8 +92,10 @@ def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
 
 def nearest(name: Any, known: Iterable[str]) -> str | None:
     """The known name that begins with ``name``, or else is most similar to it, to ask "did you mean …?"; ``None``: none
-    is similar."""
+    is similar. ``lr`` stands for ``learning_rate``."""
     known = list(known)
+    if "lr" in str(name).split("_") and "learning_rate" in known:
+        return "learning_rate"
     longer = [one for one in known if len(str(name)) > 2 and one.startswith(str(name))]
     return next(iter([*longer, *difflib.get_close_matches(str(name), known, 1)]), None)
 

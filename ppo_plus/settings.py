@@ -30,7 +30,15 @@ from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.recurrent import MlpLstmPolicy
 from ppo_plus.policy.streams import Stream
-from ppo_plus.require import ATTRIBUTES, nearest, require_int, require_kind, require_number, require_one_of
+from ppo_plus.require import (
+    ATTRIBUTES,
+    nearest,
+    require_callable,
+    require_int,
+    require_kind,
+    require_number,
+    require_one_of,
+)
 from ppo_plus.rollout.buffer import RolloutBuffer, least_bytes, own_buffer_class
 from ppo_plus.rollout.tensor_collector import in_tensors
 
@@ -234,7 +242,9 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
     """
     if value is None and SCHEDULED[name]["optional"]:
         return None
-    return make_schedule(name, value, *SCHEDULED[name]["schedule"])
+    schedule = make_schedule(name, value, *SCHEDULED[name]["schedule"])
+    require_callable(name, schedule, 1, "a schedule takes progress_remaining, which falls from 1 to 0")
+    return schedule
 
 
 def _check_kinds(settings: Settings) -> None:
@@ -360,8 +370,10 @@ def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
         if unknown is None:
             return init(*args, **kwargs)
         of_policy = accepted_names(MlpLstmPolicy) or set()
-        likely = nearest("learning_rate" if "lr" in unknown.split("_") else unknown, [*own, *of_policy])
-        if likely is not None and likely not in own:
+        likely = nearest(unknown, [*own, *of_policy])
+        if unknown == "n_envs":
+            likely = f"env=ppo_plus.make_vec(env, n_envs={kwargs[unknown]!r})"
+        elif likely is not None and likely not in own:
             likely = f"policy_kwargs=dict({likely}=...)"
         remedy = "see help(PPO_Plus) for its arguments" if likely is None else f"did you mean {likely}?"
         raise TypeError(f"{unknown}={kwargs[unknown]!r} is not an argument of PPO_Plus: {remedy}")
@@ -399,16 +411,6 @@ def check_device(device: th.device | str) -> None:
             'supports the GPU, or use device="auto", which takes one where there is one',
             stacklevel=4,
         )
-
-
-def check_loss(compute_loss: Callable[..., Any]) -> None:
-    """:raises TypeError: a custom ``compute_loss`` cannot be called with a batch and coefficients"""
-    signature = inspect.signature(compute_loss)
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        remedy = "define compute_loss(self, batch, coefficients)"
-        raise TypeError(f"compute_loss{signature} cannot take a batch and coefficients ({error}): {remedy}") from None
 
 
 def check_callback(callback: Any) -> None:

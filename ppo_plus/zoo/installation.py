@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
 
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
 ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
@@ -58,6 +59,8 @@ def is_atari(env_id: str) -> bool:
 def import_packages(names: Iterable[str]) -> None:
     """Import packages that register environments, from the current folder as well."""
     for name in names:
+        if name.endswith(".py"):
+            raise ValueError(f"{name!r} is the name of a file: give that of its module, {Path(name).stem!r}")
         _search_current_folder()
         import_module(name)
 
@@ -119,6 +122,17 @@ def draw_without_screen() -> None:
             if find_library(library) is not None:
                 os.environ["MUJOCO_GL"] = name
                 break
+
+
+def require_render_mode(env_id: str, mode: str) -> None:
+    """Check that the class of an environment says that it has a render mode; Gymnasium shows arrays in a window."""
+    entry = find_env(env_id).entry_point
+    modes = getattr(load_env_creator(entry) if isinstance(entry, str) else entry, "metadata", {}).get("render_modes")
+    if modes is not None and not {mode, "rgb_array"} & {*modes}:
+        raise ValueError(
+            f"{env_id} cannot be drawn with render_mode={mode!r}: its metadata['render_modes'] is {modes!r}; add "
+            "'rgb_array' and have render() return an array (H, W, 3)"
+        )
 
 
 def require_drawing(env_id: str, window: bool) -> None:

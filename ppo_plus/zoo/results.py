@@ -93,21 +93,20 @@ def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = AL
     :param what: ``"eval"``: mean returns of evaluations; ``"train"``: of training episodes, smoothed
     """
     read = {"eval": read_evaluations, "train": read_training}[what]
-    runs = [run for folder in runs_of(log_folder / algo, env_id).values() if len((run := read(folder))[0])]
-    if not runs:
+    runs = {folder: read(folder) for folder in runs_of(log_folder / algo, env_id).values()}
+    first = max((steps[0] for steps, _ in runs.values() if len(steps)), default=np.inf)
+    long = {folder: run for folder, run in runs.items() if len(run[0]) and run[0][-1] >= first}
+    if not long:
         raise ValueError(f"{log_folder / algo} has no run of {env_id} with {what} returns")
-    return average(runs)
+    for folder in sorted(runs.keys() - long.keys()):
+        print(f"left out: {folder}: no {what} returns, or none as late as another run's first", file=sys.stderr)
+    return average(list(long.values()))
 
 
 def average(runs: list[Returns]) -> Curve:
     """Several runs, interpolated linearly at the timesteps that all of them reached."""
     ends = [steps[-1] for steps, _ in runs]
     first, last = max(steps[0] for steps, _ in runs), min(ends)
-    if first > last:
-        raise ValueError(
-            f"a run ends after {last:,.0f} timesteps, and another one has its first return after {first:,.0f}: move "
-            "the short run to another folder"
-        )
     steps = np.unique(np.concatenate([steps for steps, _ in runs]))
     steps = steps[(first <= steps) & (steps <= last)]
     return Curve(steps, np.array([np.interp(steps, *run) for run in runs]), max(ends))

@@ -106,12 +106,13 @@ def new_folder(log_folder: Path, env_id: str) -> RunFolder:
 def find_folder(log_folder: Path, env_id: str, number: int = 0, algos: Sequence[str] = (ALGO,)) -> RunFolder:
     """The folder of an existing run.
 
-    :param number: number of the run; 0: the last one; -1: ``log_folder`` is the run's folder
+    :param number: number of the run; 0: the last one, or ``log_folder`` if that is a run's folder; -1: ``log_folder``
     :param algos: folders in ``log_folder`` to search; the first that has runs of the environment is used
     :raises FileNotFoundError: there is no such run; the message lists the existing ones
     """
-    if number < 0:
-        return RunFolder(log_folder, env_id)
+    itself = RunFolder(log_folder, env_id)
+    if number < 0 or (number == 0 and (itself.settings / "args.yml").is_file()):
+        return itself
     parents = [log_folder / algo for algo in algos]
     parent = next((parent for parent in parents if runs_of(parent, env_id)), parents[0])
     runs = runs_of(parent, env_id)

@@ -204,3 +204,11 @@ def test_a_schedule_in_a_model_can_be_pickled(name):
     model = make(**{name: linear(0.3, 0.1)})
     schedule = pickle.loads(pickle.dumps(getattr(model, name)))
     assert schedule(0.5) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "clip_range", "ent_coef"])
+def test_a_function_that_cannot_take_the_progress_raises_an_error(name):
+    with pytest.raises(
+        TypeError, match=rf"^{name}\(\) .*: a schedule takes progress_remaining, which falls from 1 to 0"
+    ):
+        PPO_Plus("MlpPolicy", "CartPole-v1", **{name: lambda: 1e-3})

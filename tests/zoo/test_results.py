@@ -105,9 +105,15 @@ def test_interval_contains_the_true_mean_as_often_as_it_says():
     assert np.mean(widths) == pytest.approx(1.96, abs=0.05)
 
 
-def test_runs_that_do_not_overlap_have_no_curve():
-    with pytest.raises(ValueError, match="a run ends after 2 timesteps, and another one has its first return after 5"):
-        average([(np.array([1.0, 2.0]), np.array([0.0, 0.0])), (np.array([5.0]), np.array([4.0]))])
+def test_runs_that_end_before_others_begin_are_left_out(tmp_path, capsys):
+    write_evaluations(tmp_path, 1, [1, 2], [0.0, 0.0])
+    write_evaluations(tmp_path, 2, [5, 6], [3.0, 4.0])
+    write_evaluations(tmp_path, 3, [], [])
+    assert str(read_curve(tmp_path, "Foo-v0")) == "return 4.00 after 6 timesteps, 1 run"
+    why = "no eval returns, or none as late as another run's first"
+    assert capsys.readouterr().err.splitlines() == [
+        f"left out: {tmp_path / 'ppo_plus' / f'Foo-v0_{number}'}: {why}" for number in (1, 3)
+    ]
 
 
 def test_curve_of_training_episodes(tmp_path):

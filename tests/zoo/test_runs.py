@@ -54,6 +54,16 @@ def test_runs_of_rl_zoo3(tmp_path):
     assert find_folder(tmp_path, "Bar-v0", algos=("ppo", "ppo_plus")).path == own
 
 
+def test_the_folder_of_a_run_is_found_by_itself(tmp_path):
+    path = new_folder(tmp_path, "Foo-v0").path
+    (path / "Foo-v0").mkdir()
+    (path / "Foo-v0" / "args.yml").touch()
+    assert find_folder(path, "Foo-v0").path == path
+    for other in (("Bar-v0",), ("Foo-v0", 1)):
+        with pytest.raises(FileNotFoundError):
+            find_folder(path, *other)
+
+
 def test_models(tmp_path):
     folder = RunFolder(tmp_path, "ALE/Pong-v5")
     assert folder.last_model == tmp_path / "ALE-Pong-v5.zip"

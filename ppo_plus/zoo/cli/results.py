@@ -20,7 +20,7 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
-from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing
+from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing, require_render_mode
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run, runs_of
 
 ALGO_HELP = "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm"
@@ -68,7 +68,12 @@ def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]
     add = partial(add_option, command)
     add_env_arguments(command, "--folder")
     add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
-    add("--exp-id N", "number of the run; 0: the last one; -1: -f is the folder of the run", type=int, default=0)
+    add(
+        "--exp-id N",
+        "number of the run; 0: the last one, or -f if it is the folder of a run; -1: -f",
+        type=int,
+        default=0,
+    )
     _add_model_arguments(command)
     add("--onnx FILE", "play this exported policy instead of the model", type=Path)
     add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
@@ -150,6 +155,8 @@ def _model(args: argparse.Namespace, folder: RunFolder) -> Path:
 def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> Any:
     from ppo_plus.zoo.enjoy import make_player
 
+    for mode in render.values():
+        require_render_mode(args.env, mode)
     return make_player(
         folder,
         model,

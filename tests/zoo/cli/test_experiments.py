@@ -226,6 +226,8 @@ def test_training_a_saved_model_further(folder, capsys):
         ),
         (["--env", "CartPole-v1", "--variant", "nope"], "variants of CartPole-v1: CartPole-v1/gSDE"),
         (["--env", "CartPole-v1", "--gym-packages", "no_such_package"], "no_such_package"),
+        (["--env", "CartPole-v1", "--gym-packages", "my_env.py"], "give that of its module, 'my_env'"),
+        (["--env", "CartPole-v1", "-params", "lr:1e-3"], "error: unknown key 'lr': did you mean 'learning_rate'?"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels:3"], "wheels"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels"], "'wheels' must be KEY:VALUE"),
         (["--env", "CartPole-v1", "-params", "gamma:high"], "gamma='high' must be a number"),

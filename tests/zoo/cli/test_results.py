@@ -28,6 +28,12 @@ def test_an_environment_that_cannot_draw(folder, check_one_line_error, monkeypat
         capsys.readouterr()
         for command in ("record", "enjoy"):
             check_one_line_error([command, *options], "pygame is not installed")
+        monkeypatch.setattr(Undrawable, "metadata", {"render_modes": ["ansi"]})
+        for command, mode in (("record", "rgb_array"), ("enjoy", "human")):
+            message = (
+                f"Undrawable-v0 cannot be drawn with render_mode='{mode}': its metadata['render_modes'] is ['ansi']"
+            )
+            check_one_line_error([command, *options, "-f", "logs/ppo_plus/Undrawable-v0_1"], message)
     finally:
         gym.registry.pop("Undrawable-v0")
 
@@ -83,7 +89,7 @@ FAULTS = {"half written": (0, 1, 2), "damaged": (4, 5)}
 
 
 def test_a_killed_runs_half_written_files(folder, capsys):
-    """What is whole is drawn, and the file is named."""
+    """What is whole is drawn, and the file is named, and each run that is not drawn."""
     whole = '#{"t_start": 1.0}\nr,l,t\n1.0,8,0.5\n2.0,8,1.5\n'
     for number, text in enumerate((f"{whole}3.0,8,2", "", '#{"t_st', whole, f"{whole}3.0,8\n", f"[]\n{whole}")):
         path = folder / "logs" / "ppo_plus" / f"CartPole-v1_{number}"
@@ -96,7 +102,8 @@ def test_a_killed_runs_half_written_files(folder, capsys):
     assert "return 2.00 after 16 timesteps, mean of 2 runs" in shown.out
     left_out = {line.rpartition("CartPole-v1_")[2] for line in shown.err.splitlines()}
     half, damaged = ({f"{i}/0.monitor.csv, which is {how}" for i in of} for how, of in FAULTS.items())
-    assert left_out == half | damaged and len(shown.err.splitlines()) == 5
+    empty = {f"{i}: no train returns, or none as late as another run's first" for i in (1, 2, 4, 5)}
+    assert left_out == half | damaged | empty and len(shown.err.splitlines()) == 9
     main("plot -e CartPole-v1".split())
     shown = capsys.readouterr()
     assert "return 1.00 after 8 timesteps, 1 run" in shown.out and shown.err.count("npz, which is damaged") == 5
