@@ -895,8 +895,8 @@ TOP = (
     Fault(
         "export-unchecked",
         "saving/export/export.py",
-        "if not gap.max() <= TOLERANCE:",
-        "if not gap.max() <= 1 / TOLERANCE:",
+        "if not gap.max() <= tolerance:",
+        "if not gap.max() <= 1 / tolerance:",
         "tests/saving/export/test_export.py",
     ),
     Fault(
