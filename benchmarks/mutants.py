@@ -1128,8 +1128,8 @@ ZOO = (
     Fault(
         "seeds-seen-before",
         "zoo/tune/study.py",
-        'for seed in plan.seeds("confirmation") for trial',
-        'for seed in plan.seeds("race") for trial',
+        'for seed in plan.seeds("confirmation")',
+        'for seed in plan.seeds("screening")',
         "tests/zoo/tune/test_study.py",
     ),
     Fault(

@@ -98,7 +98,7 @@ import optuna
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.tune.study import BUDGET
 from ppo_plus.zoo.tune import Study, open_storage
-settings = "-conf own.yml --n-evaluations 1 --last-evals 1 --eval-episodes 1 --race-seeds 0 --confirm-seeds 0"
+settings = "-conf own.yml --n-evaluations 1 --last-evals 1 --eval-episodes 1 --confirm-seeds 0"
 tune = f"tune --env CartPole-v1 -n 2048 {settings} --max-total-trials 2 --workers 2".split()
 try:
     main(tune)

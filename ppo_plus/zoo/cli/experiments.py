@@ -264,8 +264,7 @@ COUNTS = {
     "n_eval_episodes": ("--eval-episodes N", 10, "episodes of each evaluation"),
     "n_eval_envs": ("--n-eval-envs N", 1, "number of evaluation environments"),
     "last_evals": ("--last-evals N", 3, "the score of a run is the mean of its last N evaluations"),
-    "n_finalists": ("--finalists N", 3, "number of trials to compare with the baselines"),
-    "race_seeds": ("--race-seeds N", 2, "additional seeds of the best trials; 0: no race"),
+    "n_finalists": ("--finalists N", 3, "number of the best trials to compare with the baselines"),
     "confirm_seeds": ("--confirm-seeds N", 10, "unseen seeds, at least 10; 0: no confirmation"),
 }
 
@@ -283,7 +282,6 @@ def _add_tune(commands: Any) -> None:
     add("--sampler", "tpe, random or gp", default="tpe")
     add("--pruner", "median, hyperband or none", default="median")
     add("--search-space FILE", "YAML search space (default: the package's own)")
-    add("--race-share X", "share of the finished trials that run on more seeds", type=float, default=0.2)
     for field, (option, default, help) in COUNTS.items():
         add(option, help, dest=field, type=int, default=default)
     group = command.add_argument_group("study and workers")
@@ -357,7 +355,7 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
     experiment = make_experiment(args)
-    options = {name: getattr(args, name) for name in (*COUNTS, "race_share", "sampler", "pruner")}
+    options = {name: getattr(args, name) for name in (*COUNTS, "sampler", "pruner")}
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
     space = read_space(args.search_space)
     task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()

@@ -21,8 +21,8 @@ from ppo_plus.zoo.tune.study import (
     SCORES,
     SETTINGS,
     Study,
-    best_trial,
     is_baseline,
+    ranked_candidates,
     ranking,
 )
 from ppo_plus.zoo.tune.task import TuningTask, counted
@@ -60,7 +60,7 @@ class TuningVerdict:
     """The result of a study."""
 
     baselines: dict[str, Finalist]  # what a winner must beat, by name
-    finalists: list[Finalist]  # the best trials, the best of the screening and the race first
+    finalists: list[Finalist]  # the best trials, best first
     confidence: float  # of the intervals of the gains
 
     @property
@@ -161,9 +161,9 @@ def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: 
     for part in ("", NOT_CONFIRMED):
         entry_path(task, folder, part).unlink(missing_ok=True)
     winner = verdict.winner
-    trial = best_trial(study, task.plan) if winner is None else winner.trial
+    best = ranked_candidates(study.first(study.budget).trials())[:1] if winner is None else [winner.trial]
     path = entry_path(task, folder, NOT_CONFIRMED if winner is None else "")
-    return None if trial is None else export(trial, verdict, task, study.name, path)
+    return export(best[0], verdict, task, study.name, path) if best else None
 
 
 def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> Path:

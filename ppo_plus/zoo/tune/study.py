@@ -1,14 +1,12 @@
 """A study: its stages, and their jobs.
 
-The stages are a screening of many trials, a race of the best ones over more seeds, and a confirmation of the finalists
-and the baselines on unseen seeds. Each is an Optuna study with one job per trial. The jobs of a stage follow from the
-results of the stage before, so all workers find the same ones.
+The stages are a screening of many trials, and a confirmation of the best ones and the baselines on unseen seeds. Each
+is an Optuna study with one job per trial. The jobs of the confirmation follow from the results of the screening, so all
+workers find the same ones.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
-from statistics import fmean
 from typing import Any
 
 import optuna
@@ -61,15 +59,15 @@ class Study:
         """The first trials of the search. The study has more if its budget has grown meanwhile."""
         return Jobs(self.storage, self.name, self.heartbeats, budget)
 
-    def runs(self, stage: str, budget: int) -> Jobs:
-        """The runs of ``"race"`` or ``"confirmation"``; a larger budget, with other best trials, has separate ones."""
-        return Jobs(self.storage, f"{self.name}, {stage} after {budget}", self.heartbeats)
+    def confirmation(self, budget: int) -> Jobs:
+        """The runs of the confirmation; a larger budget, with other best trials, has separate ones."""
+        return Jobs(self.storage, f"{self.name}, confirmation after {budget}", self.heartbeats)
 
     def begun_stages(self) -> dict[str, Jobs]:
         """The stages that have begun, by name."""
-        known, budget = optuna.get_all_study_names(self.storage), self.budget
-        later = {stage: self.runs(stage, budget) for stage in ("race", "confirmation")}
-        return {"screening": self.screening, **{stage: jobs for stage, jobs in later.items() if jobs.name in known}}
+        confirmation = self.confirmation(self.budget)
+        has_begun = confirmation.name in optuna.get_all_study_names(self.storage)
+        return {"screening": self.screening} | ({"confirmation": confirmation} if has_begun else {})
 
 
 def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
@@ -79,8 +77,9 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     """
     require_int("max_total_trials", max_total_trials, 1)
     optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize", load_if_exists=True)
-    data, known = task.to_json(), study.attributes()
-    names = [key for key in data if TASK in known and known[TASK].get(key) != data[key]]
+    data = task.to_json()
+    known = read_task(study, task.packages).to_json() if TASK in study.attributes() else data
+    names = [key for key in data if known[key] != data[key]]
     if names:
         raise ValueError(
             f"the study {study.name!r} exists and has another {' and another '.join(names)}: "
@@ -116,32 +115,24 @@ def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
     return study.screening
 
 
-def prepare_race(study: Study, plan: Plan, budget: int) -> Jobs:
-    """The jobs of the second stage: more seeds for the best trials."""
-    ranked = ranked_candidates(study.first(budget).trials())
-    return _prepare(study.runs("race", budget), product(ranked[: plan.n_racing(len(ranked))], plan.seeds("race")))
-
-
 def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
-    """The jobs of the last stage: the baselines and the finalists, on unseen seeds."""
+    """The jobs of the last stage: the baselines and the best trials, the finalists, on unseen seeds. All workers get
+    here at about the same time; a run that two of them add counts once."""
     screening = study.first(budget).trials()
-    best = finalists(screening, study.runs("race", budget).trials(), plan)
+    best = ranked_candidates(screening)[: plan.n_finalists]
     # A baseline whose workers died before it began has no settings.
     baselines = [trial for trial in screening if is_baseline(trial) and SETTINGS in trial.user_attrs]
     chosen = [*baselines, *best] if best else []
-    runs = [(trial, seed) for seed in plan.seeds("confirmation") for trial in chosen]
-    return _prepare(study.runs("confirmation", budget), runs)
-
-
-def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], plan: Plan) -> list[FrozenTrial]:
-    """The best trials of the search by the mean over all seeds, best first, without those that failed in the race."""
-    ranked = ranked_candidates(screening)
-    scores: dict[int, list[float]] = {trial.user_attrs[JOB]: list(trial.user_attrs[SCORES]) for trial in ranked}
-    for run in race:
-        if run.state == TrialState.COMPLETE:
-            scores[run.user_attrs[CANDIDATE]].append(run.values[0])
-    whole = [trial for trial in ranked if len(scores[trial.user_attrs[JOB]]) == plan.n_seeds + plan.race_seeds]
-    return sorted(whole, key=lambda trial: -fmean(scores[trial.user_attrs[JOB]]))[: plan.n_finalists]
+    jobs = study.confirmation(budget)
+    optuna.create_study(study_name=jobs.name, storage=jobs.storage, direction="maximize", load_if_exists=True)
+    jobs.fill(
+        [
+            {CANDIDATE: trial.user_attrs[JOB], SEED: seed, SETTINGS: trial.user_attrs[SETTINGS]}
+            for seed in plan.seeds("confirmation")
+            for trial in chosen
+        ]
+    )
+    return jobs
 
 
 def stages(study: Study, task: TuningTask) -> Iterator[Jobs]:
@@ -150,20 +141,12 @@ def stages(study: Study, task: TuningTask) -> Iterator[Jobs]:
     budget = study.budget
     prepare_screening(study, task, budget)
     yield study.first(budget)
-    yield prepare_race(study, task.plan, budget)
     yield prepare_confirmation(study, task.plan, budget)
 
 
 def is_over(study: Study, task: TuningTask) -> bool:
     """Whether a study is finished."""
     return "confirmation" in study.begun_stages() and all(jobs.all_done() for jobs in stages(study, task))
-
-
-def best_trial(study: Study, plan: Plan) -> FrozenTrial | None:
-    """The best trial that is not a baseline: the best one of the race, or of the search if there was no race."""
-    stages, screening = study.begun_stages(), study.first(study.budget).trials()
-    raced = finalists(screening, stages["race"].trials(), plan) if "race" in stages else []
-    return next(iter([*raced, *ranked_candidates(screening)]), None)
 
 
 def is_baseline(trial: FrozenTrial) -> bool:
@@ -180,11 +163,3 @@ def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def ranked_candidates(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The :func:`ranking` without the baselines."""
     return [trial for trial in ranking(trials) if not is_baseline(trial)]
-
-
-def _prepare(jobs: Jobs, runs: Iterable[tuple[FrozenTrial, int]]) -> Jobs:
-    """Add the missing runs (screening trials with other seeds) to a later stage. All workers get here at about the same
-    time; a run that two of them add counts once."""
-    optuna.create_study(study_name=jobs.name, storage=jobs.storage, direction="maximize", load_if_exists=True)
-    jobs.fill([{CANDIDATE: t.user_attrs[JOB], SEED: seed, SETTINGS: t.user_attrs[SETTINGS]} for t, seed in runs])
-    return jobs

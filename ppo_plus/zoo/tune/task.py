@@ -40,9 +40,11 @@ PRUNERS: dict[str, Callable[["Plan"], BasePruner]] = {
     "none": lambda _: NopPruner(),
 }
 #: The least that each whole number of a plan may be.
-LOWEST = dict.fromkeys(("race_seeds", "confirm_seeds", "seed"), 0) | dict.fromkeys(
+LOWEST = dict.fromkeys(("confirm_seeds", "seed"), 0) | dict.fromkeys(
     ("n_timesteps", "n_evals", "n_eval_episodes", "n_eval_envs", "last_evals", "n_seeds", "n_finalists"), 1
 )
+#: Fields that plans of version 0.1 have, of a stage that is gone.
+OF_EARLIER_PLANS = ("race_share", "race_seeds")
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,7 @@ class Plan:
     n_eval_envs: int = 1  # parallel environments of an evaluation
     last_evals: int = 3  # the score of a run is the mean of this many last evaluations, or of all if there are fewer
     n_seeds: int = 1  # seeds of a trial
-    race_share: float = 0.2  # share of the finished trials that get more seeds
-    race_seeds: int = 2  # number of these seeds
-    n_finalists: int = 3  # number of trials that are compared with the baselines
+    n_finalists: int = 3  # number of the best trials that are compared with the baselines
     #: Number of unseen seeds for this: at least 10, because fewer are not conclusive; 0: nothing is confirmed.
     confirm_seeds: int = 10
     sampler: str = "tpe"  # `"tpe"`, `"random"` or `"gp"`
@@ -70,13 +70,11 @@ class Plan:
         require_one_of("pruner", self.pruner, PRUNERS)
         for name, lowest in LOWEST.items():
             require_int(name, getattr(self, name), lowest)
-        require_number("race_share", self.race_share, 0, 1)
         if 0 < self.confirm_seeds < 10:
             raise ValueError(
                 f"confirm_seeds={self.confirm_seeds} is too few to be conclusive: use at least 10, or 0 for none"
             )
-        if self.n_seeds + self.race_seeds > CONFIRMATION_SEED // SEED_STRIDE:
-            raise ValueError(f"n_seeds={self.n_seeds} and race_seeds={self.race_seeds} must be at most 1000 together")
+        require_number("n_seeds", self.n_seeds, 1, CONFIRMATION_SEED // SEED_STRIDE)
         if self.seeds("confirmation").stop > 2**32:
             raise ValueError(f"seed={self.seed} leaves no seeds below 2**32 for the confirmation: use a smaller one")
 
@@ -91,33 +89,21 @@ class Plan:
         return self.n_timesteps // self.n_evals
 
     def seeds(self, stage: str) -> range:
-        """The training seeds of all trials in the ``"screening"``, and the further ones of the ``"race"`` and the
-        ``"confirmation"``. Those of the confirmation start far from the others, which may become more."""
-        start, n = {
-            "screening": (0, self.n_seeds),
-            "race": (SEED_STRIDE * self.n_seeds, self.race_seeds),
-            "confirmation": (CONFIRMATION_SEED, self.confirm_seeds),
-        }[stage]
+        """The training seeds of all trials in the ``"screening"`` or the ``"confirmation"``."""
+        start, n = {"screening": (0, self.n_seeds), "confirmation": (CONFIRMATION_SEED, self.confirm_seeds)}[stage]
         return range(self.seed + start, self.seed + start + SEED_STRIDE * n, SEED_STRIDE)
 
-    def n_racing(self, n_trials: int) -> int:
-        """How many trials race, of those that have a score, without the baselines."""
-        return min(n_trials, max(self.n_finalists, math.ceil(self.race_share * n_trials))) if self.race_seeds else 0
-
-    def n_runs(self, max_total_trials: int, n_baselines: int = 1) -> tuple[int, int, int]:
-        """The most runs of search, race and confirmation; ``n_baselines`` of the trials are baselines."""
+    def n_runs(self, max_total_trials: int, n_baselines: int = 1) -> tuple[int, int]:
+        """The most runs of search and confirmation; ``n_baselines`` of the trials are baselines."""
         n_searched = max(max_total_trials - n_baselines, 0)
-        race = self.n_racing(n_searched) * self.race_seeds
         confirmation = (min(self.n_finalists, n_searched) + n_baselines) * self.confirm_seeds if n_searched else 0
-        return max_total_trials * self.n_seeds, race, confirmation
+        return max_total_trials * self.n_seeds, confirmation
 
     def describe(self, max_total_trials: int, n_baselines: int = 1) -> str:
         """What a study does at most, in a line."""
-        search, race, confirmation = self.n_runs(max_total_trials, n_baselines)
-        return (
-            f"at most {search} runs of the search, {race} of the race and {confirmation} of the confirmation, with "
-            f"{self.n_timesteps:,} timesteps each"
-        )
+        search, confirmation = self.n_runs(max_total_trials, n_baselines)
+        runs = f"at most {search} runs of the search and {confirmation} of the confirmation"
+        return f"{runs}, with {self.n_timesteps:,} timesteps each"
 
     def on_rollouts(self, experiment: Experiment) -> "Plan":
         """The plan with a budget, and intervals between evaluations, that are whole rollouts of an experiment. The
@@ -243,7 +229,8 @@ class TuningTask:
         # Of the run only what is known: an environment's id, say, would replace the one that has been checked.
         run = {name: data["run"][name] for name in RUN}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
-        return cls(experiment, data["space"], Plan(**data["plan"]), packages)
+        plan = {name: value for name, value in data["plan"].items() if name not in OF_EARLIER_PLANS}
+        return cls(experiment, data["space"], Plan(**plan), packages)
 
 
 def largest_divisor(number: int, limit: int) -> int:

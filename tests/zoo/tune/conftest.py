@@ -131,7 +131,7 @@ def free_port():
 
 @pytest.fixture(scope="session")
 def tuned(tmp_path_factory):
-    """A whole study, in this process: search, race, confirmation. The baselines have little chance: the default has one
+    """A whole study, in this process: search and confirmation. The baselines have little chance: the default has one
     update, the settings file's entry a low learning rate."""
     import_module("tuning_envs")
     folder = tmp_path_factory.mktemp("tuned")
@@ -140,7 +140,7 @@ def tuned(tmp_path_factory):
         "learning_rate": {"choices": [0.005, 0.01]},
         "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}},
     }
-    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=3, race_seeds=1, n_finalists=1, seed=3)
+    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=3, n_finalists=1, seed=3)
     study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
     allowed = {"packages": (*ALLOWED_PACKAGES, "tuning_envs"), "gym_packages": ("tuning_envs",)}
     verdict = tune(experiment, space, study, plan, 3, folder, **allowed)

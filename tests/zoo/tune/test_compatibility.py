@@ -1,4 +1,4 @@
-"""A study of version 0.1 is reported and resumed."""
+"""A study of version 0.1, whose race is left out, is reported and resumed."""
 
 import shutil
 from pathlib import Path

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, StorageError, open_storage
-from ppo_plus.zoo.tune.report import decide
+from ppo_plus.zoo.tune.report import decide, export_best
 from ppo_plus.zoo.tune.study import (
     BUDGET,
     ERROR,
@@ -23,18 +23,16 @@ from ppo_plus.zoo.tune.study import (
     SETTINGS,
     TASK,
     Study,
-    best_trial,
     create,
     is_over,
     prepare_confirmation,
-    prepare_race,
     prepare_screening,
     read_task,
 )
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 from ppo_plus.zoo.tune.tuner import StudyStopped, TuningWorker, estimate, tune
 
-PLAN = Plan(2048, race_share=0.5, race_seeds=1, n_finalists=2)
+PLAN = Plan(2048, n_finalists=2)
 SMALL_TASK = TuningTask(load_experiment("CartPole-v1"), {"gamma": {"choices": [0.9, 0.99]}}, PLAN).fitted()
 
 
@@ -65,24 +63,14 @@ def runs(jobs):
 def test_from_stage_to_stage(study):
     screening = prepare_screening(study, SMALL_TASK, 6)
     do_all(screening, [9.0, 8.0, 5.0, None, 4.0, 3.0])
-    # Half of those that have a score, at least as many as finalists: without the baselines, which are confirmed anyway.
-    race = prepare_race(study, PLAN, 6)
-    assert runs(race) == [(2, 1000), (4, 1000)]
-    do_all(race, [1.0, 8.0])
-    # Trial 4 has the higher mean over both seeds now. Baselines come first.
     confirmation = prepare_confirmation(study, PLAN, 6)
+    # Baselines come first, and are confirmed anyway.
     seeds = PLAN.seeds("confirmation")
-    assert runs(confirmation) == [(trial, seed) for seed in seeds for trial in (0, 1, 4, 2)]
-    assert confirmation.trials()[2].user_attrs[SETTINGS] == {"trial": 4}
+    assert runs(confirmation) == [(trial, seed) for seed in seeds for trial in (0, 1, 2, 4)]
+    assert confirmation.trials()[3].user_attrs[SETTINGS] == {"trial": 4}
     # Asked again, they are the same.
     assert len(prepare_confirmation(study, PLAN, 6).study().trials) == 40
-    assert list(study.begun_stages()) == ["screening", "race", "confirmation"]
-
-
-def test_a_trial_that_fails_in_the_race_is_out(study):
-    do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
-    do_all(prepare_race(study, PLAN, 6), [None, 1.0])
-    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 1, 4}
+    assert list(study.begun_stages()) == ["screening", "confirmation"]
 
 
 @pytest.mark.slow
@@ -90,7 +78,6 @@ def test_a_default_that_never_began_is_not_run_again(study):
     screening = prepare_screening(study, SMALL_TASK, 6)
     screening.fail(screening.claim(), "its worker died")
     do_all(screening, [2.0, 5.0, None, 4.0, 3.0])
-    do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
     assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {1, 2, 4}
 
 
@@ -98,20 +85,18 @@ def test_a_default_that_never_began_is_not_run_again(study):
 def test_failed_and_pruned_baselines_are_confirmed_too(study):
     """On other seeds they may have a score; without one, nothing can be compared with them."""
     do_all(prepare_screening(study, SMALL_TASK, 6), [None, None, 5.0, 6.0, 4.0, 3.0])
-    do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
     assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 1, 2, 3}
 
 
 def test_baselines_alone_are_not_confirmed(study):
     do_all(prepare_screening(study, SMALL_TASK, 2), [9.0, 8.0])
-    assert runs(prepare_race(study, PLAN, 2)) == runs(prepare_confirmation(study, PLAN, 2)) == []
+    assert runs(prepare_confirmation(study, PLAN, 2)) == []
 
 
 @pytest.mark.slow
 def test_the_settings_file_decides(study):
     """From the storage to the verdict: the trial that beats the default alone is not exported."""
     do_all(prepare_screening(study, SMALL_TASK, 6), [1.0, 8.0, 5.0, None, 4.0, 3.0])
-    do_all(prepare_race(study, PLAN, 6), [6.0, 5.0])
     confirmation = prepare_confirmation(study, PLAN, 6)
     returns = {0: 1.0, 1: 8.0, 2: 5.0, 4: 4.0}
     while (run := confirmation.claim()) is not None:
@@ -127,10 +112,9 @@ def test_the_settings_file_decides(study):
 def test_runs_that_are_added_later_are_the_same_for_all(study):
     """Two processes at the same time: of the two trials that they add for a run, one counts, whatever its number."""
     do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 8.0, 5.0, None, 4.0, 3.0])
-    do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
     confirmation = prepare_confirmation(study, PLAN, 6)
     wanted = [{key: trial.user_attrs[key] for key in (CANDIDATE, SEED, SETTINGS)} for trial in confirmation.trials()]
-    other = Study("other", study.storage).runs("confirmation", 6)
+    other = Study("other", study.storage).confirmation(6)
     optuna.create_study(study_name=other.name, storage=study.storage, direction="maximize")
     other.fill([run for run in wanted if run[CANDIDATE] != 1])
     for number in (1, 7):
@@ -143,42 +127,41 @@ def test_runs_that_are_added_later_are_the_same_for_all(study):
 
 def test_without_a_score_there_is_nothing_to_confirm(study):
     do_all(prepare_screening(study, SMALL_TASK, 6), [None] * 6)
-    assert runs(prepare_race(study, PLAN, 6)) == runs(prepare_confirmation(study, PLAN, 6)) == []
+    assert runs(prepare_confirmation(study, PLAN, 6)) == []
     assert is_over(study, read_task(study))
 
 
-def test_a_larger_budget_leaves_the_stages_of_the_smaller_one(study):
+def test_a_larger_budget_leaves_the_confirmation_of_the_smaller_one(study):
     do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
     create(study, SMALL_TASK, 8)
     assert study.attributes()[BUDGET] == 8
     do_all(prepare_screening(study, SMALL_TASK, 8), [7.0, 6.0])
-    assert runs(prepare_race(study, PLAN, 6)) == [(2, 1000), (4, 1000)]
-    assert [trial for trial, _ in runs(prepare_race(study, PLAN, 8))] == [6, 7, 2]
+    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 1, 2, 4}
+    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 8))} == {0, 1, 6, 7}
     # And a smaller one changes nothing.
     create(study, SMALL_TASK, 3)
     assert study.attributes()[BUDGET] == 8
 
 
 def test_an_estimate_follows_the_baselines(study, monkeypatch):
-    """At most 6 runs of the search, 2 of the race and 40 of the confirmation; 2 are done, in 30 seconds each."""
+    """At most 6 runs of the search and 40 of the confirmation; 2 are done, in 30 seconds each."""
     monkeypatch.setattr(FrozenTrial, "duration", timedelta(seconds=30))
     assert estimate(study, SMALL_TASK, 2) == ""
     prepare_screening(study, SMALL_TASK, 6)
     do_all(study.first(2), [9.0, 9.0])
-    assert estimate(study, SMALL_TASK, 2) == "about 11.5 more minutes at most with 2 at a time"
+    assert estimate(study, SMALL_TASK, 2) == "about 11.0 more minutes at most with 2 at a time"
 
 
-def test_the_best_trial_is_the_best_of_the_race_or_of_the_search(study):
-    assert best_trial(study, PLAN) is None
+def test_without_a_winner_the_best_trial_is_exported(study, tmp_path):
+    assert export_best(study, SMALL_TASK, decide(study), tmp_path) is None
     do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 9.0, 1.0, 4.0, 3.0, 2.0])
-    assert best_trial(study, PLAN).user_attrs[JOB] == 3
-    do_all(prepare_race(study, PLAN, 6), [0.0, 3.0])
-    assert best_trial(study, PLAN).user_attrs[JOB] == 4
+    path = export_best(study, SMALL_TASK, decide(study), tmp_path)
+    assert path.name == "CartPole-v1_not_confirmed.yml" and "trial: 3" in path.read_text()
 
 
 ROOT = Path(__file__).parents[3]
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "scale": "log"}}
-ONE_EVALUATION = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=10, pruner="none")
+ONE_EVALUATION = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, confirm_seeds=10, pruner="none")
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +221,7 @@ TASKS = {
     "environment is a number": (nested("env_id", 7), "cannot be worked on: "),
     "unknown key of the plan": (nested("plan/x", 1), "cannot be worked on: .*unexpected keyword argument 'x'"),
     "number as text": (nested("plan/n_evals", "ten"), "n_evals='ten' must be an integer"),
-    "share is text": (nested("plan/race_share", "x"), "cannot be worked on: "),
+    "number is text": (nested("plan/n_seeds", "x"), "n_seeds='x' must be an integer"),
     "unknown sampler": (nested("plan/sampler", "os.system"), "sampler='os.system' must be one of"),
     "unknown pruner": (nested("plan/pruner", "x"), "pruner='x' must be one of"),
     "bad setting": (nested("settings/env_wrapper", "os.system"), "'os.system' is in none of the packages"),
@@ -276,7 +259,7 @@ def test_settings_of_a_run(edit):
     """They were checked when its trial was recorded, and may have been edited since."""
     study = edit(OF_STUDY, "1", BUDGET)
     worker = TuningWorker(study, read_task(study))
-    runs = study.runs("confirmation", 1)
+    runs = study.confirmation(1)
     optuna.create_study(study_name=runs.name, storage=runs.storage, direction="maximize")
     runs.fill([{JOB: 5, "candidate": 0, "seed": 7, SETTINGS: {"n_timesteps": 1, "env_wrapper": "os.system"}}])
     with pytest.raises(ValueError, match="'os.system' is in none of the packages"):
@@ -312,7 +295,7 @@ def test_what_a_worker_finds_instead_of_a_study(tuned):
 def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkeypatch):
     study = Study("bug", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     experiment = Experiment("CartPole-v1", 2048)
-    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
+    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, confirm_seeds=0)
     with monkeypatch.context() as patch:
         patch.setattr("ppo_plus.zoo.tune.tuner.score", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -36,24 +36,24 @@ def test_budget_and_interval_are_whole_rollouts(n_timesteps, n_evals, n_steps, n
 @pytest.mark.parametrize(
     ("options", "n_trials", "n_baselines", "n_runs"),
     [
-        ({}, 40, 1, (40, 16, 40)),
-        ({}, 40, 2, (40, 16, 50)),
-        ({"race_seeds": 0, "confirm_seeds": 0}, 2, 1, (2, 0, 0)),
-        ({"n_seeds": 2, "race_seeds": 1}, 2, 1, (4, 1, 20)),
-        ({}, 1, 1, (1, 0, 0)),
-        ({}, 2, 2, (2, 0, 0)),
-        ({}, 2, 3, (2, 0, 0)),
+        ({}, 40, 1, (40, 40)),
+        ({}, 40, 2, (40, 50)),
+        ({"confirm_seeds": 0}, 2, 1, (2, 0)),
+        ({"n_seeds": 2}, 2, 1, (4, 20)),
+        ({}, 1, 1, (1, 0)),
+        ({}, 2, 2, (2, 0)),
+        ({}, 2, 3, (2, 0)),
     ],
 )
 def test_a_plan_in_words(options, n_trials, n_baselines, n_runs):
-    runs = "at most {} runs of the search, {} of the race and {} of the confirmation, with 64 timesteps each"
+    runs = "at most {} runs of the search and {} of the confirmation, with 64 timesteps each"
     assert Plan(64, **options).describe(n_trials, n_baselines) == runs.format(*n_runs)
 
 
 def test_seeds_do_not_overlap():
-    plan = Plan(1000, n_seeds=3, race_seeds=4, confirm_seeds=12, seed=5)
-    seeds = [*plan.seeds("screening"), *plan.seeds("race"), *plan.seeds("confirmation")]
-    assert len(seeds) == 19 and min(seeds) == 5
+    plan = Plan(1000, n_seeds=3, confirm_seeds=12, seed=5)
+    seeds = [*plan.seeds("screening"), *plan.seeds("confirmation")]
+    assert len(seeds) == 15 and min(seeds) == 5
     environments = [seed + k for seed in seeds for k in range(1_000)]
     assert len(set(environments)) == len(environments)
 
@@ -62,10 +62,9 @@ def test_seeds_do_not_overlap():
     ("argument", "message"),
     [
         ({"n_timesteps": 0}, "n_timesteps=0"),
-        ({"race_share": 1.5}, "race_share=1.5"),
         ({"confirm_seeds": 5}, "at least 10"),
-        ({"race_seeds": -1}, "race_seeds=-1"),
-        ({"race_seeds": 1000}, "at most 1000"),
+        ({"confirm_seeds": -1}, "confirm_seeds=-1"),
+        ({"n_seeds": 1001}, r"n_seeds=1001 must be a number in \[1, 1000\]"),
         ({"seed": 2**32 - 1}, "a smaller one"),
     ],
 )

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 PYTHONPATH = f"{ROOT}:{ROOT / 'tests' / 'helpers'}"
 #: A search of four trials on runs of two rollouts of the default.
 SEARCH = ["--env", "CartPole-v1", "-n", "4096", "--n-evaluations", "2", "--last-evals", "1", "--eval-episodes", "1"]
-ALONE = ["--max-total-trials", "4", "--pruner", "none", "--race-seeds", "0", "--confirm-seeds", "0"]
+ALONE = ["--max-total-trials", "4", "--pruner", "none", "--confirm-seeds", "0"]
 SPACE = {"learning_rate": {"low": 1.0e-4, "high": 1.0e-2, "scale": "log"}}
 
 
@@ -287,7 +287,7 @@ def write_space(folder):
 #: The study of the fixture `tuned`, as a command.
 TUNED = (
     "--env Aiming-v0 --gym-packages tuning_envs -n 2048 --n-envs 1 -params n_steps:128 --seed 3 "
-    "--n-evaluations 1 --last-evals 1 --eval-episodes 3 --race-seeds 1 --finalists 1 --max-total-trials 3 "
+    "--n-evaluations 1 --last-evals 1 --eval-episodes 3 --finalists 1 --max-total-trials 3 "
     "--study-name whole"
 ).split()
 
@@ -296,9 +296,9 @@ TUNED = (
 def test_stages_of_a_study(tuned):
     study, _, folder, _ = tuned
     stages = {name: jobs.trials() for name, jobs in study.begun_stages().items()}
-    assert [len(trials) for trials in stages.values()] == [3, 1, 30]
-    seeds = {name: {trial.user_attrs["seed"] for trial in trials} for name, trials in list(stages.items())[1:]}
-    assert seeds == {"race": {1003}, "confirmation": set(range(1_000_003, 1_010_003, 1000))}
+    assert [len(trials) for trials in stages.values()] == [3, 30]
+    seeds = {trial.user_attrs["seed"] for trial in stages["confirmation"]}
+    assert seeds == set(range(1_000_003, 1_010_003, 1000))
     assert [trial.user_attrs.get("baseline") for trial in stages["screening"]] == ["default", "settings file", None]
     assert stages["screening"][0].user_attrs[SETTINGS] == {
         "n_timesteps": 2048,
@@ -314,7 +314,7 @@ def test_again_does_nothing_but_write_the_report(tuned):
     create(study, task, 3)
     again = finish_study(study, task, folder, None)
     assert str(again) == str(verdict) and (folder / "report.md").is_file()
-    assert [len(jobs.study().trials) for _, jobs in study.begun_stages().items()] == [3, 1, 30]
+    assert [len(jobs.study().trials) for _, jobs in study.begun_stages().items()] == [3, 30]
 
 
 @pytest.mark.slow
@@ -376,7 +376,7 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     )
     going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
     assert going_on == f"study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
-    assert plan == "at most 3 runs of the search, 1 of the race and 30 of the confirmation, with 2,048 timesteps each"
+    assert plan == "at most 3 runs of the search and 30 of the confirmation, with 2,048 timesteps each"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
     assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
@@ -392,9 +392,7 @@ def test_an_environment_that_hangs_is_restarted_in_its_run(tmp_path, monkeypatch
         "Hanging-v0", 128, env_kwargs={"marker": str(marker)}, hyperparams=hyperparams, vec_env="subproc"
     )
     # Two rollouts each, on one seed.
-    plan = Plan(
-        128, n_evals=2, last_evals=1, n_eval_episodes=1, n_seeds=2, race_seeds=0, confirm_seeds=0, pruner="none"
-    )
+    plan = Plan(128, n_evals=2, last_evals=1, n_eval_episodes=1, n_seeds=2, confirm_seeds=0, pruner="none")
     packages = (*ALLOWED_PACKAGES, "tuning_envs")
     task = TuningTask(experiment, {"learning_rate": {"low": 1e-4, "high": 1e-2}}, plan, packages, ("tuning_envs",))
     study = Study("study", open_storage(url))
