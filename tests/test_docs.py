@@ -249,6 +249,7 @@ COMMANDS = {
     "optuna-dashboard": check_installed,
     "pip": check_pip,
     "ppo-plus": run_ppo_plus,
+    "sbatch": lambda arguments, patch: None,
     "python": check_python,
 }
 

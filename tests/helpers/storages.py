@@ -2,6 +2,7 @@
 
 
 def close(storage):
-    """Close the connections of a storage."""
+    """Close the connections of a storage; a journal has none."""
     storage.remove_session()
-    storage._backend.engine.dispose()
+    if hasattr(storage._backend, "engine"):
+        storage._backend.engine.dispose()

@@ -307,8 +307,8 @@ def _add_tune(commands: Any) -> None:
 def _add_study_arguments(group: Any, default: str = "") -> None:
     """The arguments that the tuner and its workers have in common; ``default`` is the storage's in words."""
     help = (
-        "database of the study: sqlite:///FILE for workers on one machine, postgresql+psycopg://USER@HOST/DATABASE for "
-        "workers on any number of machines, with the password in PGPASSWORD"
+        "where the study is kept: sqlite:///FILE for workers on one machine; FILE.log in a shared folder, or "
+        "postgresql+psycopg://USER@HOST/DATABASE with the password in PGPASSWORD, for workers on any number of machines"
     )
     help += f" (default: {default})" if default else ""
     add_option(group, "--storage URL", help, required=not default)

@@ -1,7 +1,7 @@
-"""Jobs that any number of processes do exactly once, kept in an Optuna study, and the databases of studies.
+"""Jobs that any number of processes do exactly once, kept in an Optuna study, and the storages of studies.
 
 A job is a waiting trial of the study. A process claims it by changing its state from waiting to running, which the
-database allows once. A worker that dies leaves a running trial without heartbeats: the trial is set to failed, and a
+storage allows once. A worker that dies leaves a running trial without heartbeats: the trial is set to failed, and a
 new trial with the same parameters takes over its job. (Optuna's ``RetryFailedTrialCallback`` does so as well, but
 loses the trial if its process is killed in between, and does not put back the trial of a worker that is interrupted.
 ``Study.optimize`` draws a new trial whenever none is waiting, so that several processes exceed a budget.)
@@ -11,10 +11,11 @@ their creation: a trial takes over a job if it names the job's current trial as 
 processes agree without a lock, and if two of them replace the same dead trial, the later replacement is ignored. So
 are trials that were added with Optuna itself.
 
-In the databases, claiming a trial is atomic, no signal interrupts a call, and servers may restart.
+In the storages, claiming a trial is atomic, no signal interrupts a call, and servers may restart.
 """
 
 import errno
+import json
 import os
 import socket
 import threading
@@ -30,11 +31,13 @@ from typing import Any
 import optuna
 import sqlalchemy
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
-from optuna.storages import BaseStorage, RDBStorage, get_storage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
 
+from ppo_plus.require import is_disk_full
 from ppo_plus.zoo.installation import pip_install, without_password
 from ppo_plus.zoo.interrupts import check, uninterrupted
 
@@ -43,7 +46,9 @@ STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 #: A part of SQLite's message of a full disk.
 FULL = "disk is full"
 #: What else can be wrong with a new one.
-UNUSABLE = (ImportError, RuntimeError, OSError, UnicodeError)
+UNUSABLE = (ImportError, RuntimeError, OSError, ValueError, LookupError, TypeError, AssertionError)
+#: The end of a journal file's name.
+JOURNAL = ".log"
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
 
@@ -53,29 +58,44 @@ class StorageError(ValueError):
 
 
 def open_storage(url: str) -> BaseStorage:
-    """Open a storage, and create its tables if it is new.
+    """Open a storage, and create its file or its tables if it is new.
 
-    :param url: ``sqlite:///file.db`` or ``postgresql+psycopg://user@host/database`` (any URL of SQLAlchemy's)
+    :param url: ``file.log`` (a journal), ``sqlite:///file.db`` or ``postgresql+psycopg://user@host/database``
     :raises StorageError: it cannot be used; the message is one line, without the password
     """
     with named_errors(f"cannot use the storage {without_password(url)!r}", (*STORAGE_ERRORS, *UNUSABLE)):
-        address = make_url(url)
-        sqlite = address.get_backend_name() == "sqlite"
-        if sqlite:
-            if address.database in (None, "", ":memory:"):
-                raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
-            Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
-        # SQLite's transactions are ours to begin.
-        connection = {"timeout": TIMEOUT, "isolation_level": None} if sqlite else {"connect_timeout": TIMEOUT}
-        database = _open(address.render_as_string(hide_password=False), {"connect_args": connection})
-        if sqlite:
-            sqlalchemy.event.listen(database.engine, "begin", _lock)
-        # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
-        storage = get_storage(database)
+        is_journal = url.endswith(JOURNAL) and "://" not in url
+        storage = _open_journal(Path(url).absolute()) if is_journal else _open_database(make_url(url))
+        patience = TIMEOUT if url.startswith("postgresql") else 0
         for name, method in vars(BaseStorage).items():
             if callable(method) and not name.startswith("_"):
-                setattr(storage, name, _robust(getattr(storage, name), patience=0 if sqlite else TIMEOUT))
+                setattr(storage, name, _robust(getattr(storage, name), patience))
         return storage
+
+
+def _open_journal(path: Path) -> BaseStorage:
+    """A file to which each change is appended, under a lock that network file systems have as well: a file that is
+    created exclusively. Optuna removes the lock of a process that was killed after 30 seconds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
+
+
+def _open_database(address: sqlalchemy.URL) -> BaseStorage:
+    kind = address.get_backend_name()
+    if kind not in ("sqlite", "postgresql"):
+        raise ValueError(f"{kind} is not supported: use FILE{JOURNAL}, sqlite:///FILE or postgresql+psycopg://...")
+    sqlite = kind == "sqlite"
+    if sqlite:
+        if address.database in (None, "", ":memory:"):
+            raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
+        Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
+    # SQLite's transactions are ours to begin.
+    connection = {"timeout": TIMEOUT, "isolation_level": None} if sqlite else {"connect_timeout": TIMEOUT}
+    database = _open(address.render_as_string(hide_password=False), {"connect_args": connection})
+    if sqlite:
+        sqlalchemy.event.listen(database.engine, "begin", _lock)
+    # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
+    return get_storage(database)
 
 
 def _open(url: str, options: dict[str, Any], attempts: int = 10) -> RDBStorage:
@@ -104,7 +124,8 @@ def named_errors(
         yield
     except kinds as error:
         why = f"{message}: {reason(error)}"
-        raise (OSError(errno.ENOSPC, why) if FULL in why else StorageError(why)) from error
+        is_full = FULL in why or is_disk_full(_cause(error))
+        raise (OSError(errno.ENOSPC, why) if is_full else StorageError(why)) from error
 
 
 def reason(error: BaseException) -> str:
@@ -145,8 +166,11 @@ def _robust(method: Callable[..., Any], patience: float) -> Callable[..., Any]:
             except STORAGE_ERRORS as error:
                 if not isinstance(_cause(error), (OperationalError, InterfaceError)) or time.monotonic() >= deadline:
                     raise
-            except (ValueError, TypeError, LookupError) as error:
-                if method.__name__ == "get_study_id_from_name" or not method.__name__.startswith("get_"):
+            except OSError as error:  # a journal's
+                raise StorageInternalError from error
+            except (ValueError, TypeError, LookupError, AssertionError) as error:
+                reads = method.__name__.startswith("get_") and method.__name__ != "get_study_id_from_name"
+                if not reads and not isinstance(error, json.JSONDecodeError):
                     raise  # an argument's
                 raise StorageError(f"the storage is damaged: {reason(error)}") from error
             check()

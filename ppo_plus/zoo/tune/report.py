@@ -158,11 +158,11 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
 
 def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: Path) -> Path | None:
     """Export the winner, or else the best trial under another name, and return the file; ``None``: there is neither."""
-    for part in ("", NOT_CONFIRMED):
-        entry_path(task, folder, part).unlink(missing_ok=True)
     winner = verdict.winner
     best = ranked_candidates(study.first(study.budget).trials())[:1] if winner is None else [winner.trial]
     path = entry_path(task, folder, NOT_CONFIRMED if winner is None else "")
+    # Only the other one: another tuner of the study may be reading this one, which is replaced.
+    entry_path(task, folder, "" if winner is None else NOT_CONFIRMED).unlink(missing_ok=True)
     return export(best[0], verdict, task, study.name, path) if best else None
 
 

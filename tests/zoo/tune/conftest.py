@@ -53,11 +53,13 @@ def postgres(server):
     return server.url
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.fixture(params=["sqlite", "journal", pytest.param("postgres", marks=pytest.mark.slow)])
 def url(request, tmp_path):
     """URL of each kind of storage."""
     if request.param == "postgres":
         return request.getfixturevalue("postgres")
+    if request.param == "journal":
+        return str(tmp_path / "study.log")
     return f"sqlite:///{tmp_path / 'study'}"
 
 

@@ -18,6 +18,7 @@ import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import JournalStorage
 from optuna.trial import TrialState, create_trial
 from parametrization import sample
 from processes import start
@@ -306,7 +307,7 @@ def test_lost_is_what_failed_without_a_reason():
     assert is_done(trial(reason="NaN")) and is_done(trial(TrialState.COMPLETE)) and not is_done(trial())
 
 
-def test_an_interrupt_ends_no_call_in_the_middle(storage, handlers):
+def test_an_interrupt_ends_no_call_in_the_middle(storage, handlers, monkeypatch):
     jobs = Jobs(storage, next(names))
     optuna.create_study(study_name=jobs.name, storage=storage, direction="maximize")
     jobs.fill([{}])
@@ -317,7 +318,10 @@ def test_an_interrupt_ends_no_call_in_the_middle(storage, handlers):
         if not interrupted:
             interrupted.append(signal.raise_signal(signal.SIGINT))
 
-    sqlalchemy.event.listen(storage._backend.engine, "before_cursor_execute", interrupt)
+    if isinstance(storage, JournalStorage):
+        monkeypatch.setattr(os, "fsync", interrupt)  # while it has the lock
+    else:
+        sqlalchemy.event.listen(storage._backend.engine, "before_cursor_execute", interrupt)
     with pytest.raises(KeyboardInterrupt), deferred():
         storage.set_trial_user_attr(claimed._trial_id, "written", True)
         check()
@@ -367,9 +371,10 @@ def test_heartbeats_end_with_the_trial(jobs, recwarn):
             "postgresql+psycopg2://me:secret@127.0.0.1:1/x",
             "pip install 'psycopg.binary.', and write postgresql.psycopg:",
         ),
-        ("mysql://me@127.0.0.1:1/x?password=secret", "cannot use"),
+        ("mysql://me@127.0.0.1:1/x?password=secret", "mysql is not supported: use FILE.log, sqlite:///FILE or "),
         ("postgresql+nope://me:secret@127.0.0.1:1/x", "nope"),
         ("sqlite:////proc/nowhere/study.db", "/proc/nowhere"),
+        ("/proc/nowhere/study.log", "/proc/nowhere"),
         ("sqlite://", "memory"),
         ("study.db", "URL"),
     ],
@@ -385,6 +390,37 @@ def test_a_file_that_is_no_database(tmp_path):
     (tmp_path / "study.db").write_text("something else " * 100)
     with pytest.raises(StorageError, match="not a database"):
         open_storage(f"sqlite:///{tmp_path / 'study.db'}")
+
+
+@pytest.mark.parametrize("line", ["something else", "7", "[]", "{}", '{"op_code": 1}', '{"op_code": 99}'])
+def test_a_file_that_is_no_journal(tmp_path, line):
+    (tmp_path / "train.log").write_text(f"{line}\n" * 2)
+    with pytest.raises(StorageError, match="cannot use the storage '.*train.log': "):
+        open_storage(str(tmp_path / "train.log"))
+
+
+def test_a_journal_that_is_damaged_or_gone(tmp_path):
+    journal = tmp_path / "study.log"
+    study = optuna.create_study(storage=(storage := open_storage(str(journal))), study_name="a")
+    with journal.open("a") as file:
+        file.write('{"op_code": 2, "wor\n{}\n')
+    for use in (lambda: study.trials, lambda: study.set_user_attr("a", 1)):
+        with pytest.raises(StorageError, match="the storage is damaged"):
+            use()
+    journal.unlink()
+    with pytest.raises(StorageError, match="the storage is unavailable: .*No such file"), named_errors():
+        storage.get_all_studies()
+
+
+def test_a_journal_on_a_full_disk(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    jobs = Jobs(open_storage(str(tmp_path / "study.log")), "a")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left") as raised, named_errors():
+        optuna.create_study(study_name=jobs.name, storage=jobs.storage)
+    assert raised.value.errno == errno.ENOSPC
 
 
 def test_opening_starts_no_thread(url):

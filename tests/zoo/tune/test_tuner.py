@@ -115,7 +115,7 @@ def wait_for_study(url, name):
     while time.monotonic() < deadline:
         try:
             optuna.load_study(study_name=name, storage=open_storage(url))
-            return optuna.load_study(study_name=name, storage=url)
+            return optuna.load_study(study_name=name, storage=url if "://" in url else open_storage(url))
         except (KeyError, ValueError, StorageInternalError):
             time.sleep(0.2)
     raise AssertionError(f"no study {name}")
@@ -150,6 +150,17 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     opened = Study("kill", open_storage(url))
     assert is_over(opened, read_task(opened))
     assert len(study.get_trials()) == len(trials)
+
+
+@pytest.mark.slow
+def test_two_tuners_of_one_study(tmp_path):
+    """The same command on two machines with a shared folder: one budget, and each of them writes the report."""
+    command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
+    tuners = [start(tmp_path, "study.log", *command) for _ in range(2)]
+    assert all("report: logs/tune/CartPole-v1/report.md" in finish(tuner) for tuner in tuners)
+    trials = Study("CartPole-v1", open_storage(str(tmp_path / "study.log"))).screening.trials()
+    assert sorted((trial.user_attrs[JOB], trial.state.name) for trial in trials) == [(i, "COMPLETE") for i in range(4)]
+    assert (tmp_path / "logs/tune/CartPole-v1/CartPole-v1_not_confirmed.yml").is_file()
 
 
 @pytest.mark.slow
