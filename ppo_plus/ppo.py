@@ -75,6 +75,7 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.export.deployed import Normalization
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.format.container import is_container
+from ppo_plus.saving.hub import from_hub
 from ppo_plus.saving.model import changed_attributes, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
@@ -1098,6 +1099,23 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         changes = changed_attributes(cls, kwargs)
         return from_sb3(cls, path, env, device, changes, custom_objects, trust_pickle)  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_hub(
+        cls: type[SelfPPO_Plus], repo: str, env: GymEnv | None = None, filename: str | None = None, **kwargs: Any
+    ) -> SelfPPO_Plus:
+        """Load a model of the Hugging Face Hub, which ``ppo-plus push``, SB3 or rl_zoo3 uploaded. Nothing in its files
+        is run. Statistics of a ``VecNormalize`` become a part of the policy, which takes raw observations then.
+
+        :param repo: ``"user/name"``
+        :param env: the environment to train in, which does not normalize observations
+        :param filename: the model's ``.zip``, if the repository has several
+        :param kwargs: further arguments of :meth:`load`
+        :raises ImportError: the extra is missing: ``pip install "ppo_plus[hub]"``
+        :raises ConnectionError: the hub has no such repository, or cannot be reached, and its files are not cached
+        :raises ValueError: as :meth:`load`, or there is no such model
+        """
+        return from_hub(cls, repo, env, filename, kwargs)  # type: ignore[no-any-return]
 
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
         """Write all that training needs to resume exactly, which :meth:`resume` reads.

@@ -230,7 +230,9 @@ def run_ppo_plus(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
     # What is not interrupted cannot be resumed.
     if arguments[0] in SHORTLY and "--resume" not in arguments:
         given = [*arguments, *SHORTLY[arguments[0]]]
-        if arguments[0] == "enjoy" and not list(Path("logs").glob(f"*/{arguments[arguments.index('--env') + 1]}_*")):
+        if "--repo" in arguments:  # needs a network
+            only_parse(lambda: main(given), patch)
+        elif arguments[0] == "enjoy" and not list(Path("logs").glob(f"*/{arguments[arguments.index('--env') + 1]}_*")):
             only_parse(lambda: main(given), patch)
         else:
             main(given)

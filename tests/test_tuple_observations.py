@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 
 from ppo_plus import PPO_Plus, load_statistics, make_vec
 from ppo_plus.envs.checks import check_spaces
-from ppo_plus.policy.observations import dict_space, numbered, to_tensor
+from ppo_plus.policy.observations import as_dict, to_tensor
 from ppo_plus.saving.statistics import write_statistics
 
 PARTS = [VECTOR, spaces.Discrete(4, start=1), spaces.MultiDiscrete([[2, 3], [3, 2]])]
@@ -29,7 +29,7 @@ class TupleEnv(RandomEnv):
 
     def __init__(self, by_number=False, parts=PARTS):
         space = spaces.Tuple(parts)
-        super().__init__(ACTIONS["discrete"], dict_space(space) if by_number else space, max_steps=5)
+        super().__init__(ACTIONS["discrete"], as_dict(space) if by_number else space, max_steps=5)
         self._tuple, self._by_number = own(space), by_number
 
     def reset(self, *, seed=None, options=None):
@@ -39,7 +39,7 @@ class TupleEnv(RandomEnv):
 
     def observe(self):
         parts = self._tuple.sample()
-        return numbered(parts) if self._by_number else parts
+        return as_dict(parts) if self._by_number else parts
 
 
 def make(env, policy="MultiInputPolicy", **kwargs):
@@ -70,7 +70,7 @@ def test_training_is_that_of_a_dict(kind):
         try:
             model = make(env).learn(32)
             learned.append(weights(model))
-            assert model.observation_space == dict_space(TUPLE)
+            assert model.observation_space == as_dict(TUPLE)
             assert np.isfinite(model.evaluate(2)).all()
         finally:
             model.env.close()
@@ -79,7 +79,7 @@ def test_training_is_that_of_a_dict(kind):
 
 def test_images_are_transposed_and_more_than_ten_parts_keep_their_order():
     parts = [spaces.Box(0, 255, (36, 36, 3), np.uint8), *[spaces.Discrete(2)] * 11]
-    assert [*dict_space(spaces.Tuple(parts))] == [str(i) for i in range(12)]
+    assert [*as_dict(spaces.Tuple(parts))] == [str(i) for i in range(12)]
     model = make(TupleEnv(parts=parts)).learn(16)
     assert model.observation_space["0"].shape == IMAGE.shape
     obs, _ = TupleEnv(parts=parts).reset(seed=0)
@@ -93,7 +93,7 @@ def test_predict_takes_tuples(policy):
     obs, _ = env.reset(seed=0)
     action, _ = model.predict(obs, deterministic=True)
     assert env.action_space.contains(action)
-    assert model.predict(numbered(obs), deterministic=True)[0] == action
+    assert model.predict(as_dict(obs), deterministic=True)[0] == action
     batch = tuple(np.stack([part] * 3) for part in obs)
     assert model.predict(batch, deterministic=True)[0].tolist() == [action] * 3
     for evaluated in (evaluate_policy(model, env, 2, warn=False), model.evaluate(2, env)):

@@ -30,14 +30,7 @@ from stable_baselines3.common.vec_env.util import dict_to_obs
 
 from ppo_plus.envs.layers import layers
 from ppo_plus.policy.distributions import make_distribution
-from ppo_plus.policy.observations import (
-    NotFiniteError,
-    canonical_space,
-    dict_space,
-    is_finite,
-    require_finite,
-    why_not_finite,
-)
+from ppo_plus.policy.observations import NotFiniteError, canonical_space, is_finite, require_finite, why_not_finite
 from ppo_plus.require import LARGEST
 from ppo_plus.trees import mapped
 
@@ -439,7 +432,7 @@ def _none_is_wrapped(n_envs: int, wrapper_class: Any, indices: VecEnvIndices = N
 
 def check_spaces(env: Any) -> None:
     """:raises ValueError: PPO_Plus does not support the spaces of an environment"""
-    canonical_space(dict_space(env.observation_space))
+    canonical_space(env.observation_space)
     try:
         make_distribution(env.action_space)
     except ValueError as error:

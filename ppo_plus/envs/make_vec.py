@@ -20,7 +20,7 @@ from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.env import GymTensors, TensorEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.envs.vec_env import GymVectorEnv
-from ppo_plus.policy.observations import dict_space, numbered
+from ppo_plus.policy.observations import as_dict
 from ppo_plus.require import require_int
 
 #: The kinds of vector environments that are made of single ones.
@@ -98,17 +98,17 @@ class TupleAsDict(VecEnvWrapper):
     """Environments whose observations are tuples; they become dicts with the keys ``"0"``, ``"1"``, and so on."""
 
     def __init__(self, venv: VecEnv):
-        super().__init__(venv, dict_space(venv.observation_space))
+        super().__init__(venv, as_dict(venv.observation_space))
 
     def reset(self) -> VecEnvObs:
-        return numbered(self.venv.reset())
+        return as_dict(self.venv.reset())
 
     def step_wait(self) -> VecEnvStepReturn:
         obs, rewards, dones, infos = self.venv.step_wait()
         for info in infos:
             if "terminal_observation" in info:
-                info["terminal_observation"] = numbered(info["terminal_observation"])
-        return numbered(obs), rewards, dones, infos
+                info["terminal_observation"] = as_dict(info["terminal_observation"])
+        return as_dict(obs), rewards, dones, infos
 
 
 def with_dicts(env: VecEnv) -> VecEnv:

@@ -27,15 +27,13 @@ Preprocess = Callable[[Any], Any]
 LEAST_PIXELS = 36
 
 
-def numbered(parts: Any) -> dict[str, Any]:
-    """The parts of a tuple, or of a Tuple space, by number: ``{"0": ..., "1": ...}``."""
-    return {str(i): part for i, part in enumerate(parts)}
-
-
-def dict_space(space: spaces.Space) -> spaces.Space:
-    """A Tuple space as a Dict with numbers as keys; other spaces unchanged."""
+def as_dict(value: Any) -> Any:
+    """A tuple as a dict, and a Tuple space as a Dict, with the keys ``"0"``, ``"1"``, ...; others are unchanged."""
+    if not isinstance(value, (tuple, spaces.Tuple)):
+        return value
     # Pairs, not a dict: Gymnasium would sort its keys.
-    return spaces.Dict([*numbered(space).items()]) if isinstance(space, spaces.Tuple) else space
+    pairs = [(str(i), part) for i, part in enumerate(value)]
+    return dict(pairs) if isinstance(value, tuple) else spaces.Dict(pairs)
 
 
 def canonical_space(space: spaces.Space, name: str = "observation_space") -> spaces.Space:
@@ -44,6 +42,7 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
     :param name: its name in messages
     :raises ValueError: unsupported space
     """
+    space = as_dict(space)
     if isinstance(space, spaces.Dict):
         if any(isinstance(sub, (spaces.Dict, spaces.Tuple)) for sub in space.values()):
             raise ValueError(
@@ -180,7 +179,7 @@ def to_tensor(
     :raises FloatingPointError: it is not finite, in single precision
     """
     if isinstance(space, spaces.Dict):
-        observation = numbered(observation) if isinstance(observation, tuple) else observation
+        observation = as_dict(observation)
         if not isinstance(observation, Mapping) or not space.spaces.keys() <= observation.keys() | optional:
             needed = sorted(space.spaces.keys() - optional)
             raise ValueError(f"observation {observation!r} must be a dict with the keys {needed}")

@@ -70,8 +70,8 @@ def make_player(
             raise FileNotFoundError(f"there is no model {path}")
     experiment = saved_experiment(folder, packages).replace(vec_env="dummy")
     env = make_envs(experiment, n_envs, seed, evaluation=True, **(env_kwargs or {}))
-    # rl_zoo3 saves one file of statistics for all models of a run.
-    shared = folder.settings / "vecnormalize.pkl" if folder.arguments().get("algo") != ALGO else None
+    # rl_zoo3 saves one file of statistics for all models of a run, under another name on the hub.
+    shared = next(folder.settings.glob("vec*normalize.pkl"), None) if folder.arguments().get("algo") != ALGO else None
     load_statistics(model, env, shared)
     if onnx is not None:
         return _exported_player(ExportedPolicy(onnx, env.action_space), env, deterministic)

@@ -135,9 +135,12 @@ def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
 
 def open_run(path: Path, option: str = "--resume") -> RunFolder:
     """The run in a folder, or ``FileNotFoundError``."""
-    saved = next(path.glob("*/args.yml"), None)
+    # On the hub, rl_zoo3's is beside the model.
+    saved = next(iter([*path.glob("*/args.yml"), *path.glob("args.yml")]), None)
     if saved is None:
         raise FileNotFoundError(
             f"{option} {path}: not the folder of a run; it must be a folder such as logs/ppo_plus/CartPole-v1_1"
         )
-    return RunFolder(path, read_mapping(saved)["env"])
+    folder = RunFolder(path, read_mapping(saved)["env"])
+    folder.settings = saved.parent
+    return folder

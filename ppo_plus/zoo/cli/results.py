@@ -1,5 +1,5 @@
-"""``ppo-plus enjoy``, ``record``, ``export`` and ``plot``: watch, record and export trained models, and draw learning
-curves of several environments and log folders."""
+"""``ppo-plus enjoy``, ``record``, ``export``, ``push`` and ``plot``: watch, record, export and upload models, and draw
+learning curves of several environments and log folders."""
 
 import argparse
 import sys
@@ -31,7 +31,7 @@ confidence interval; with fewer, it shows each run. Curves end where the shortes
 
 
 def add_parser(commands: Any) -> None:
-    """Add the four subcommands."""
+    """Add the five subcommands."""
     command = _add_player(commands, "enjoy", "watch a trained model play", prepare_enjoy)
     command.add_argument("--no-render", action="store_true", help="show no window, only print the returns")
 
@@ -47,6 +47,12 @@ def add_parser(commands: Any) -> None:
     add_option(command, "-o --output FILE", help, type=Path)
     add_gym_packages(command)
     _add_model_arguments(command)
+
+    help = "upload a run to the Hugging Face Hub, with a card that shows settings and returns"
+    command = commands.add_parser("push", help=help, description=help)
+    command.set_defaults(prepare=prepare_push)
+    command.add_argument("run", metavar="RUN", help="folder of the run, such as logs/ppo_plus/CartPole-v1_1")
+    command.add_argument("repo", metavar="USER/NAME", help="repository, which is made if it does not exist")
 
     help = "draw learning curves: means over runs, with confidence intervals"
     command = commands.add_parser("plot", help=help, description=PLOT)
@@ -66,7 +72,7 @@ def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]
     command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
     command.set_defaults(prepare=prepare)
     add = partial(add_option, command)
-    add_env_arguments(command, "--folder")
+    add_env_arguments(command, "--folder", env_required=False)
     add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
     add(
         "--exp-id N",
@@ -75,6 +81,7 @@ def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]
         default=0,
     )
     _add_model_arguments(command)
+    add("--repo USER/NAME", "use a model of the Hugging Face Hub; the pickles of SB3 and rl_zoo3 are not run")
     add("--onnx FILE", "play this exported policy instead of the model", type=Path)
     add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
     add("--n-envs N", "number of environments", type=whole_number, default=1)
@@ -101,13 +108,14 @@ def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
 
     player = _player(args, folder, model, {} if args.no_render else {"render_mode": "human"})
     if not args.no_render:
-        require_drawing(args.env, window=True)
+        require_drawing(folder.env_id, window=True)
     return partial(enjoy, player, args.n_timesteps)
 
 
 def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
     folder, model = _find(args)
-    path = model.with_suffix(".gif") if args.output is None else Path(args.output)
+    beside = model if args.repo is None else Path(model.name)
+    path = beside.with_suffix(".gif") if args.output is None else Path(args.output)
     if path.suffix.lower() not in (".gif", ".mp4"):
         raise ValueError(f"-o {path}: the name must end in .gif or .mp4")
     if path.suffix.lower() == ".mp4" and find_spec("imageio_ffmpeg") is None:
@@ -116,7 +124,7 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
 
     draw_without_screen()
     player = _player(args, folder, model, {"render_mode": "rgb_array"})
-    require_drawing(args.env, window=False)
+    require_drawing(folder.env_id, window=False)
     return partial(record, player, args.n_timesteps, path)
 
 
@@ -135,10 +143,28 @@ def prepare_export(args: argparse.Namespace) -> Callable[[], None]:
     return lambda: None
 
 
+def prepare_push(args: argparse.Namespace) -> Callable[[], None]:
+    """Upload the run, since most that can go wrong shows there."""
+    from ppo_plus.saving.hub import push
+
+    folder = open_run(Path(args.run), "RUN")
+    print(push(args.repo, folder.path, folder.settings, folder.env_id))
+    return lambda: None
+
+
 def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
     """The run, and one of its models."""
-    # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
-    folder = find_folder(Path(args.log_folder), args.env, args.exp_id, (args.algo, ALGO))
+    if args.repo is not None:
+        from ppo_plus.saving.hub import fetch
+
+        model = fetch(args.repo)
+        folder = open_run(model.parent, f"--repo {args.repo}, which PPO_Plus.from_hub loads,")
+        folder.last_model, folder.env_id = model, args.env or folder.env_id
+    elif args.env is not None:
+        # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
+        folder = find_folder(Path(args.log_folder), args.env, args.exp_id, (args.algo, ALGO))
+    else:
+        raise ValueError("the following arguments are required: --env ID, or --repo USER/NAME")
     model = _model(args, folder)
     import_named(args, folder if model.is_file() else None)
     return folder, model
@@ -156,7 +182,7 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
     from ppo_plus.zoo.enjoy import make_player
 
     for mode in render.values():
-        require_render_mode(args.env, mode)
+        require_render_mode(folder.env_id, mode)
     return make_player(
         folder,
         model,

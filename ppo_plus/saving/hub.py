@@ -1,0 +1,112 @@
+"""Models on the Hugging Face Hub: folders of our runs, and models of SB3 and rl_zoo3. Reading them runs no code."""
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppo_plus.saving.format.container import MEMBERS, read_parts
+from ppo_plus.saving.statistics import read_statistics
+
+#: What is downloaded, and what is neither downloaded nor uploaded; the metrics of rl_zoo3 are a zip, but not a model.
+READ = ["*.zip", "*.yml", "vec_normalize.pkl"]
+LEFT_OUT = ["train_eval_metrics.zip", "rl_model_*", "*/vecnormalize.pkl", "checkpoints/*", "*.monitor.csv", ".*"]
+CARD = """---
+{head}
+---
+
+# PPO_Plus in {env_id}
+
+{about}
+
+`ppo-plus enjoy --repo {repo}` shows it, and `PPO_Plus.from_hub("{repo}")` loads it. `{command}` trained it, with
+{versions}, and these settings:
+
+```yaml
+{settings}
+```
+"""
+
+
+@contextmanager
+def explained(repo: str) -> Iterator[Any]:
+    """The library of the hub, whose errors inside become a :class:`ConnectionError` that says what to do.
+
+    :raises ImportError: it is not installed
+    """
+    try:
+        import huggingface_hub as hub
+    except ImportError as error:
+        raise ImportError('huggingface_hub is missing: pip install "ppo_plus[hub]"') from error
+    try:
+        yield hub
+    except (hub.errors.HTTPError, OSError) as error:
+        remedy = "check the name and the network; to upload, or if it is private, log in: hf auth login"
+        reason = " ".join(str(error).split())
+        raise ConnectionError(f"repo={repo!r} on {hub.constants.ENDPOINT} ({reason}): {remedy}") from error
+
+
+def push(repo: str, folder: Path, settings: Path, env_id: str) -> str:
+    """Upload the folder of a run with a card, in place of what was there, and return the address.
+
+    The card, and the parts of the last model, which the hub can show, are also written into the folder.
+
+    :param repo: ``"user/name"``, which is made if it does not exist
+    :param settings: the folder in it with the settings
+    :raises ValueError: the model is not one of ours; other errors as in :func:`explained`
+    """
+    model, about, results = folder / f"{settings.name}.zip", "", None
+    versions = read_parts(model, "model")[0]["packages"].items()
+    with zipfile.ZipFile(model) as archive:
+        for member in MEMBERS:
+            (folder / "model").with_suffix(Path(member).suffix).write_bytes(archive.read(member))
+    with explained(repo) as hub:
+        if (evaluations := folder / "evaluations.npz").is_file():
+            with np.load(evaluations) as saved:
+                steps, returns = saved["timesteps"][-1], saved["results"][-1]
+            score, task = f"{returns.mean():.2f} +/- {returns.std():.2f}", "reinforcement-learning"
+            about = f"Mean return {score} over {len(returns)} episodes, after {steps:,} timesteps.\n\n"
+            results = [hub.EvalResult(task, env_id, env_id, "mean_reward", score, task_name=task)]
+        about += "".join(f"![Episodes]({path.name})" for path in folder.glob(f"{settings.name}.gif"))
+        tags = [env_id, "reinforcement-learning", "deep-reinforcement-learning", "ppo", "stable-baselines3"]
+        card = CARD.format(
+            head=hub.ModelCardData(library_name="ppo_plus", tags=tags, model_name=repo, eval_results=results).to_yaml(),
+            env_id=env_id,
+            about=about,
+            repo=repo,
+            command=(settings / "command.txt").read_text("utf-8").strip(),
+            versions=", ".join(map(" ".join, versions)),
+            settings=(settings / "config.yml").read_text("utf-8").strip(),
+        )
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        hub.create_repo(repo, exist_ok=True)
+        options = {"ignore_patterns": LEFT_OUT, "delete_patterns": "*", "commit_message": "Upload a run of PPO_Plus"}
+        return str(hub.upload_folder(repo_id=repo, folder_path=folder, **options).commit_url)
+
+
+def fetch(repo: str, filename: str | None = None) -> Path:
+    """Download a model with its statistics and settings, and return its path.
+
+    :param filename: a ``.zip`` in the repository; ``None``: the last model of a run of ours, or else the only one
+    :raises ValueError: there is no such model, or there are several; other errors as in :func:`explained`
+    """
+    with explained(repo) as hub:
+        files = Path(hub.snapshot_download(repo, allow_patterns=READ, ignore_patterns=LEFT_OUT))
+    models = [path.with_name(f"{path.parent.name}.zip") for path in files.glob("*/args.yml")] or [*files.glob("*.zip")]
+    names = [filename] if filename else sorted(path.name for path in models)
+    if len(names) != 1 or not (files / names[0]).is_file():
+        raise ValueError(f"repo={repo!r} has the models {names}: pass the name of one that is there, filename=")
+    return files / names[0]
+
+
+def from_hub(cls: Any, repo: str, env: Any, filename: str | None, arguments: Mapping[str, Any]) -> Any:
+    """See :meth:`ppo_plus.PPO_Plus.from_hub`, of which ``cls`` is a class."""
+    path = fetch(repo, filename)
+    model = cls.load(path, env, **arguments)
+    for statistics in (path.with_name(f"{path.stem}_vecnormalize.zip"), path.with_name("vec_normalize.pkl")):
+        if statistics.is_file() and read_statistics(statistics)["norm_obs"]:
+            model.absorb_normalization(statistics)
+    return model

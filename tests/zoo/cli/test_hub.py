@@ -1,0 +1,211 @@
+"""Models on the Hugging Face Hub: real ``huggingface_hub`` against a stand-in of the hub."""
+
+import pickle
+import sys
+import zipfile
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import safetensors.numpy
+from hub import serving
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo.cli import main
+
+pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+REPO = "someone/cartpole"
+ARGUMENTS = "train --env CartPole-v1 -n 64 --eval-freq 64 --eval-episodes 2 --seed 3 --no-progress"
+
+
+NEWER = """import gymnasium as gym
+gym.register("Mine-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=3)
+"""
+
+
+def forget():
+    """Let the next import of the library read its environment variables."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with serving() as server:
+        variables = {
+            "ENDPOINT": server.address,
+            "HOME": str(tmp_path / "cache"),
+            "TOKEN": "hf_right",
+            "HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(f"HF_{name}", value)
+        forget()
+        yield server
+    forget()
+
+
+def train(*settings):
+    main([*ARGUMENTS.split(), "-params", "n_steps:64", "n_envs:1", *settings])
+
+
+def observations(env_id="CartPole-v1"):
+    return np.array([gym.make(env_id).reset(seed=seed)[0] for seed in range(20)])
+
+
+def test_pushed_and_loaded(hub, capsys):
+    train("normalize:true")
+    run = "logs/ppo_plus/CartPole-v1_1"
+    main(["push", run, REPO])
+    assert f"{hub.address}/{REPO}/commit/" in capsys.readouterr().out
+    files = hub.repositories[REPO]
+    mine = {"CartPole-v1.zip", "best_model.zip", "CartPole-v1_vecnormalize.zip", "best_model_vecnormalize.zip"}
+    settings = {f"CartPole-v1/{name}" for name in ("args.yml", "config.yml", "command.txt")}
+    shown = {"README.md", "model.json", "model.safetensors", "evaluations.npz", "learning_curve.png"}
+    assert files.keys() == mine | settings | shown
+    assert (64, 4) in {array.shape for array in safetensors.numpy.load(files["model.safetensors"]).values()}
+
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(REPO)
+    (result,) = card.data.eval_results
+    returns = np.load(f"{run}/evaluations.npz")["results"][-1]
+    assert result.metric_value == f"{returns.mean():.2f} +/- {returns.std():.2f}"
+    assert (result.dataset_name, result.metric_type, card.data.library_name) == (
+        "CartPole-v1",
+        "mean_reward",
+        "ppo_plus",
+    )
+    assert (
+        "normalize: true" in card.text
+        and files["CartPole-v1/command.txt"].decode().strip() in card.text
+        and "torch" in card.text
+    )
+
+    loaded = PPO_Plus.from_hub(REPO, device="cpu")
+    env = VecNormalize.load(f"{run}/CartPole-v1/vecnormalize.pkl", DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+    there, _ = PPO_Plus.load(f"{run}/CartPole-v1.zip", device="cpu").predict(
+        env.normalize_obs(observations()), deterministic=True
+    )
+    assert loaded.predict(observations(), deterministic=True)[0].tolist() == there.tolist()
+    main(["enjoy", "--env", "CartPole-v1", "--no-render", "-n", "60"])
+    here = capsys.readouterr().out
+    main(["enjoy", "--repo", REPO, "--no-render", "-n", "60"])
+    assert capsys.readouterr().out == here and "episode 1: return" in here
+    main(["enjoy", "--repo", REPO, "--no-render", "-n", "9", "--load-best"])
+    assert PPO_Plus.from_hub(REPO, filename="best_model.zip", device="cpu").num_timesteps == 64
+
+
+def test_another_push_replaces_all_files_of_the_first(hub):
+    train("normalize:true")
+    main(["push", "logs/ppo_plus/CartPole-v1_1", REPO])
+    hub.repositories[REPO]["notes.md"] = b"mine"
+    main(["enjoy", "--repo", REPO, "--no-render", "-n", "9"])
+    train()
+    main(["record", "--env", "CartPole-v1", "-n", "3"])
+    main(["push", "logs/ppo_plus/CartPole-v1_2", REPO])
+    files = hub.repositories[REPO]
+    assert not any("vecnormalize" in name for name in files) and "notes.md" not in files
+    assert files["CartPole-v1.gif"][:3] == b"GIF" and b"![Episodes](CartPole-v1.gif)" in files["README.md"]
+    main(["record", "--repo", REPO, "-n", "3"])
+    assert Path("CartPole-v1.gif").is_file()
+    assert PPO_Plus.from_hub(REPO, "CartPole-v1", n_steps=32, batch_size=32).learn(32).n_steps == 32
+
+
+def from_sb3(repository, normalize=False, name="ppo-CartPole-v1"):
+    """Files as rl_zoo3 uploads them: a model of SB3, its statistics, and the settings."""
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1")])
+    env = VecNormalize(env) if normalize else env
+    model = PPO("MlpPolicy", env, n_steps=64, n_epochs=1, seed=0, learning_rate=lambda left: 1e-3 * left).learn(64)
+    model.save(name)
+    with zipfile.ZipFile("train_eval_metrics.zip", "w") as archive:
+        archive.writestr("evaluations.npz", b"")
+    repository["train_eval_metrics.zip"] = open("train_eval_metrics.zip", "rb").read()
+    repository[f"{name}.zip"] = open(f"{name}.zip", "rb").read()
+    repository["args.yml"] = (
+        b"!!python/object/apply:collections.OrderedDict\n- - - algo\n    - ppo\n  - - env\n    - CartPole-v1\n"
+    )
+    pairs = "- - - policy\n    - MlpPolicy\n  - - n_timesteps\n    - 64\n"
+    pairs += "  - - normalize\n    - true\n" if normalize else ""
+    repository["config.yml"] = f"!!python/object/apply:collections.OrderedDict\n{pairs}".encode()
+    if normalize:
+        env.save("vec_normalize.pkl")
+        repository["vec_normalize.pkl"] = open("vec_normalize.pkl", "rb").read()
+    return model, env
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_models_of_sb3_and_rl_zoo3_are_read(hub, normalize, capsys):
+    model, env = from_sb3(hub.repositories.setdefault("sb3/ppo-CartPole-v1", {}), normalize)
+    Path("newer.py").write_text(NEWER)
+    loaded = PPO_Plus.from_hub("sb3/ppo-CartPole-v1", device="cpu")
+    obs = observations()
+    expected, _ = model.predict(env.normalize_obs(obs) if normalize else obs, deterministic=True)
+    assert loaded.predict(obs, deterministic=True)[0].tolist() == expected.tolist()
+    main("enjoy --repo sb3/ppo-CartPole-v1 --no-render -n 600".split())
+    assert "mean return" in capsys.readouterr().out
+    main("enjoy --repo sb3/ppo-CartPole-v1 --no-render -n 600 --env Mine-v0 --gym-packages newer".split())
+    assert "length 3" in capsys.readouterr().out
+
+
+class Evil:
+    def __reduce__(self):
+        return exec, ("open('ran', 'w')",)
+
+
+def test_pickles_are_not_run(hub, tmp_path, check_one_line_error):
+    repository = hub.repositories.setdefault(REPO, {})
+    from_sb3(repository, normalize=True)
+    repository["vec_normalize.pkl"] = pickle.dumps(Evil())
+    with pytest.raises(ValueError, match=r"vec_normalize.pkl is not a valid VecNormalize"):
+        PPO_Plus.from_hub(REPO)
+    check_one_line_error(["enjoy", "--repo", REPO, "--no-render"], "is not a valid VecNormalize")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_several_models_are_named(hub):
+    repository = hub.repositories.setdefault(REPO, {})
+    from_sb3(repository)
+    from_sb3(repository, name="other")
+    with pytest.raises(ValueError, match=r"has the models \['other.zip', 'ppo-CartPole-v1.zip'\].* filename="):
+        PPO_Plus.from_hub(REPO)
+    assert PPO_Plus.from_hub(REPO, filename="other.zip").num_timesteps == 64
+    with pytest.raises(ValueError, match=r"has the models \['best.zip'\]"):
+        PPO_Plus.from_hub(REPO, filename="best.zip")
+
+
+def test_mistakes_are_one_line(hub, check_one_line_error, monkeypatch):
+    train()
+    run = "logs/ppo_plus/CartPole-v1_1"
+    check_one_line_error(["enjoy", "--repo", "no/body"], "repo='no/body' on http://127.0.0.1")
+    check_one_line_error(["enjoy", "--repo", "../x/y"], "Repo id must")
+    check_one_line_error(["enjoy"], "required: --env ID, or --repo USER/NAME")
+    check_one_line_error(["push", ".", REPO], "RUN .: not the folder of a run")
+    hub.repositories[REPO] = {"ppo.zip": b""}
+    check_one_line_error(["enjoy", "--repo", "no/body"], "check the name and the network")
+    check_one_line_error(["record", "--repo", REPO], f"--repo {REPO}, which PPO_Plus.from_hub loads, ")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    check_one_line_error(["push", run, REPO], "log in: hf auth login")
+
+
+def test_without_a_network_files_that_were_downloaded_are_read(hub, check_one_line_error, monkeypatch):
+    train()
+    run = "logs/ppo_plus/CartPole-v1_1"
+    main(["push", run, REPO])
+    assert PPO_Plus.from_hub(REPO).num_timesteps == 64
+    hub.shutdown()
+    hub.server_close()
+    forget()
+    assert PPO_Plus.from_hub(REPO).num_timesteps == 64
+    check_one_line_error(["push", run, REPO], "check the name and the network")
+    check_one_line_error(["enjoy", "--repo", "some/other"], "check the name and the network")
+
+
+def test_the_library_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r'pip install "ppo_plus\[hub\]"'):
+        PPO_Plus.from_hub(REPO)
