@@ -679,6 +679,13 @@ ROLLOUT = (
         "tests/envs/supervised/test_vec_env.py",
     ),
     Fault(
+        "masks-of-the-last-step",
+        "envs/supervised/vec_env.py",
+        "called, self._masks = [], None",
+        "called = []",
+        "tests/envs/supervised/test_vec_env.py",
+    ),
+    Fault(
         "values-move-with-their-scale",
         "policy/normalization.py",
         "weight.copy_(weight * (std / new_std))",

@@ -33,7 +33,9 @@ class SharedArrays:
         obs = _empty(observation_space, k)
         has_array = isinstance(action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
         actions = _empty(action_space, k) if has_array else None
-        own = (np.empty(k, np.float32), np.empty((k, 3), bool), np.empty((k, MOST_NUMBERS)))
+        has_masks = isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete))
+        n_choices = spaces.flatdim(action_space) if has_masks else 0
+        own = (np.empty(k, np.float32), np.empty((k, 4 + n_choices), bool), np.empty((k, MOST_NUMBERS)))
         leaves, structure = tree_flatten((obs, obs, actions, *own))
         sizes = [-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in leaves]
         size = max(sum(sizes), 1)
@@ -44,8 +46,8 @@ class SharedArrays:
             for leaf, offset in zip(leaves, offsets, strict=True)
         ]
         #: Observations, and the last ones of episodes that ended, as the space has them; actions, or ``None``; rewards;
-        #: whether an episode ended, whether a time limit ended it, and whether the info is in the last array; the
-        #: numbers of infos.
+        #: whether an episode ended, whether a time limit ended it, whether the info is in the last array, whether the
+        #: action mask follows, and the mask; the numbers of infos.
         self.obs, self.final, self.actions, self.rewards, self.flags, self.infos = structure.unflatten(arrays)
         #: By environment, the form of its last info, which both processes know; ``None``: it had others than numbers.
         self.forms: list[Form | None] = [None] * k

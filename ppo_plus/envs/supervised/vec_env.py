@@ -105,6 +105,8 @@ class SupervisedVecEnv(VecEnv):
         self._replaced: dict[int, tuple[str, Any]] = {}
         #: The last observations, ``N`` rows.
         self.last_obs: Any = None
+        #: Action masks after the last step, unless something else was called since.
+        self._masks: np.ndarray | None = None
         self.closed = False
         self._names = ["it"] * n
         self._workers: list[Worker] = []
@@ -146,6 +148,7 @@ class SupervisedVecEnv(VecEnv):
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: pass one for each")
         space, arrays = self.action_space, self._workers[0].arrays
         shared = isinstance(actions, np.ndarray) and arrays is not None and arrays.actions is not None
+        self._masks = None
         # The bits of another dtype would change.
         shared = shared and (actions.shape, actions.dtype) == ((self.num_envs, *(space.shape or ())), space.dtype)
         for worker in self._workers:
@@ -191,6 +194,8 @@ class SupervisedVecEnv(VecEnv):
                 last = row_of(self.last_obs, i)
                 rewards[i], dones[i] = 0.0, True
                 infos[i] = {RESTART: reason, TIMEOUT: True, "terminal_observation": last}
+        if flags[:, 3].all() and not (failed or replaced):
+            self._masks = flags[:, 4:]
         self._replaced = {}
         self.last_obs = obs
         # Copied, since wrappers may write into observations.
@@ -263,7 +268,7 @@ class SupervisedVecEnv(VecEnv):
         self, command: str, arguments: dict[int, tuple[Any, ...]], seconds: float | None = None
     ) -> dict[int, Any]:
         """The answers of environments to a command, given the arguments of each."""
-        called = []
+        called, self._masks = [], None
         for worker in self._workers:
             if own := {i - worker.members.start: arguments[i] for i in worker.members if i in arguments}:
                 worker.send(command, own)
@@ -321,6 +326,8 @@ class SupervisedVecEnv(VecEnv):
         """Call a method of the single environments, without a limit of time unless it is ``action_masks``. An error in
         it is raised here, except in ``action_masks``, where it is a fault of the environment."""
         arguments = (method_name, method_args, method_kwargs)
+        if arguments == (METHOD, (), {}) and indices is None and self._masks is not None:
+            return [*self._masks.copy()]
         return self._call("env_method", arguments, indices, None if method_name == METHOD else math.inf)
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:

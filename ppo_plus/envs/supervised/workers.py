@@ -189,6 +189,8 @@ class Share:
         self.current = current
         #: What is shared, once both processes have it.
         self.arrays: Any = None
+        #: Whether action masks were asked for: from then on, each step writes them.
+        self.is_masked = False
 
     def answer(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """The answers of the environments that are called, by number; in a step, those that shared memory has not."""
@@ -199,6 +201,7 @@ class Share:
         answers = {}
         for i, own in arguments.items():
             self.current.value = i
+            self.is_masked |= command == "env_method" and own[0] == METHOD
             answer = self.envs[i].answer(command, *own)
             if command == "step" and not isinstance(answer, (Fault, CallerError)):
                 answer = self._shared(i, *answer)
@@ -212,7 +215,10 @@ class Share:
         arrays = self.arrays
         has_more = not done and len(info) > 1
         is_written = has_more and arrays.write_info(i, info)
-        arrays.rewards[i], arrays.flags[i] = reward, (done, info[TIMEOUT], is_written)
+        mask = self.envs[i].answer("env_method", METHOD, (), {}) if self.is_masked else None
+        if has_mask := isinstance(mask, np.ndarray) and (mask.dtype, mask.shape) == (bool, arrays.flags[i, 4:].shape):
+            arrays.flags[i, 4:] = mask
+        arrays.rewards[i], arrays.flags[i, :4] = reward, (done, info[TIMEOUT], is_written, has_mask)
         if not done:
             write_row(arrays.obs, i, obs)
             return Rest(info) if has_more and not is_written else None

@@ -522,6 +522,33 @@ def test_however_many_share_a_process_the_numbers_are_the_same(n_workers, cls):
     ours.close()
 
 
+@pytest.mark.parametrize("kind", [np.array, list, np.uint8])
+def test_masks_come_with_the_step_that_precedes_them(kind):
+    class OfAKind(Masked):
+        def action_masks(self):
+            return kind(super().action_masks())
+
+    ours, theirs = spread(2, *[OfAKind] * 3, timeout=10), plain(*[OfAKind] * 3)
+    ours.reset(), theirs.reset()
+    for _ in range(20):
+        assert equal(ours.env_method("action_masks"), theirs.env_method("action_masks"))
+        ours.step(ACTIONS), theirs.step(ACTIONS)
+    if kind is np.array:
+        # They are there already, and no process has to answer.
+        for worker in ours._workers:
+            os.kill(worker.process.pid, signal.SIGSTOP)
+    for _ in range(2):
+        masks = ours.env_method("action_masks")
+        assert equal(masks, theirs.env_method("action_masks"))
+        masks[0][:] = [False, False]
+    for worker in ours._workers:
+        os.kill(worker.process.pid, signal.SIGCONT)
+    ours.set_attr("t", 3)
+    assert [np.asarray(mask).tolist() for mask in ours.env_method("action_masks")] == [[False, True]] * 3
+    assert np.asarray(ours.env_method("action_masks", indices=1)).tolist() == [[False, True]]
+    ours.close()
+
+
 class Talkative(Failing):
     """Its infos have numbers of all kinds, then other keys, and sometimes what is no number."""
 
