@@ -1,4 +1,4 @@
-"""Long training runs: MuJoCo's tasks (version 5) in a million steps, classic ones, and Pong.
+"""Long training runs: MuJoCo's tasks (version 5) in a million steps, classic ones, MiniGrid, and Pong.
 
     python benchmarks/learning_returns.py --list                           # what is done, running, and left
     python benchmarks/learning_returns.py --run sb3-defaults Hopper-v5 0   # one run
@@ -54,6 +54,8 @@ from ppo_plus.zoo.installation import find_env
 
 SCRIPT = "benchmarks/learning_returns.py"
 N_LAST, N_EPISODES, N_EVAL_ENVS = 100, 20, 10
+#: What simulates the environments of a package: another package than MuJoCo.
+SIMULATORS = {"ale_py": "ale-py", "minigrid": "minigrid"}
 
 
 def parse_job(arm: str, task: str, seed: str) -> Job:
@@ -177,7 +179,7 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
     package, name = ARMS[job.arm].algorithm.split(".")
     algorithm = getattr(import_module(package), name)
     env = make_envs(training)
-    version = versions("ale-py" if job.arm == "atari" else "mujoco")
+    version = versions(SIMULATORS.get(str(find_env(job.task).entry_point).partition(".")[0], "mujoco"))
     model = make_model(algorithm, training, env)
     wall, cpu = time.perf_counter(), time.process_time()
     episodes = Episodes()

@@ -27,6 +27,7 @@ from report import (  # noqa: E402
     scaling,
     scores,
     speed,
+    zoo,
 )
 from report.markdown import markdown  # noqa: E402
 from report.results import path, read  # noqa: E402
@@ -416,6 +417,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "learning-check": learning_check,
     "learning-check-about": lambda: about("learning_check"),
     "returns": lambda: returns.contenders(reported()),
+    "zoo": zoo.table,
     "returns-over-tasks": lambda: returns.comparison(reported()),
     "returns-each-task": lambda: returns.each_task(reported()),
     **{
@@ -499,6 +501,7 @@ def main() -> None:
         if after != before:
             page.write_text(after, encoding="utf-8")
             print(page)
+    (DOCS.parent / "hyperparams" / "returns.yml").write_text(zoo.shipped(), "utf-8")
 
 
 if __name__ == "__main__":

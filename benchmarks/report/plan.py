@@ -102,6 +102,7 @@ ARMS = {
     "inside": Arm(settings={"normalize": "dict(norm_obs=False, epsilon=0.01)", **INSIDE}, entry="{task}"),
     "inside-values": Arm(settings={"normalize": False, "normalize_values": True, **INSIDE}, entry="{task}"),
     "entry": Arm(entry="{task}", steps=None),
+    "zoo": Arm(entry="{task}/rl_zoo3", steps=None),
     # Ten million frames, four to each action: training episodes are as long as their actions, others as their frames.
     "atari": Arm(entry="atari", steps=2_500_000, vec_env="subproc"),
     "trpo": Arm(
@@ -296,6 +297,8 @@ NAMES = {
     "rl_zoo3": "rl_zoo3's settings",
     "rl_zoo3-by-sb3": "rl_zoo3's settings, by SB3",
     "trpo": "TRPO (sb3-contrib)",
+    "entry": "ppo_plus's settings",
+    "zoo": "rl_zoo3's settings",
     "mujoco": "ppo_plus's settings",
     "mujoco-shared": "ppo_plus's shared settings",
     "inside": "observations normalized in the policy, rewards scaled",
@@ -314,6 +317,14 @@ NAMES = {
     for name, screen in SCREENS.items()
     for arm, levels in zip(screen.arms(name), screen.design.levels, strict=True)
 }
+#: Tasks with entries of rl_zoo3's that were not run when they were taken over, the quick ones first.
+MINIGRID = ("Unlock", "DoorKey-5x5", "Empty-Random-5x5", "KeyCorridorS3R1", "RedBlueDoors-6x6")
+ZOO = ("LunarLanderContinuous-v3", "InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Pusher-v5")
+ZOO_LONG = ("HumanoidStandup-v5", "CarRacing-v3", "BipedalWalkerHardcore-v3")
+MINIGRID_LONG = (
+    *("FourRooms", "Fetch-5x5-N2", "GoToDoor-5x5", "PutNear-6x6-N2"),
+    *("MultiRoom-N4-S5", "LockedRoom", "ObstructedMaze-2Dlh"),
+)
 #: What is to be done, in this order.
 STAGES: dict[str, list[Cell]] = {
     # Whether PPO_Plus is SB3's algorithm at SB3's settings; and whether the low first returns of Hopper with rl_zoo3's
@@ -370,6 +381,18 @@ STAGES: dict[str, list[Cell]] = {
     ],
     # Runs of BipedalWalker are five times as long.
     "entries": [Cell("entry", task, range(20, 23 if "Bipedal" in task else 30)) for task in GOALS["entry"]],
+    # Entries that were copied from rl_zoo3 and never run, and rl_zoo3's settings beside ours: first what takes minutes.
+    "zoo": [
+        *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 25)) for name in MINIGRID),
+        *(Cell("zoo", task, range(20, 25)) for task in ("MountainCarContinuous-v0", "MountainCar-v0")),
+        *(Cell("entry", task, range(20, 25)) for task in ZOO),
+    ],
+    # Runs of an hour and of many hours.
+    "zoo-long": [
+        Cell("zoo", "BipedalWalker-v3", range(20, 23)),
+        *(Cell("entry", task, range(20, 23)) for task in ZOO_LONG),
+        *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 23)) for name in MINIGRID_LONG),
+    ],
     # Looks at the goals: what two runs of HalfCheetah and six of Hopper were well with, with ten fresh seeds.
     "goals": [
         Cell("near-04", "HalfCheetah-v5", range(50, 60)),

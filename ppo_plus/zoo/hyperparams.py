@@ -144,6 +144,11 @@ def builtin_file() -> Path:
     return installed if installed.is_file() else package.parent / "hyperparams" / "ppo_plus.yml"
 
 
+def expected_returns() -> dict[str, str]:
+    """What the entries of the package's own file reached, in words, by name; without those that were not measured."""
+    return read_mapping(builtin_file().with_name("returns.yml"))
+
+
 def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[str, dict[str, Any]]:
     """The entry of an environment in a settings file: its own, else ``atari`` for an ALE game, else ``default``.
 

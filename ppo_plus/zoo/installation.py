@@ -31,9 +31,14 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
     if module:
         import_packages([module])
     atari = is_atari(name) or re.search("NoFrameskip|Deterministic|-ram", name)  # which registers ALE's if installed
+    if name.startswith("MiniGrid-"):
+        with suppress(ImportError):
+            import_module("minigrid")
     try:
         return gym.spec(name)
     except gym.error.Error as error:
+        if name.startswith("MiniGrid-") and find_spec("minigrid") is None:
+            raise type(error)(f"{env_id} needs {pip_install('minigrid')}") from None
         if atari and find_spec("ale_py") is None:
             raise type(error)(f"{env_id} needs {pip_install('ale-py', 'opencv-python')}") from None
         versions = [spec for spec in gym.registry.values() if spec.id.rpartition("-v")[0] == name]

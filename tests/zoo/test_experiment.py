@@ -37,6 +37,7 @@ from ppo_plus.zoo.experiment import (
     statistics_path,
 )
 from ppo_plus.zoo.hyperparams import builtin_file
+from ppo_plus.zoo.installation import find_env
 
 BUILTIN = yaml.safe_load(builtin_file().read_bytes())
 FULL = """
@@ -109,6 +110,7 @@ def test_builtin_entries_build(name):
     env_id, _, variant = name.partition("/")
     # A package that is not installed (such as mujoco-py, or an older mujoco) is not this file's fault.
     try:
+        find_env(env_id)
         gym.make(env_id).close()
     except (gym.error.Error, ImportError) as error:
         pytest.skip(f"{env_id} cannot be made here: {error}")
@@ -116,6 +118,19 @@ def test_builtin_entries_build(name):
     env = make_envs(experiment)
     make_model(experiment, env)
     env.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*is out of date")
+def test_entries_of_minigrid_are_vectors():
+    pytest.importorskip("minigrid", reason="pip install minigrid")
+    names = [name for name in BUILTIN if name.startswith("MiniGrid-")]
+    assert len(names) == 12
+    for name in names:
+        find_env(name)
+        env = make_envs(load_experiment(name, overrides={"n_envs": 1}))
+        assert env.reset().shape == (1, 2835)
+        env.step(np.array([0]))
+        env.close()
 
 
 def test_builtin_file_covers_the_classics_box2d_mujoco_and_atari():

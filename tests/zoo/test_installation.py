@@ -82,6 +82,16 @@ def test_other_packages_are_errors_and_not_imported(name):
     assert set(sys.modules) == before
 
 
+def test_an_environment_of_minigrid_needs_no_flag(monkeypatch):
+    pytest.importorskip("minigrid", reason="pip install minigrid")
+    assert find_env("MiniGrid-Unlock-v0").id == "MiniGrid-Unlock-v0"
+    monkeypatch.setattr(installation, "find_spec", lambda _: None)
+    monkeypatch.delitem(gym.registry, "MiniGrid-Unlock-v0")
+    monkeypatch.setitem(sys.modules, "minigrid", None)
+    with pytest.raises(gym.error.Error, match="MiniGrid-Unlock-v0 needs .*pip install minigrid"):
+        find_env("MiniGrid-Unlock-v0")
+
+
 @pytest.mark.parametrize("name", ["gymnasium.core.TypeVar", "gymnasium.wrappers.common.deepcopy", "gymnasium.make"])
 def test_not_a_subclass_is_an_error(name):
     with pytest.raises(ValueError, match=f"'{name}' is not a subclass of gymnasium.core.Wrapper"):

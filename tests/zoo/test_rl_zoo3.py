@@ -27,7 +27,7 @@ SPEC = importlib.util.find_spec("rl_zoo3")
 pytestmark = pytest.mark.skipif(SPEC is None, reason="rl_zoo3 is not installed: pip install rl_zoo3 requests")
 ZOO_FILES = Path(SPEC.origin).with_name("hyperparams") if SPEC else Path()
 
-#: MiniGrid is not installed for the tests: a wrapper of that name stands in for its.
+#: Where MiniGrid is not installed, a wrapper of that name stands in for its.
 MINIGRID = "import gymnasium as gym\nclass FlatObsWrapper(gym.ObservationWrapper): pass\n"
 
 

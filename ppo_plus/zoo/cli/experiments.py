@@ -54,10 +54,18 @@ folder below -f. The settings are the package's tuned ones for the environment, 
 training early and saves what was learned.
 """
 
+ZOO = """
+List the entries of the package's settings, ID or ID/VARIANT, with the return that was measured: of 20 episodes after
+training with the most likely actions (sampled on Atari and MiniGrid), the interquartile mean over seeds and its 95 %
+interval; of fewer than five seeds, each one.
+"""
+
 
 def add_parser(commands: Any) -> None:
-    """Add ``train``, ``tune``, and ``worker`` below ``tune``."""
+    """Add ``train``, ``zoo``, ``tune``, and ``worker`` below ``tune``."""
     _add_train(commands)
+    help = "list the environments that have settings, and the returns to expect"
+    commands.add_parser("zoo", help=help, description=ZOO).set_defaults(prepare=lambda args: print_zoo)
     _add_tune(commands)
 
 
@@ -90,6 +98,25 @@ def _add_train(commands: Any) -> None:
     add("-P --progress", help, action=argparse.BooleanOptionalAction, default=True)
     add("--verbose", "1: print SB3's tables of metrics, 2: also debug messages", type=int, choices=[0, 1, 2], default=0)
     add("--dry-run", "check the experiment and print it, without training", action="store_true")
+
+
+def print_zoo() -> None:
+    """Print a line for each entry of the package's settings file that is of one environment, or was measured on one."""
+    from ppo_plus.zoo.hyperparams import builtin_file, expected_returns, read_mapping
+
+    expected = expected_returns()
+    names = (name for name in dict.fromkeys([*read_mapping(builtin_file()), *expected]) if "-v" in name)
+    print("\n".join(f"{name:32} {expected.get(name, 'not measured')}" for name in names))
+
+
+def _print_expected(experiment: "Experiment", variant: str | None) -> None:
+    """Print the returns to expect of an experiment, if it is an entry of the package's file that was measured."""
+    from ppo_plus.zoo.experiment import load_experiment
+    from ppo_plus.zoo.hyperparams import expected_returns
+
+    expected = expected_returns().get("/".join(filter(None, (experiment.env_id, variant))))
+    if expected and experiment.settings() == load_experiment(experiment.env_id, variant=variant).settings():
+        print(f"expected return: {expected}")
 
 
 def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int = -1) -> None:
@@ -193,6 +220,8 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
         return partial(yaml.safe_dump, settings, sys.stdout, sort_keys=False)
     with deferred():
         run = set_up(experiment, options)
+    if run.model.ranks.leads:
+        _print_expected(experiment, args.variant)
     if args.track and run.model.ranks.leads:
         import wandb
 

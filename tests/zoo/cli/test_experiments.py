@@ -21,6 +21,8 @@ from parametrization import sample
 
 from ppo_plus import PPO_Plus, Refused
 from ppo_plus.zoo.cli import main
+from ppo_plus.zoo.cli.experiments import _print_expected
+from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.interrupts import SIGNALS
 
 _CHECKPOINTS = "stable_baselines3.common.callbacks.CheckpointCallback"
@@ -185,6 +187,19 @@ def test_variants(folder, capsys):
 def test_tensorboard(folder):
     main([*TRAIN, "-n", "256", "-tb", "tb", "--no-progress"])
     assert list(folder.glob("tb/CartPole-v1/PPO_Plus_1/events*"))
+
+
+def test_the_zoo_and_the_return_to_expect(capsys):
+    main(["zoo"])
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["CartPole-v1"].startswith("500.0 [500.0, 500.0] (10 seeds) after 100,096 steps, ")
+    assert lines["CarRacing-v3/lstm"] == "not measured" and "PongNoFrameskip-v4" in lines and "default" not in lines
+    _print_expected(load_experiment("CartPole-v1", seed=7), None)
+    assert capsys.readouterr().out == f"expected return: {lines['CartPole-v1']}\n"
+    # Of other settings, of fewer steps and of what was not measured, nothing is known.
+    _print_expected(load_experiment("CartPole-v1", overrides={"n_timesteps": 50_000}), None)
+    _print_expected(load_experiment("CartPole-v1", variant="gSDE"), "gSDE")
+    assert capsys.readouterr().out == ""
 
 
 def test_training_a_saved_model_further(folder, capsys):

@@ -1,0 +1,39 @@
+"""What the entries of the settings file reached: ``benchmarks/report/zoo.py``."""
+
+import pytest
+
+from ppo_plus.zoo.hyperparams import builtin_file
+
+
+@pytest.fixture(scope="module")
+def zoo(import_script):
+    return import_script("report.zoo")
+
+
+def test_what_is_shipped_is_current(zoo):
+    """After new results: ``python docs/tables.py``."""
+    assert builtin_file().with_name("returns.yml").read_text(encoding="utf-8") == zoo.shipped()
+
+
+def test_runs_are_of_unchanged_settings(zoo):
+    runs = zoo.runs()
+    # The entry with the settings that MuJoCo's tasks share, which are another entry of Humanoid.
+    assert {run["arm"] for run in runs["Humanoid-v5"]} == {"mujoco"}
+    assert {run["arm"] for run in runs["Humanoid-v5/v1"]} == {"mujoco-shared"}
+    # Those by which settings were chosen do not count.
+    assert {run["seed"] for run in runs["LunarLander-v3"]} == set(range(20, 30))
+    assert len({run["seed"] for run in runs["Acrobot-v1/rl_zoo3"]}) == len(runs["Acrobot-v1/rl_zoo3"]) == 14
+
+
+def test_the_table_has_every_entry_and_says_what_is_missing(zoo):
+    rows = {row.split(" | ")[0].removeprefix("| "): row for row in zoo.table()[2:]}
+    assert rows.keys() == {name for name in zoo.entries() if not name.endswith("/rl_zoo3")}
+    assert "Ant-v4" not in rows and "MountainCar-v0/gSDE" in rows
+    for name, runs in zoo.runs().items():
+        assert name.endswith("/rl_zoo3") or ("| 0 | not measured yet |" in rows[name]) == (not runs)
+
+
+def test_few_runs_are_shown_each_and_samples_on_minigrid(zoo):
+    runs = [{"deterministic": {"mean": 0.0}, "stochastic": {"mean": score}} for score in (0.5, 0.75)]
+    assert zoo.returned("MiniGrid-Unlock-v0", runs) == "0.50, 0.75"
+    assert zoo.returned("CartPole-v1", runs * 3) == "0.0 [0.0, 0.0]"
