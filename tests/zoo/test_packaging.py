@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = ("ppo_plus", "search_space")
+FILES = ("ppo_plus", "returns", "search_space")
 
 
 @pytest.fixture(scope="module")
