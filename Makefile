@@ -2,12 +2,14 @@ PYTHON ?= python$(if $(filter test-python,$(MAKECMDGOALS)),$(VERSION),3)
 VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
-INSTALL := $(BIN)/pip install --quiet --constraint $(CONSTRAINTS)
+# Python compiles what is imported, which is less than half of what is installed.
+INSTALL := $(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS)
 # The stamp files say what is installed, so that a second run starts at once.
 RUNTIME := $(VENV)/runtime.stamp
 DEV := $(VENV)/dev.stamp
 DOCS := $(VENV)/docs.stamp
 RELEASE := $(VENV)/release.stamp
+ALL := $(VENV)/all.stamp
 # Where the environments of other versions of Python and torch are: torch's builds bring gigabytes of GPU libraries.
 VENVS ?= $(HOME)/.cache
 TORCH_VENV = $(VENVS)/ppo_plus-torch-$(VERSION)
@@ -61,8 +63,10 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# With Sphinx, the tests build the docs, too.
-check: $(DOCS) lint dist test-gpu test-all
+# With Sphinx, the tests build the docs, too. Of the first three, each keeps one core busy; the tests keep two.
+check: $(ALL)
+	$(MAKE) --jobs=2 lint dist test-gpu
+	$(MAKE) test-all
 
 format: $(DEV)
 	$(BIN)/ruff format .
@@ -99,3 +103,8 @@ $(DOCS): $(RUNTIME)
 $(RELEASE): $(RUNTIME)
 	$(INSTALL) --editable '.[release]'
 	touch $@
+
+# Together they are resolved once.
+$(ALL): $(RUNTIME)
+	$(INSTALL) --editable '.[dev,docs,release]'
+	touch $(DEV) $(DOCS) $(RELEASE) $@

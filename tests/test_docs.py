@@ -106,14 +106,9 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bo
 
 
 @pytest.mark.parametrize("page", EXAMPLES, ids=IDS)
-def test_examples_run(page, monkeypatch, tmp_path):
-    run_page(page, tmp_path, monkeypatch, slow=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in EXAMPLES if any(block.mark for block in blocks(page))], ids=str)
-def test_examples_run_to_their_end(page, monkeypatch, tmp_path):
-    run_page(page, tmp_path, monkeypatch, slow=True)
+def test_examples_run(page, request, monkeypatch, tmp_path):
+    """To their end where slow tests run, too, which is without ``-m``."""
+    run_page(page, tmp_path, monkeypatch, slow=not request.config.getoption("markexpr"))
 
 
 def test_there_are_examples_to_run():

@@ -81,7 +81,7 @@ SETTINGS = "-params n_envs:4 n_steps:32 batch_size:64 n_epochs:2 compile:False".
 N_TIMESTEPS = 4096
 
 
-def given(folder, n_timesteps=1024):
+def given(folder, n_timesteps=N_TIMESTEPS):
     return [*GIVEN, "-n", str(n_timesteps), "-f", str(folder), *SETTINGS]
 
 
@@ -103,23 +103,29 @@ def evaluations(folder):
         return dict(saved)
 
 
-@pytest.mark.slow
-def test_one_run_of_two_processes(tmp_path):
-    command = [sys.executable, "-m", "ppo_plus", "train", "--processes", "2", *given(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of an undisturbed run of two processes."""
+    folder = tmp_path_factory.mktemp("whole")
+    command = [sys.executable, "-m", "ppo_plus", "train", "--processes", "2", *given(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     # Said once.
     assert len(re.findall(" (enjoy|record) --env", done.stdout)) == 1
-    assert model_of(tmp_path).num_timesteps == 1024
-    assert len(episodes(tmp_path)) == 4 and all(episodes(tmp_path))
-    assert read_training(run_of(tmp_path))[0].max() <= 1024
-    assert evaluations(tmp_path)["results"].shape == (1, 3)
-    assert sorted(path.name for path in run_of(tmp_path).glob("*.zip")) == [
+    return folder
+
+
+@pytest.mark.slow
+def test_one_run_of_two_processes(whole):
+    assert model_of(whole).num_timesteps == N_TIMESTEPS
+    assert len(episodes(whole)) == 4 and all(episodes(whole))
+    assert read_training(run_of(whole))[0].max() <= N_TIMESTEPS
+    assert evaluations(whole)["results"].shape == (N_TIMESTEPS // 1024, 3)
+    assert {path.name for path in run_of(whole).glob("*.zip")} == {
         "CartPole-v1.zip",
         "best_model.zip",
-        "rl_model_1024_steps.zip",
-        "rl_model_512_steps.zip",
-    ]
+        *(f"rl_model_{n}_steps.zip" for n in range(512, N_TIMESTEPS + 1, 512)),
+    }
 
 
 def await_checkpoint(run, *launched):
@@ -152,15 +158,6 @@ def start(*options, train):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of an undisturbed run of two processes."""
-    folder = tmp_path_factory.mktemp("whole")
-    done = torchrun(2, "-m", "ppo_plus", "train", *given(folder, N_TIMESTEPS), timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
-
-
 def assert_same_run(found, expected):
     weights, expected_weights = (model_of(folder).get_parameters()["policy"] for folder in (found, expected))
     assert all(th.equal(weights[name], expected_weights[name]) for name in expected_weights)
@@ -178,7 +175,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 @needs_proc
 def test_killed_processes_resume_with_identical_results(tmp_path, whole):
     resumed = tmp_path / "resumed"
-    launched = start("--standalone", "--nproc-per-node", 2, train=given(resumed, N_TIMESTEPS))
+    launched = start("--standalone", "--nproc-per-node", 2, train=given(resumed))
     kill_one(run_of(resumed), launched)
     assert launched.wait(120) != 0
     done = torchrun(2, "-m", "ppo_plus", "train", "--resume", run_of(resumed), "--no-progress", timeout=300)
@@ -207,7 +204,7 @@ def test_two_machines(tmp_path, whole):
         *("--nnodes", 2, "--nproc-per-node", 1),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "two"),
     ]
-    launched = [start(*options, train=given(tmp_path, N_TIMESTEPS)) for _ in range(2)]
+    launched = [start(*options, train=given(tmp_path)) for _ in range(2)]
     said = [each.communicate(timeout=300)[1] for each in launched]
     assert [each.returncode for each in launched] == [0, 0], said
     assert_same_run(tmp_path, whole)

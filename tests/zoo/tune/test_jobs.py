@@ -429,21 +429,26 @@ def test_opening_starts_no_thread(url):
     assert set(threading.enumerate()) <= before
 
 
-OPEN = "from ppo_plus.zoo.tune.jobs import open_storage; print('ready', flush=True); open_storage(input())"
+OPEN = """
+from ppo_plus.zoo.tune.jobs import open_storage
+for _ in range(2):
+    print("ready", flush=True)
+    open_storage(input())
+"""
 
 
 @pytest.mark.slow
 def test_processes_that_open_an_empty_database_at_once(server):
+    command, pipes = [sys.executable, "-c", OPEN], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [subprocess.Popen(command, text=True, stderr=subprocess.PIPE, **pipes) for _ in range(3)]
     for name in ("first", "second"):
         with sqlalchemy.create_engine(server.url, isolation_level="AUTOCOMMIT").connect() as connection:
             connection.exec_driver_sql(f"CREATE DATABASE {name}")
-        command, pipes = [sys.executable, "-c", OPEN], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        processes = [subprocess.Popen(command, text=True, stderr=subprocess.PIPE, **pipes) for _ in range(3)]
         assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
         for process in processes:
             process.stdin.write(f"{server.url.removesuffix('postgres')}{name}\n")
             process.stdin.flush()
-        assert [(process.communicate(timeout=120)[1], process.returncode) for process in processes] == [("", 0)] * 3
+    assert [(process.communicate(timeout=120)[1], process.returncode) for process in processes] == [("", 0)] * 3
 
 
 def test_tables_of_another_process_are_not_an_error(tmp_path, monkeypatch):
