@@ -1,0 +1,140 @@
+"""Trained agents of the settings file's measured entries, in ``agents/``, and pictures of them for the docs.
+
+    python benchmarks/agents.py            # train what is missing, the quickest first
+    python benchmarks/agents.py --films    # draw the GIFs in docs/pictures/agents that are missing
+    ppo-plus enjoy --env HalfCheetah-v5 --agents agents
+
+An agent is trained as the runs of an entry in ``benchmarks/results/returns.jsonl`` were, with the seed whose return
+there is the median. A folder of an agent is that of a run, without what only further training needs. A line of
+``agents/agents.jsonl`` has the return of the agent that is there, over 100 episodes with the most likely actions.
+"""
+
+import argparse
+import os
+import shutil
+from collections import defaultdict
+from contextlib import chdir
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch as th
+from campaign import versions  # the modules beside this one
+from PIL import Image, ImageSequence
+from report.results import ROOT, append_line, read_lines
+from report.returns import FILE
+
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo.cli import main as ppo_plus
+from ppo_plus.zoo.enjoy import make_player
+from ppo_plus.zoo.experiment import Experiment, load_experiment, parse_settings, statistics_path
+from ppo_plus.zoo.runs import ALGO, Options, RunFolder
+from ppo_plus.zoo.train import set_up, train
+
+AGENTS, FILMS = ROOT / "agents", ROOT / "docs" / "pictures" / "agents"
+FIGURES = AGENTS / "agents.jsonl"
+N_EPISODES = 100
+#: Larger files are not kept in the repository.
+MAX_BYTES = 400_000
+#: Steps, width in pixels and colors of a GIF.
+FILM = 150, 160, 48
+
+
+def measured() -> dict[str, list[dict[str, Any]]]:
+    """The runs that have trained what the settings file has for their task now, by task, the quickest task first."""
+    runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    entry = cache(load_experiment)
+    for run in read_lines(FILE):
+        ours = run["algorithm"] == "ppo_plus.PPO_Plus"
+        if ours and parse_settings(run["task"], run["settings"]) == entry(run["task"]):
+            runs[run["task"]].append(run)
+    return dict(sorted(runs.items(), key=lambda item: item[1][0]["cpu_seconds"]))
+
+
+def median(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run whose return is the median; of two in the middle, the lower."""
+    ranked = sorted(runs, key=lambda run: run["deterministic"]["mean"])
+    return ranked[(len(ranked) - 1) // 2]
+
+
+def make(task: str, runs: list[dict[str, Any]]) -> None:
+    """Train the agent of a task, and write its folder and its line."""
+    seed = median(runs)["seed"]
+    experiment = load_experiment(task, seed=seed, device="cpu")
+    with TemporaryDirectory() as work, chdir(work):
+        run = set_up(experiment, Options(eval_freq=0))
+        train(run)
+        folder = _published(run.folder, experiment)
+    player = make_player(folder, folder.last_model, n_envs=10, seed=1_000)
+    mean, std = player.model.evaluate(n_eval_episodes=N_EPISODES)
+    append_line(
+        FIGURES,
+        {
+            "env": task,
+            "seed": seed,
+            "of_seeds": len(runs),
+            "steps": run.model.num_timesteps,
+            "return": round(mean, 2),
+            "std": round(std, 2),
+            "episodes": N_EPISODES,
+            "command": f"ppo-plus train --env {task} --seed {seed}",
+            "versions": versions(),
+        },
+    )
+
+
+def _published(run: RunFolder, experiment: Experiment) -> RunFolder:
+    """A copy of a run among the agents, without the state of the optimizer."""
+    folder = RunFolder(AGENTS / ALGO / f"{run.path.name}", experiment.env_id)
+    folder.path.mkdir(parents=True)
+    model = PPO_Plus.load(run.last_model, device="cpu")
+    model.policy.optimizer.state.clear()
+    model.save(folder.last_model)
+    if statistics_path(run.last_model).is_file():
+        shutil.copy(statistics_path(run.last_model), statistics_path(folder.last_model))
+    folder.settings.mkdir()
+    for name in ("config.yml", "args.yml"):
+        shutil.copy(run.settings / name, folder.settings / name)
+    if (n_bytes := folder.last_model.stat().st_size) > MAX_BYTES:
+        shutil.rmtree(folder.path)
+        raise SystemExit(f"{experiment.env_id}: the agent has {n_bytes} bytes, more than {MAX_BYTES}")
+    return folder
+
+
+def film(task: str) -> None:
+    """Draw an agent as a small GIF."""
+    n_steps, width, colors = FILM
+    with TemporaryDirectory() as work:
+        path = Path(work, "film.gif")
+        ppo_plus(["record", "--env", task, "-f", str(AGENTS), "-n", str(n_steps), "--seed", "1", "-o", str(path)])
+        with Image.open(path) as whole:
+            duration = whole.info["duration"]
+            frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(whole)][::2]
+    size = width, round(width * frames[0].height / frames[0].width)
+    small = [frame.resize(size).quantize(colors) for frame in frames]
+    FILMS.mkdir(parents=True, exist_ok=True)
+    small[0].save(
+        FILMS / f"{task}.gif", save_all=True, append_images=small[1:], duration=2 * duration, loop=0, optimize=True
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--films", action="store_true", help="draw agents in place of training them")
+    parser.add_argument("--env", nargs="+", metavar="ID", help="these tasks only")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    th.set_num_threads(1)
+    for task, runs in measured().items():
+        is_there = bool(list((AGENTS / ALGO).glob(f"{task}_*")))
+        if arguments.env and task not in arguments.env:
+            continue
+        if arguments.films and is_there and not (FILMS / f"{task}.gif").exists():
+            film(task)
+        elif not arguments.films and not is_there:
+            make(task, runs)
+
+
+if __name__ == "__main__":
+    main()
