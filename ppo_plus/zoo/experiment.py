@@ -266,12 +266,12 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def _hyperparameter(packages: Collection[str] | None, name: str, value: Any) -> Any:
-    """A number (whole where the argument's default is: ``2e3``), a word, a call (``ColoredNoise(beta=0.5)``), or
-    arguments."""
+    """A number (whole where the argument's default is: ``2e3``), a word, a call (``ColoredNoise(beta=0.5)``) or a list
+    of them, or arguments."""
     if str(name).endswith("_kwargs"):
         return read_arguments(name, value, packages)
     if isinstance(value, str):
-        return read_literal(name, value) if value.partition("(")[0] in STRATEGIES else value
+        return read_literal(name, value) if value.lstrip("[ ").partition("(")[0] in STRATEGIES else value
     parameter = signature(PPO_Plus).parameters.get(name)
     whole = parameter is not None and type(parameter.default) is int and isinstance(value, float)
     return int(value) if whole and value.is_integer() else value

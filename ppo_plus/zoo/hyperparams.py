@@ -30,7 +30,10 @@ MODULES = {
 #: Classes that rl_zoo3's files name without a module, and their modules.
 NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
 #: Classes of ppo_plus that settings may call, with constants as arguments.
-STRATEGIES = "WhiteNoise StateDependentNoise ColoredNoise EarlyStop AdaptivePenalty AdaptiveLearningRate".split()
+STRATEGIES = (
+    "WhiteNoise StateDependentNoise ColoredNoise EarlyStop AdaptivePenalty AdaptiveLearningRate "
+    "Stream Cost RandomNetworkDistillation".split()
+)
 ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=...)"
 
 

@@ -586,3 +586,11 @@ def test_damaged_statistics_are_called_so(tmp_path, contents):
 def test_a_number_of_processes_needs_processes():
     with pytest.raises(ValueError, match="--env-workers 2 needs processes: pass --vec-env subproc"):
         make_envs(load_experiment("CartPole-v1"), n_workers=2)
+
+
+def test_streams_are_text_in_settings():
+    text = "[Cost(source='cost', limit=25.0), RandomNetworkDistillation(weight=1.0)]"
+    made = parse_settings("CartPole-v1", {"n_timesteps": 10, "streams": text}, check_names=True)
+    cost, curiosity = streams = made.hyperparams["streams"]
+    assert (cost.path, cost.limit, curiosity.weight) == (("cost",), 25.0, 1.0)
+    assert parse_settings("CartPole-v1", made.settings()).hyperparams["streams"] == streams

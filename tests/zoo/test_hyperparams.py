@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from torch import nn
 
+from ppo_plus import Cost
 from ppo_plus.formulas.exploration import ColoredNoise, StateDependentNoise, WhiteNoise
 from ppo_plus.formulas.kl_control import AdaptiveLearningRate, AdaptivePenalty
 from ppo_plus.zoo.hyperparams import format_literal, parse_literal, positive_int, read_entry, read_mapping
@@ -208,6 +209,7 @@ OWN = {"ColoredNoise": ColoredNoise, "StateDependentNoise": StateDependentNoise,
         ("ColoredNoise(beta=0.5)", ColoredNoise(0.5)),
         ("AdaptiveLearningRate()", AdaptiveLearningRate()),
         ("dict(a=[WhiteNoise()])", {"a": [WhiteNoise()]}),
+        ("[Cost(source='cost', limit=5.0)]", [Cost("cost", limit=5.0)]),
     ],
 )
 def test_reads(text, value):
