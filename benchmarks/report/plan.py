@@ -91,6 +91,8 @@ ZOO_TRPO: dict[str, Any] = dict(
 RECIPE = screening.NEAR.settings((1, 1, -1, -1))
 #: Observations normalized in the policy, with the entries' epsilon.
 INSIDE: dict[str, Any] = {"normalize_observations": {"epsilon": 0.01}}
+#: Rewards as they are, with PFRL's horizons.
+RAW: dict[str, Any] = {"normalize": "dict(norm_reward=False, epsilon=0.01)", "gamma": 0.995, "gae_lambda": 0.97}
 ARMS = {
     "sb3-defaults": Arm(settings=DEFAULTS),
     "sb3-defaults-by-sb3": Arm("stable_baselines3.PPO", DEFAULTS),
@@ -114,6 +116,17 @@ ARMS = {
     # What six runs of Hopper did well with: the recipe as parallel simulators have it, and smaller minibatches.
     "simulators": Arm(settings=screening.PARALLEL.settings((-1,) * 10)),
     "simulators-256": Arm(settings=screening.PARALLEL.settings((-1,) * 10) | {"batch_size": 256}),
+    # Hopper without a running scale of rewards: a fixed one, and normalized values.
+    "tenth": Arm(settings={**RAW, "env_wrapper": "variants.TenthOfReward"}, entry="{task}"),
+    "raw-values": Arm(settings={**RAW, "normalize_values": True}, entry="{task}"),
+    "residual": Arm(
+        entry="{task}",
+        by_task={
+            task: {"policy_kwargs": f"dict(log_std_init={std}, actor=variants.Residual, net_arch=dict(vf=[256, 256]))"}
+            for task, std in (("Hopper-v5", -1), ("Ant-v5", -1.75))
+        },
+    ),
+    "rpo": Arm("variants.Rpo", {"compile": False}, entry="{task}"),
     "parallel-swimmer": Arm(settings=RECIPE | {"gamma": 0.9999}),
     "parallel-swimmer-98": Arm(settings=RECIPE | {"gamma": 0.9999, "gae_lambda": 0.98}),
 }
@@ -306,6 +319,10 @@ NAMES = {
     "parallel": "the recipe of parallel simulators",
     "simulators": "the recipe of parallel simulators, unchanged",
     "simulators-256": "the same, minibatches of 256",
+    "tenth": "rewards times 0.1, gamma 0.995, lambda 0.97",
+    "raw-values": "normalized values, gamma 0.995, lambda 0.97",
+    "residual": "a residual actor",
+    "rpo": "RPO",
     "parallel-swimmer": "the recipe with gamma 0.9999",
     "parallel-swimmer-98": "the recipe with gamma 0.9999, lambda 0.98",
     "recipe": "the recipe",
@@ -393,10 +410,13 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("entry", task, range(20, 23)) for task in ZOO_LONG),
         *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 23)) for name in MINIGRID_LONG),
     ],
-    # Looks at the goals: what two runs of HalfCheetah and six of Hopper were well with, with ten fresh seeds.
+    # Looks at the goals, with ten fresh seeds: what two runs of HalfCheetah and six of Hopper were well with, and what
+    # other implementations have.
     "goals": [
         Cell("near-04", "HalfCheetah-v5", range(50, 60)),
-        *(Cell(arm, "Hopper-v5", range(50, 60)) for arm in ("simulators", "simulators-256")),
+        *(Cell(arm, "Hopper-v5", range(50, 60)) for arm in ("simulators", "simulators-256", "tenth", "raw-values")),
+        *(Cell("residual", task, range(50, 60)) for task in ("Hopper-v5", "Ant-v5")),
+        Cell("rpo", "Walker2d-v5", range(50, 60)),
     ],
     # Normalization inside the policy, with the first seeds of the table.
     "inside": [
