@@ -92,8 +92,8 @@ def _add_train(commands: Any) -> None:
     help = "share environments and minibatches among N processes, as torchrun --nproc-per-node N -m ppo_plus train"
     add("--processes N", help, type=whole_number)
     add("--trust-model", f"with -i: {TRUST_MODEL}", action="store_true")
-    help = "log to Weights & Biases (pip install wandb tensorboard), which reads variables such as WANDB_PROJECT"
-    add("--track", help, action="store_true")
+    help = "log to Weights & Biases (pip install wandb tensorboard) or, with --track mlflow, to MLflow"
+    add("--track {wandb,mlflow}", help, nargs="?", const="wandb", choices=["wandb", "mlflow"])
     help = "show progress: a bar in a terminal, lines elsewhere"
     add("-P --progress", help, action=argparse.BooleanOptionalAction, default=True)
     add("--verbose", "1: print SB3's tables of metrics, 2: also debug messages", type=int, choices=[0, 1, 2], default=0)
@@ -209,8 +209,8 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
     run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
         options = replace(options, tensorboard_log=f"runs/{run_name}")
-    for package, is_needed in (("wandb", args.track), ("tensorboard", options.tensorboard_log)):
-        if is_needed and find_spec(package) is None:
+    for package in filter(None, (args.track, options.tensorboard_log and "tensorboard")):
+        if find_spec(package) is None:
             raise ImportError(f"{package} is not installed: {pip_install(package)}")
     from ppo_plus.zoo.train import check, set_up
 
@@ -222,16 +222,30 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
         run = set_up(experiment, options)
     if run.model.ranks.leads:
         _print_expected(experiment, args.variant)
-    if args.track and run.model.ranks.leads:
+    if not (args.track and run.model.ranks.leads):
+        return partial(_train, run, args)
+    from ppo_plus.settings import NAMES
+
+    logged = {name: getattr(run.model.settings, name) for name in NAMES}
+    logged |= {"env": experiment.env_id, **experiment.settings(), "seed": experiment.seed}
+    return partial(_train, run, args, _start_tracking(args.track, run_name, logged))
+
+
+def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Callable[[str], Any]:
+    """Start a run of a tracker, which takes what is written for TensorBoard, and return what uploads a file."""
+    if tracker == "wandb":
         import wandb
 
-        wandb.init(
-            name=run_name,
-            project=os.environ.get("WANDB_PROJECT", "ppo_plus"),
-            config={"env": experiment.env_id, "seed": experiment.seed, **experiment.settings()},
-            sync_tensorboard=True,
-        )
-    return partial(_train, run, args)
+        project = os.environ.get("WANDB_PROJECT", "ppo_plus")
+        run = wandb.init(name=name, project=project, config=settings, sync_tensorboard=True)
+        return run.log_model  # type: ignore[no-any-return]
+    import mlflow.pytorch
+
+    mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ppo_plus"))
+    mlflow.start_run(run_name=name)
+    mlflow.log_params(settings)
+    mlflow.pytorch.autolog(log_every_n_step=1)
+    return mlflow.log_artifact  # type: ignore[no-any-return]
 
 
 def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[], None]:
@@ -243,9 +257,9 @@ def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[]
     return partial(_train, resume(folder, allowed_packages(args), **changes), args)
 
 
-def _train(run: "Run", args: argparse.Namespace) -> None:
-    """Train, and print what can be done next. If training does not reach its end, the exit code says why: 128 plus the
-    signal's number, or the operating system's number of a full disk (28) or of too little memory (12)."""
+def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any] = lambda _: None) -> None:
+    """Train, upload the model, and print what can be done next. If training does not reach its end, the exit code says
+    why: 128 plus the signal's number, or the system's number of a full disk (28) or of too little memory (12)."""
     from ppo_plus.distributed.ranks import RanksError
     from ppo_plus.saving.format.names import Refused
     from ppo_plus.zoo.train import train
@@ -254,6 +268,7 @@ def _train(run: "Run", args: argparse.Namespace) -> None:
     with exit_codes({RanksError: 1, Refused: 1, MemoryError: errno.ENOMEM}):
         try:
             finished = train(run)
+            upload(str(run.folder.last_model))
         finally:
             if run.model.ranks.leads:
                 _print_next_command(run, args, finished)

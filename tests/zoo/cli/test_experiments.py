@@ -4,15 +4,12 @@ import errno
 import fcntl
 import os
 import pty
-import re
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
 import pytest
 import yaml
@@ -20,6 +17,7 @@ from command_line import TRAIN, environment, run, subcommands
 from parametrization import sample
 
 from ppo_plus import PPO_Plus, Refused
+from ppo_plus.settings import NAMES
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.cli.experiments import _print_expected
 from ppo_plus.zoo.experiment import load_experiment
@@ -299,22 +297,48 @@ def test_mistake_in_the_settings_file(folder, check_one_line_error, text, messag
     assert list(folder.glob("logs/ppo_plus/*")) == []
 
 
-def test_tracking_without_its_package(folder, check_one_line_error, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    check_one_line_error([*TRAIN, "--track"], "wandb is not installed: ")
+@pytest.mark.parametrize(("option", "package"), [("--track", "wandb"), ("--track mlflow", "mlflow")])
+def test_tracking_without_its_package(folder, check_one_line_error, monkeypatch, option, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    check_one_line_error([*TRAIN, *option.split()], f"{package} is not installed: ")
 
 
-def test_tracking_takes_its_project_from_the_environment(folder, monkeypatch):
-    started = {}
-    stand_in = ModuleType("wandb")
-    stand_in.__spec__ = ModuleSpec("wandb", None)
-    stand_in.init = lambda **kwargs: started.update(kwargs)
-    monkeypatch.setitem(sys.modules, "wandb", stand_in)
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
-    main([*TRAIN, "-n", "64", "--seed", "3", "--track", "--no-progress", "-params", "n_steps:64"])
-    assert re.fullmatch(r"CartPole-v1__ppo_plus__3__\d+", started["name"])
-    assert (started["project"], started["sync_tensorboard"], started["config"]["seed"]) == ("mine", True, 3)
-    assert list(folder.glob(f"runs/{started['name']}/CartPole-v1/*/events*"))
+def track(folder, monkeypatch, *tracker, **variables):
+    """Train with a tracker, in a process of its own: trackers finish when their process ends."""
+    options = "-n 192 --seed 3 --no-progress -params n_steps:64 n_envs:1 learning_rate:lin_1e-3 --track"
+    command = ["-m", "ppo_plus", *TRAIN, *options.split(), *tracker]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = run(command, folder, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_tracking_with_weights_and_biases_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="needs wandb")
+    track(tmp_path, monkeypatch, WANDB_MODE="offline", WANDB_PROJECT="mine")
+    (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    words = "mine CartPole-v1__ppo_plus__3__ CartPole-v1.zip lin_1e-3 tfevents rollout/ep_rew_mean".split()
+    assert [word for word in [*NAMES, *words] if word.encode() not in log.read_bytes()] == []
+    assert list(tmp_path.glob("runs/CartPole-v1__ppo_plus__3__*/CartPole-v1/*/events*"))
+
+
+@pytest.mark.slow
+def test_tracking_with_mlflow_in_a_file(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="needs mlflow")
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    track(tmp_path, monkeypatch, "mlflow", MLFLOW_TRACKING_URI=address, MLFLOW_EXPERIMENT_NAME="mine")
+    client = mlflow.MlflowClient(address)
+    (done,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert done.info.status == "FINISHED" and done.info.run_name.startswith("CartPole-v1__ppo_plus__3__")
+    known = {"env": "CartPole-v1", "seed": "3", "learning_rate": "lin_1e-3", "value_clip": "max"}
+    assert {name: done.data.params[name] for name in known} == known and {*NAMES} <= done.data.params.keys()
+    returns, losses = (
+        [metric.step for metric in client.get_metric_history(done.info.run_id, name)]
+        for name in ("rollout/ep_rew_mean", "train/loss")
+    )
+    assert returns == [64, 128, 192] and losses[:1] == [128]
+    assert [file.path for file in client.list_artifacts(done.info.run_id)] == ["CartPole-v1.zip"]
 
 
 def test_an_error_in_training_shows_its_traceback(folder, monkeypatch):
