@@ -5,21 +5,29 @@
     python benchmarks/benchmark_vec_env.py --env CartPole-v1 --n-envs 8 --rounds 40 --kinds SB3 Supervised
     python benchmarks/benchmark_vec_env.py --quick          # only whether it runs: its figures mean nothing
 
+    OMP_NUM_THREADS=1 python benchmarks/benchmark_vec_env.py --workers --json benchmarks/results/workers.json
+
 All are stepped through SB3's ``VecEnv`` interface, with the same kind of random actions, from one process, and may use
 all cores. Rounds are interleaved, so that a busy machine disturbs all alike, and medians are given. ``Atari`` is Pong
 in SB3's ``AtariWrapper`` where ale-py is installed, else an environment that computes about as much for each image.
+``Sleeper`` sleeps for a millisecond in each step.
+
+``--workers`` compares one process with 1, 2, 4 and 8 workers in :data:`WORKLOADS`: steps of all environments, and whole
+training (rollouts and updates) by ``PPO_Plus``, compiled before the first round; in SB3's vector environments by SB3's
+``PPO``. EnvPool is compared where it is installed.
 """
 
 import argparse
+import multiprocessing
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from os import getloadavg
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import gymnasium as gym
@@ -27,13 +35,14 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 from machine import facts  # the modules beside this one
-from report.markdown import markdown
 from report.results import write
+from report.vec_envs import BASE, WORKERS, table
+from stable_baselines3 import PPO
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
-from ppo_plus import SupervisedVecEnv
+from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.envs.checks import LeanVecEnv
 from ppo_plus.envs.make_vec import as_vec_env
 
@@ -41,6 +50,45 @@ from ppo_plus.envs.make_vec import as_vec_env
 TASKS = ("CartPole-v1", "HalfCheetah-v5", "Atari")
 #: A round steps for about so long, and at least so often.
 ROUND_SECONDS, ROUND_STEPS = 0.2, 20
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is stepped and trained with ``--workers``: a task, and the algorithms' arguments, by default SB3's."""
+
+    task: str
+    n_envs: int
+    n_steps: int
+    policy: str = "MlpPolicy"
+    batch_size: int = 64
+    n_epochs: int = 10
+
+
+WORKLOADS = (
+    Workload("CartPole-v1", 64, n_steps=32),
+    Workload("HalfCheetah-v5", 8, n_steps=256),
+    Workload("HalfCheetah-v5", 32, n_steps=64),
+    Workload("Atari", 8, n_steps=64, policy="CnnPolicy", batch_size=256, n_epochs=4),
+    Workload("Sleeper", 8, n_steps=32),
+)
+
+
+class Sleeper(gym.Env[np.ndarray, np.int64]):
+    """Waits for a millisecond in each step, as for another machine, and computes next to nothing."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (8,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, **kwargs: Any):
+        """Gymnasium may hand in arguments, none of which is used."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
+        super().reset(seed=seed)
+        return self.np_random.standard_normal(8, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        time.sleep(1e-3)
+        return self.np_random.standard_normal(8, np.float32), float(action), False, False, {}
 
 
 class LikeAtari(gym.Env[np.ndarray, np.int64]):
@@ -73,20 +121,24 @@ class Task:
 
     :param spec: how Gymnasium makes it, also in other processes
     :param wrapper: of each environment
+    :param envpool: arguments of EnvPool's ``make``, if it has the task
     """
 
     spec: EnvSpec
     wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
+    envpool: dict[str, Any] | None = None
 
 
 def find_task(name: str) -> Task:
-    """A task by its name: ``Atari``, or a Gymnasium id."""
+    """A task by its name: ``Atari``, ``Sleeper``, or a Gymnasium id."""
+    if name == "Sleeper":
+        return Task(EnvSpec("Sleeper-v0", entry_point=Sleeper, disable_env_checker=True))
     if name != "Atari":
-        return Task(gym.spec(name))
+        return Task(gym.spec(name), envpool={"task_id": name})
     if find_spec("ale_py") is None or find_spec("cv2") is None:
         return Task(EnvSpec("LikeAtari-v0", entry_point=LikeAtari, disable_env_checker=True))
     gym.register_envs(import_module("ale_py"))
-    return Task(gym.spec("PongNoFrameskip-v4"), AtariWrapper)
+    return Task(gym.spec("PongNoFrameskip-v4"), AtariWrapper, {"task_id": "Pong-v5", "stack_num": 1})
 
 
 def make_sb3(task: Task, n_envs: int, kind: type[VecEnv], **kwargs: Any) -> VecEnv:
@@ -101,16 +153,19 @@ def make_sb3(task: Task, n_envs: int, kind: type[VecEnv], **kwargs: Any) -> VecE
     )
 
 
-def make_supervised_each(task: Task, n_envs: int) -> VecEnv:
-    return make_sb3(task, n_envs, SupervisedVecEnv, n_workers=n_envs)
-
-
 def make_gym(task: Task, n_envs: int, mode: str) -> VecEnv:
     """Gymnasium's, by ``vectorization_mode``; those with a choice reset as SB3 does, and share memory."""
     kwargs = {} if mode == "vector_entry_point" else {"autoreset_mode": AutoresetMode.SAME_STEP}
     wrappers = [task.wrapper] if task.wrapper else None
     return as_vec_env(
         gym.make_vec(task.spec, n_envs, vectorization_mode=mode, vector_kwargs=kwargs, wrappers=wrappers)  # type: ignore[arg-type]
+    )
+
+
+def make_envpool(task: Task, n_envs: int) -> VecEnv:
+    assert task.envpool is not None
+    return as_vec_env(  # type: ignore[no-any-return]
+        import_module("envpool").make(**task.envpool, env_type="gymnasium", num_envs=n_envs, seed=0)
     )
 
 
@@ -122,13 +177,26 @@ def makers(task: Task) -> dict[str, Callable[[int], VecEnv]]:
         "Lean": partial(make_sb3, task, kind=LeanVecEnv),
         "Supervised, in processes": partial(make_sb3, task, kind=SupervisedVecEnv),
         "Supervised, with a time limit": partial(make_sb3, task, kind=SupervisedVecEnv, timeout=60),
-        "Supervised, one each": partial(make_supervised_each, task),
+        **{name: partial(make_sb3, task, kind=SupervisedVecEnv, n_workers=n) for n, name in WORKERS.items()},
         "Gymnasium sync": partial(make_gym, task, mode="sync"),
         "Gymnasium async": partial(make_gym, task, mode="async"),
     }
     if task.spec.vector_entry_point is not None:
         kinds["Gymnasium native"] = partial(make_gym, task, mode="vector_entry_point")
+    if find_spec("envpool") and task.envpool and task.envpool["task_id"] in import_module("envpool").list_all_envs():
+        kinds["EnvPool"] = partial(make_envpool, task)
     return kinds
+
+
+@contextmanager
+def made(task: Task, n_envs: int, kinds: list[str]) -> Iterator[dict[str, VecEnv]]:
+    """Environments of each kind whose name begins with one of ``kinds``, closed after the block."""
+    envs = {name: make(n_envs) for name, make in makers(task).items() if name.startswith(tuple(kinds))}
+    try:
+        yield envs
+    finally:
+        for env in envs.values():
+            env.close()
 
 
 def random_actions(env: VecEnv, n: int = 64) -> list[np.ndarray]:
@@ -145,52 +213,94 @@ def time_steps(env: VecEnv, actions: list[np.ndarray], n_steps: int) -> float:
     return (time.perf_counter() - start) / n_steps * 1e6
 
 
-def benchmark(
-    task: Task, n_envs: int, rounds: int, kinds: list[str], seconds: float = ROUND_SECONDS
-) -> dict[str, list[float]]:
-    """Microseconds per step, by kind and round.
+def time_training(model: Any, n_steps: int) -> float:
+    """Microseconds per step of one environment."""
+    start = time.perf_counter()
+    model.learn(n_steps, log_interval=None, reset_num_timesteps=False)
+    return (time.perf_counter() - start) / n_steps * 1e6
 
-    :param task: what is stepped
-    :param n_envs: number of environments
-    :param rounds: how often to measure each kind, taking turns
-    :param kinds: what the names of kinds begin with
-    :param seconds: how long a round is of each kind, about
-    """
-    envs = {name: make(n_envs) for name, make in makers(task).items() if name.startswith(tuple(kinds))}
-    actions, n_steps = {}, {}
+
+#: Measures something once, in microseconds.
+Measure = Callable[[], float]
+
+
+def stepping(envs: dict[str, VecEnv], seconds: float) -> dict[str, Measure]:
+    """For each kind, what measures its steps for about so many seconds."""
+    measures: dict[str, Measure] = {}
     for name, env in envs.items():
         env.seed(0)
         env.reset()
-        actions[name] = random_actions(env)
-        warm = time_steps(env, actions[name], ROUND_STEPS)
-        n_steps[name] = max(ROUND_STEPS, int(seconds * 1e6 / warm))
-    times: dict[str, list[float]] = {name: [] for name in envs}
+        actions = random_actions(env)
+        warm = time_steps(env, actions, ROUND_STEPS)
+        measures[name] = partial(time_steps, env, actions, max(ROUND_STEPS, int(seconds * 1e6 / warm)))
+    return measures
+
+
+def training(envs: dict[str, VecEnv], workload: Workload, seconds: float, compile: bool) -> dict[str, Measure]:
+    """For each kind, what measures rollouts with their updates for about so many seconds, at least one of each."""
+    measures: dict[str, Measure] = {}
+    n = workload.n_envs * workload.n_steps
+    own = {name: getattr(workload, name) for name in ("n_steps", "batch_size", "n_epochs")}
+    for name, env in envs.items():
+        algorithm: Any = PPO if name.startswith("SB3") else partial(PPO_Plus, compile=compile)
+        model = algorithm(workload.policy, env, seed=0, device="cpu", **own)
+        time_training(model, n)  # compiles
+        n_rollouts = max(1, int(seconds * 1e6 / (n * time_training(model, n))))
+        measures[name] = partial(time_training, model, n_rollouts * n)
+    return measures
+
+
+def in_turns(measures: dict[str, Measure], rounds: int) -> dict[str, list[float]]:
+    """What each has measured, by round. Each time another one follows those in processes, which leave cores and caches
+    to others."""
+    times: dict[str, list[float]] = {name: [] for name in measures}
     order = np.random.default_rng(0)
     for _ in range(rounds):
-        # Each time another one follows those in processes, which leave cores and caches to others.
-        for name in order.permutation(list(envs)):
-            times[name].append(time_steps(envs[name], actions[name], n_steps[name]))
-    for env in envs.values():
-        env.close()
+        for name in order.permutation(list(measures)):
+            times[name].append(measures[name]())
     return times
 
 
-def table(results: dict[int, dict[str, list[float]]]) -> list[str]:
-    """Markdown: microseconds per step, and in brackets how many times SB3's DummyVecEnv that is in steps per second."""
-    names = next(iter(results.values()))
-    rows = []
-    for name in names:
-        cells = []
-        for times in results.values():
-            own, base = median(times[name]), median(times.get("SB3 DummyVecEnv", times[name]))
-            cells.append(f"{own:,.0f} ({base / own:.1f}×)")
-        rows.append([name, *cells])
-    return markdown(["µs per step", *(f"n = {n}" for n in results)], rows)
+#: By task, number of environments and kind: microseconds, by round.
+Results = dict[str, dict[int, dict[str, list[float]]]]
+
+
+def compare_kinds(arguments: argparse.Namespace) -> dict[str, Results]:
+    """Steps of all environments, for all tasks and numbers of environments."""
+    results: Results = {}
+    for name in arguments.env or TASKS:
+        task = find_task(name)
+        results[name] = {}
+        for n in arguments.n_envs:
+            with made(task, n, arguments.kinds) as envs:
+                results[name][n] = in_turns(stepping(envs, arguments.seconds), arguments.rounds)
+        print("\n".join(["", *table({name: results[name]}, "SB3 DummyVecEnv", "µs per step")]))
+    return {"us_per_step": results}
+
+
+def compare_workers(arguments: argparse.Namespace) -> dict[str, Results]:
+    """Steps of all environments and whole training, for all workloads."""
+    steps: Results = {}
+    trained: Results = {}
+    for workload in WORKLOADS:
+        if arguments.env and workload.task not in arguments.env:
+            continue
+        if arguments.quick:
+            workload = replace(workload, n_envs=2, n_steps=32)
+        task, n = find_task(workload.task), workload.n_envs
+        with made(task, n, [BASE, *WORKERS.values(), "SB3", "EnvPool", "Gymnasium async"]) as envs:
+            stepped = stepping(envs, arguments.seconds)
+            steps.setdefault(workload.task, {})[n] = in_turns(stepped, arguments.rounds)
+            trainable = {name: env for name, env in envs.items() if not name.startswith("Gymnasium")}
+            learning = training(trainable, workload, arguments.seconds, compile=not arguments.quick)
+            trained.setdefault(workload.task, {})[n] = in_turns(learning, arguments.rounds)
+    print("\n".join(["", *table(steps, BASE, "µs per step of all"), "", *table(trained, BASE, "µs per step trained")]))
+    return {"us_per_step": steps, "training_us_per_step": trained}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", nargs="+", default=list(TASKS), help="tasks: Atari, or Gymnasium ids (%(default)s)")
+    parser.add_argument("--env", nargs="+", help=f"tasks: Atari, Sleeper, or Gymnasium ids ({', '.join(TASKS)})")
     parser.add_argument("--n-envs", type=int, nargs="+", default=[1, 8, 64], help="numbers of environments")
     parser.add_argument("--rounds", type=int, default=7, help="rounds per kind")
     parser.add_argument(
@@ -201,26 +311,24 @@ def main() -> None:
         metavar="NAME",
         help="what their names begin with (%(default)s); further: Lean, Supervised",
     )
+    parser.add_argument("--workers", action="store_true", help="compare numbers of workers, also in training")
+    parser.add_argument("--seconds", type=float, default=ROUND_SECONDS, help="of each round and kind (%(default)s)")
     parser.add_argument(
         "--quick", action="store_true", help="one short round of 2 environments, to see whether it runs"
     )
     parser.add_argument("--json", type=Path, help="file for all results")
     arguments = parser.parse_args()
-    seconds = ROUND_SECONDS
     if arguments.quick:
-        arguments.n_envs, arguments.rounds, seconds = [2], 1, 0.0
+        arguments.n_envs, arguments.rounds, arguments.seconds = [2], 1, 0.0
 
+    # Processes are forked from one that has imported what this script imports.
+    multiprocessing.set_forkserver_preload(["ppo_plus.ppo", "ppo_plus.envs.make_vec"])
     # Before it makes a load itself.
-    about = facts("gymnasium", "numpy", "mujoco", "ale_py") | {"load before": f"{getloadavg()[0]:.1f}"}
+    about = facts("gymnasium", "numpy", "envpool", "mujoco", "ale_py") | {"load before": f"{getloadavg()[0]:.1f}"}
     print(", ".join(f"{key} {value}" for key, value in about.items()))
-    results: dict[str, dict[int, dict[str, list[float]]]] = {}
-    for name in arguments.env:
-        task = find_task(name)
-        measure = partial(benchmark, task, rounds=arguments.rounds, kinds=arguments.kinds, seconds=seconds)
-        results[name] = {n: measure(n_envs=n) for n in arguments.n_envs}
-        print(f"\n{name} ({task.spec.id}), median of {arguments.rounds} rounds\n\n" + "\n".join(table(results[name])))
+    results = (compare_workers if arguments.workers else compare_kinds)(arguments)
     if arguments.json:
-        write(arguments.json, {"versions": about, "us_per_step": results})
+        write(arguments.json, {"versions": about} | results)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from ppo_plus.envs.normalization import are_finite
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.generators import derived_seed
+from ppo_plus.process import usable_cores
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
@@ -50,10 +51,10 @@ def _next_seed(seed):
 # --- without a fault -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", [Failing, Structured])
-def test_without_a_fault_it_is_sb3s_dummy_vec_env(cls):
+@pytest.mark.parametrize(("cls", "n_workers"), [(Failing, 2), (Structured, 3)])
+def test_without_a_fault_it_is_sb3s_dummy_vec_env(cls, n_workers):
     makes = [lambda: Monitor(cls())] * 3
-    ours, theirs = supervised(*makes), DummyVecEnv(makes)
+    ours, theirs = supervised(*makes, n_workers=n_workers), DummyVecEnv(makes)
     theirs.seed(5)
     assert equal(ours.reset(), theirs.reset())
     for _ in range(20):
@@ -80,7 +81,7 @@ def test_options_are_for_one_reset():
             obs, _ = super().reset(seed=seed)
             return obs, {"options": options}
 
-    env = supervised(WithOptions, WithOptions)
+    env = supervised(WithOptions, WithOptions, n_workers=1)
     env.set_options([{"a": 1}, {}])
     env.reset()
     assert env.reset_infos == [{"options": {"a": 1}}, {"options": None}]
@@ -107,6 +108,7 @@ def test_resets_without_options_get_none():
     [
         ({"restarts": -1}, "restarts=-1 must be at least 0"),
         ({"timeout": 0}, r"timeout=0 must be a number in \(0, 1e\+06\], or None"),
+        ({"n_workers": 0}, r'n_workers \(or "auto"\)=0 must be at least 1'),
     ],
 )
 def test_bad_arguments_are_named(kwargs, message):
@@ -440,7 +442,7 @@ class Stop(BaseCallback):
 
 def faulty(fault):
     make = partial(Failing, fault, at=-1, p=0.05)
-    env = supervised(*[lambda: Resumable(Monitor(make()))] * 3, restarts=500)
+    env = supervised(*[lambda: Resumable(Monitor(make()))] * 3, restarts=500, n_workers=2)
     return VecFrameStack(VecNormalize(env), 2)
 
 
@@ -522,6 +524,35 @@ def test_however_many_share_a_process_the_numbers_are_the_same(n_workers, cls):
     ours.close()
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="binds this process to a core")
+def test_by_default_there_is_a_process_for_each_core_but_not_more_than_environments():
+    cores = os.sched_getaffinity(0)
+    counts = []
+    try:
+        for part in (cores, [min(cores)]):
+            os.sched_setaffinity(0, part)
+            env = supervised(*[Failing] * 2, n_workers="auto")
+            counts.append((usable_cores(), env.n_workers))
+            env.close()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert counts[0][0] <= len(cores) and counts[0][1] == min(counts[0][0], 2)
+    assert counts[1] == (1, 1)
+
+
+def test_pictures_are_in_the_order_of_the_environments():
+    class Drawing(Failing):
+        render_mode = "rgb_array"
+
+        def render(self):
+            return np.full((2, 2, 3), self._np_random_seed, np.uint8)
+
+    env = spread(2, *[Drawing] * 3)
+    env.reset()
+    assert [image.max() for image in env.get_images()] == [5, 6, 7] and env.render(mode="rgb_array").max() == 7
+    env.close()
+
+
 @pytest.mark.parametrize("kind", [np.array, list, np.uint8])
 def test_masks_come_with_the_step_that_precedes_them(kind):
     class OfAKind(Masked):
@@ -580,7 +611,8 @@ def test_infos_are_the_same_whatever_they_have():
 
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_an_error_restarts_only_the_environment_that_raised_it(n_workers):
-    env = spread(n_workers, Failing, partial(Failing, "raise", 4), Failing, restarts=9)
+    said = []
+    env = spread(n_workers, Failing, partial(Failing, "raise", 4), Failing, restarts=9, said=said)
     others = plain(Failing, Failing, Failing)
     env.reset(), others.reset()
     pids = [worker.process.pid for worker in env._workers]
@@ -591,6 +623,9 @@ def test_an_error_restarts_only_the_environment_that_raised_it(n_workers):
             assert equal(obs[i], expected[0][i]) and rewards[i] == expected[1][i] and dones[i] == expected[2][i]
             assert RESTART not in infos[i]
     assert env.n_restarts == 1 and [worker.process.pid for worker in env._workers] == pids
+    assert said[0].startswith(
+        f"environment 1, <Failing instance>, seed 6, step 4: {FAULTS['raise']}: restarted (1 of 9"
+    )
     env.close()
 
 
@@ -613,7 +648,8 @@ def test_one_that_dies_or_hangs_takes_its_process_with_it(fault):
             assert "shared its process with environment 1, which" in infos[0][RESTART]
         before = obs
     assert [i for _, i in restarted] == [0, 1] and env.n_restarts == 1
-    assert len(said) == 1 and "environment 1" in said[0] and "with the 1 others of its process (1 of 1" in said[0]
+    assert len(said) == 1 and said[0].startswith("environment 1, <Failing instance>, seed 6, step 4: ")
+    assert "with the 1 others of its process (1 of 1" in said[0]
     assert env.get_attr("level") == [7.0, 1.0, 1.0, 1.0] and env.env_seeds[2:] == [7, 8]
     assert env.env_seeds[:2] == [_next_seed(5), _next_seed(6)]
     env.close()
