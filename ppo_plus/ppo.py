@@ -75,11 +75,11 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.export.deployed import Normalization
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.format.container import is_container
-from ppo_plus.saving.hub import from_hub
+from ppo_plus.saving.hub import fetch
 from ppo_plus.saving.model import changed_attributes, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
-from ppo_plus.saving.statistics import move_into
+from ppo_plus.saving.statistics import move_into, read_statistics
 from ppo_plus.settings import (
     LOWEST,
     Settings,
@@ -1115,7 +1115,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises ConnectionError: the hub has no such repository, or cannot be reached, and its files are not cached
         :raises ValueError: as :meth:`load`, or there is no such model
         """
-        return from_hub(cls, repo, env, filename, kwargs)  # type: ignore[no-any-return]
+        path = fetch(repo, filename)
+        model = cls.load(path, env, **kwargs)
+        for source in (path.with_name(f"{path.stem}_vecnormalize.zip"), path.with_name("vec_normalize.pkl")):
+            if source.is_file() and read_statistics(source)["norm_obs"]:
+                model.absorb_normalization(source)
+        return model
 
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
         """Write all that training needs to resume exactly, which :meth:`resume` reads.

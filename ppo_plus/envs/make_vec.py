@@ -73,16 +73,8 @@ def make_vec(
         seed = int(np.random.default_rng().integers(2**31))
     require_int("seed", seed, 0)
     make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
-    env = make_vec_env(
-        make_env,
-        n_envs,
-        seed=int(seed),
-        wrapper_class=resumable,
-        env_kwargs=env_kwargs,
-        vec_env_cls=VEC_ENVS[vec_env],  # type: ignore[arg-type]
-        vec_env_kwargs=supervision,
-    )
-    return with_dicts(env)
+    kinds = {"vec_env_cls": VEC_ENVS[vec_env], "vec_env_kwargs": supervision, "wrapper_class": resumable}
+    return with_dicts(make_vec_env(make_env, n_envs, seed=int(seed), env_kwargs=env_kwargs, **kinds))  # type: ignore[arg-type]
 
 
 def resumable(env: gym.Env) -> Resumable:

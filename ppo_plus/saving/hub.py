@@ -1,7 +1,7 @@
 """Models on the Hugging Face Hub: folders of our runs, and models of SB3 and rl_zoo3. Reading them runs no code."""
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ppo_plus.saving.format.container import MEMBERS, read_parts
-from ppo_plus.saving.statistics import read_statistics
 
 #: What is downloaded, and what is neither downloaded nor uploaded; the metrics of rl_zoo3 are a zip, but not a model.
 READ = ["*.zip", "*.yml", "vec_normalize.pkl"]
@@ -33,10 +32,7 @@ CARD = """---
 
 @contextmanager
 def explained(repo: str) -> Iterator[Any]:
-    """The library of the hub, whose errors inside become a :class:`ConnectionError` that says what to do.
-
-    :raises ImportError: it is not installed
-    """
+    """The hub's library, or ``ImportError``; errors inside become a :class:`ConnectionError` that names a remedy."""
     try:
         import huggingface_hub as hub
     except ImportError as error:
@@ -72,15 +68,10 @@ def push(repo: str, folder: Path, settings: Path, env_id: str) -> str:
             results = [hub.EvalResult(task, env_id, env_id, "mean_reward", score, task_name=task)]
         about += "".join(f"![Episodes]({path.name})" for path in folder.glob(f"{settings.name}.gif"))
         tags = [env_id, "reinforcement-learning", "deep-reinforcement-learning", "ppo", "stable-baselines3"]
-        card = CARD.format(
-            head=hub.ModelCardData(library_name="ppo_plus", tags=tags, model_name=repo, eval_results=results).to_yaml(),
-            env_id=env_id,
-            about=about,
-            repo=repo,
-            command=(settings / "command.txt").read_text("utf-8").strip(),
-            versions=", ".join(map(" ".join, versions)),
-            settings=(settings / "config.yml").read_text("utf-8").strip(),
-        )
+        head = hub.ModelCardData(library_name="ppo_plus", tags=tags, model_name=repo, eval_results=results).to_yaml()
+        command, text = ((settings / name).read_text("utf-8").strip() for name in ("command.txt", "config.yml"))
+        parts = {"env_id": env_id, "about": about, "repo": repo, "command": command, "settings": text}
+        card = CARD.format(head=head, versions=", ".join(map(" ".join, versions)), **parts)
         (folder / "README.md").write_text(card, encoding="utf-8")
         hub.create_repo(repo, exist_ok=True)
         options = {"ignore_patterns": LEFT_OUT, "delete_patterns": "*", "commit_message": "Upload a run of PPO_Plus"}
@@ -100,13 +91,3 @@ def fetch(repo: str, filename: str | None = None) -> Path:
     if len(names) != 1 or not (files / names[0]).is_file():
         raise ValueError(f"repo={repo!r} has the models {names}: pass the name of one that is there, filename=")
     return files / names[0]
-
-
-def from_hub(cls: Any, repo: str, env: Any, filename: str | None, arguments: Mapping[str, Any]) -> Any:
-    """See :meth:`ppo_plus.PPO_Plus.from_hub`, of which ``cls`` is a class."""
-    path = fetch(repo, filename)
-    model = cls.load(path, env, **arguments)
-    for statistics in (path.with_name(f"{path.stem}_vecnormalize.zip"), path.with_name("vec_normalize.pkl")):
-        if statistics.is_file() and read_statistics(statistics)["norm_obs"]:
-            model.absorb_normalization(statistics)
-    return model

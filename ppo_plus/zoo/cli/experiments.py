@@ -73,7 +73,7 @@ def _add_train(commands: Any) -> None:
     help = "train, evaluate and save a model, and plot its learning curve"
     command = commands.add_parser("train", help=help, description=TRAIN)
     command.set_defaults(prepare=partial(prepare_train, command))
-    add_env_arguments(command, "--log-folder", env_required=False)
+    add_env_arguments(command, "--log-folder")
     command.add_argument("--resume", metavar="RUN", help="resume the interrupted run in this folder")
     add_algo_argument(command, "for rl_zoo3's command lines; both train PPO_Plus")
     add_experiment_arguments(command)
@@ -224,28 +224,24 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
         _print_expected(experiment, args.variant)
     if not (args.track and run.model.ranks.leads):
         return partial(_train, run, args)
-    from ppo_plus.settings import NAMES
-
-    logged = {name: getattr(run.model.settings, name) for name in NAMES}
-    logged |= {"env": experiment.env_id, **experiment.settings(), "seed": experiment.seed}
+    logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
     return partial(_train, run, args, _start_tracking(args.track, run_name, logged))
 
 
-def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Callable[[str], Any]:
+def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Any:
     """Start a run of a tracker, which takes what is written for TensorBoard, and return what uploads a file."""
     if tracker == "wandb":
         import wandb
 
         project = os.environ.get("WANDB_PROJECT", "ppo_plus")
-        run = wandb.init(name=name, project=project, config=settings, sync_tensorboard=True)
-        return run.log_model  # type: ignore[no-any-return]
+        return wandb.init(name=name, project=project, config=settings, sync_tensorboard=True).log_model
     import mlflow.pytorch
 
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ppo_plus"))
     mlflow.start_run(run_name=name)
     mlflow.log_params(settings)
     mlflow.pytorch.autolog(log_every_n_step=1)
-    return mlflow.log_artifact  # type: ignore[no-any-return]
+    return mlflow.log_artifact
 
 
 def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[], None]:
@@ -316,7 +312,7 @@ COUNTS = {
 def _add_tune(commands: Any) -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
-    add_env_arguments(command, "--log-folder", env_required=False)
+    add_env_arguments(command, "--log-folder")
     add_algo_argument(command, "for rl_zoo3's command lines; both tune PPO_Plus")
     add_experiment_arguments(command, seed_default=0)
     command.set_defaults(prepare=partial(_guarded, prepare_tune))

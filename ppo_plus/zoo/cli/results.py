@@ -72,7 +72,7 @@ def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]
     command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
     command.set_defaults(prepare=prepare)
     add = partial(add_option, command)
-    add_env_arguments(command, "--folder --agents", env_required=False)
+    add_env_arguments(command, "--folder --agents")
     add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
     add(
         "--exp-id N",
