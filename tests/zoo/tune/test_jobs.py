@@ -400,13 +400,18 @@ def test_a_file_that_is_no_journal(tmp_path, line):
 
 
 def test_a_journal_that_is_damaged_or_gone(tmp_path):
+    """A writer was killed within a line, and the next one wrote on. Without the line, the study continues."""
     journal = tmp_path / "study.log"
     study = optuna.create_study(storage=(storage := open_storage(str(journal))), study_name="a")
+    study.set_user_attr("a", 1)
+    whole = journal.read_text()
     with journal.open("a") as file:
-        file.write('{"op_code": 2, "wor\n{}\n')
-    for use in (lambda: study.trials, lambda: study.set_user_attr("a", 1)):
+        file.write('{"op_code": 2, "wor{"op_code": 2}\n')
+    for use in (lambda: study.set_user_attr("a", 2), lambda: study.trials):
         with pytest.raises(StorageError, match="the storage is damaged"):
             use()
+    journal.write_text(whole)
+    assert optuna.load_study(storage=open_storage(str(journal)), study_name="a").user_attrs == {"a": 1}
     journal.unlink()
     with pytest.raises(StorageError, match="the storage is unavailable: .*No such file"), named_errors():
         storage.get_all_studies()
