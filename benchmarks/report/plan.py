@@ -105,6 +105,8 @@ ARMS = {
     "inside-values": Arm(settings={"normalize": False, "normalize_values": True, **INSIDE}, entry="{task}"),
     "entry": Arm(entry="{task}", steps=None),
     "zoo": Arm(entry="{task}/rl_zoo3", steps=None),
+    "gSDE": Arm(entry="{task}/gSDE", steps=None),
+    "lstm": Arm(entry="{task}/lstm", steps=None),
     # Ten million frames, four to each action: training episodes are as long as their actions, others as their frames.
     "atari": Arm(entry="atari", steps=2_500_000, vec_env="subproc"),
     "trpo": Arm(
@@ -312,6 +314,8 @@ NAMES = {
     "trpo": "TRPO (sb3-contrib)",
     "entry": "ppo_plus's settings",
     "zoo": "rl_zoo3's settings",
+    "gSDE": "ppo_plus's settings with gSDE",
+    "lstm": "rl_zoo3's settings for LSTMs",
     "mujoco": "ppo_plus's settings",
     "mujoco-shared": "ppo_plus's shared settings",
     "inside": "observations normalized in the policy, rewards scaled",
@@ -337,10 +341,14 @@ NAMES = {
 #: Tasks with entries of rl_zoo3's that were not run when they were taken over, the quick ones first.
 MINIGRID = ("Unlock", "DoorKey-5x5", "Empty-Random-5x5", "KeyCorridorS3R1", "RedBlueDoors-6x6")
 ZOO = ("LunarLanderContinuous-v3", "InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Pusher-v5")
-ZOO_LONG = ("HumanoidStandup-v5", "CarRacing-v3", "BipedalWalkerHardcore-v3")
+ZOO_LONG = ("HumanoidStandup-v5", "BipedalWalkerHardcore-v3", "CarRacing-v3")
 MINIGRID_LONG = (
     *("FourRooms", "Fetch-5x5-N2", "GoToDoor-5x5", "PutNear-6x6-N2"),
     *("MultiRoom-N4-S5", "LockedRoom", "ObstructedMaze-2Dlh"),
+)
+LSTM = (
+    *("Acrobot-v1", "InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Hopper-v5", "Walker2d-v5"),
+    *("HalfCheetah-v5", "Swimmer-v5", "Ant-v5", "BipedalWalker-v3", "CarRacing-v3"),
 )
 #: What is to be done, in this order.
 STAGES: dict[str, list[Cell]] = {
@@ -401,15 +409,21 @@ STAGES: dict[str, list[Cell]] = {
     # Entries that were copied from rl_zoo3 and never run, and rl_zoo3's settings beside ours: first what takes minutes.
     "zoo": [
         *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 25)) for name in MINIGRID),
-        *(Cell("zoo", task, range(20, 25)) for task in ("MountainCarContinuous-v0", "MountainCar-v0")),
+        *(
+            Cell("zoo", task, range(20, 25))
+            for task in ("MountainCarContinuous-v0", "MountainCar-v0", "LunarLander-v3")
+        ),
+        *(Cell("gSDE", task, range(20, 25)) for task in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")),
         *(Cell("entry", task, range(20, 25)) for task in ZOO),
+        *(Cell(arm, "BipedalWalker-v3", range(20, 25)) for arm in ("entry", "zoo")),
     ],
-    # Runs of an hour and of many hours.
+    # Runs of an hour and of many hours; first, more seeds of rl_zoo3's settings.
     "zoo-long": [
-        Cell("zoo", "BipedalWalker-v3", range(20, 23)),
-        *(Cell("entry", task, range(20, 23)) for task in ZOO_LONG),
+        *(Cell("rl_zoo3", task, range(5)) for task in TASKS),
         *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 23)) for name in MINIGRID_LONG),
+        *(Cell("entry", task, range(20, 23)) for task in ZOO_LONG),
     ],
+    "zoo-lstm": [Cell("lstm", task, range(20, 23)) for task in LSTM],
     # Looks at the goals, with ten fresh seeds: what two runs of HalfCheetah and six of Hopper were well with, and what
     # other implementations have.
     "goals": [
