@@ -65,7 +65,7 @@ def open_storage(url: str) -> BaseStorage:
     """
     with named_errors(f"cannot use the storage {without_password(url)!r}", (*STORAGE_ERRORS, *UNUSABLE)):
         is_journal = url.endswith(JOURNAL) and "://" not in url
-        storage = _open_journal(Path(url).absolute()) if is_journal else _open_database(make_url(url))
+        storage = _open_journal(Path(url).absolute()) if is_journal else _open_database(url)
         patience = TIMEOUT if url.startswith("postgresql") else 0
         for name, method in vars(BaseStorage).items():
             if callable(method) and not name.startswith("_"):
@@ -80,11 +80,11 @@ def _open_journal(path: Path) -> BaseStorage:
     return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
 
 
-def _open_database(address: sqlalchemy.URL) -> BaseStorage:
-    kind = address.get_backend_name()
+def _open_database(url: str) -> BaseStorage:
+    kind = url.partition(":")[0].partition("+")[0]
     if kind not in ("sqlite", "postgresql"):
         raise ValueError(f"{kind} is not supported: use FILE{JOURNAL}, sqlite:///FILE or postgresql+psycopg://...")
-    sqlite = kind == "sqlite"
+    address, sqlite = make_url(url), kind == "sqlite"
     if sqlite:
         if address.database in (None, "", ":memory:"):
             raise OSError("processes cannot share a study in memory: use sqlite:///FILE")

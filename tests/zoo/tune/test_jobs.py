@@ -376,7 +376,8 @@ def test_heartbeats_end_with_the_trial(jobs, recwarn):
         ("sqlite:////proc/nowhere/study.db", "/proc/nowhere"),
         ("/proc/nowhere/study.log", "/proc/nowhere"),
         ("sqlite://", "memory"),
-        ("study.db", "URL"),
+        ("study.db", "study.db is not supported: use FILE.log, sqlite:///FILE or "),
+        ("sqlite:study.db", "URL"),
     ],
 )
 def test_unusable(url, message):
