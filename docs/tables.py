@@ -30,7 +30,7 @@ from report import (  # noqa: E402
     zoo,
 )
 from report.markdown import markdown  # noqa: E402
-from report.results import path, read  # noqa: E402
+from report.results import path, read, read_lines  # noqa: E402
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 PATTERN = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- end of table -->", re.DOTALL)
@@ -356,6 +356,24 @@ def explored(kind: str) -> Lines:
     return exploration.table(kind, results(explored_in(kind)))
 
 
+def agents() -> Lines:
+    """The trained agents, with films of those that can be drawn."""
+
+    def row(agent: dict[str, Any]) -> list[str]:
+        film = Path("pictures", "agents", f"{agent['env']}.gif")
+        return [
+            agent["env"],
+            f"![{agent['env']}]({film})" if (DOCS / film).exists() else "",
+            f"{agent['return']:,.0f} ± {agent['std']:,.0f}",
+            f"{agent['seed']}, median of {agent['of_seeds']}",
+            f"{agent['steps'] / 1e6:.2g}M",
+        ]
+
+    lines = read_lines(DOCS.parent / "agents" / "agents.jsonl")
+    header = ["environment", "film", "return", "seed", "timesteps"]
+    return markdown(header, map(row, sorted(lines, key=lambda agent: agent["env"])))
+
+
 def returns_about() -> Lines:
     """The versions of all runs."""
     seen: dict[str, set[str]] = {}
@@ -466,6 +484,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "workers": lambda: vec_envs("workers", WORKERS),
     "workers-about": lambda: about("workers"),
     "supervised": lambda: vec_envs("supervised", SUPERVISED),
+    "agents": agents,
     "supervised-about": lambda: about("supervised"),
     "vec-envs-about": lambda: about("vec_env"),
     "processes-training": lambda: processes.training_table(read("processes")),
