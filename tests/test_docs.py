@@ -5,7 +5,8 @@ comment with a file's name is written there, and each line of ``bash`` is checke
 block may say what it takes:
 
 ``<!-- test: long -->``
-    Training stops after its first update, uncompiled, and the rest of the block runs. The slow tests run it unchanged.
+    Training stops after its first update, uncompiled, and the rest of the block runs. The slow tests run it unchanged,
+    unless the README has the same.
 ``<!-- test: slow -->``
     The block runs only where slow tests run.
 """
@@ -34,7 +35,8 @@ from ppo_plus import PPO_Plus, SupervisedVecEnv
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *(path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts)]
+README = ROOT / "README.md"
+PAGES = [README, *(path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts)]
 BLOCK = re.compile(r"^(?:<!-- test: (\w+) -->\n)?```(python|bash|yaml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
@@ -93,7 +95,8 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bo
         if block.mark == "slow" and not slow:
             continue
         with monkeypatch.context() as patch:
-            if block.mark == "long" and not slow:
+            repeated = page != README and block.text in README.read_text(encoding="utf-8")
+            if block.mark == "long" and (repeated or not slow):
                 stop_early(patch)
             if block.language == "python":
                 # Empty lines before it, so that a traceback shows the page's own line.
