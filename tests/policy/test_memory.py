@@ -260,10 +260,9 @@ def test_layers_are_compiled_with_the_loss():
 @needs_compiler
 @pytest.mark.parametrize("memory", LAYERS)
 def test_inductor_compiles_the_layers(memory):
-    env = vec(ACTIONS["mixed"], n_envs=4, env_class=MaskedEnv)
-    arguments = dict(n_steps=32, batch_size=64, use_sde=True)
+    arguments = dict(memory=memory, n_steps=32, batch_size=64, policy_kwargs={"n_lstm_layers": 1})
     assert_trained_alike(
-        *(make(env, memory=memory, compile=compile, **arguments).learn(256) for compile in (False, True))
+        *(make(vec(ACTIONS["box"], n_envs=4), compile=compile, **arguments).learn(256) for compile in (False, True))
     )
 
 

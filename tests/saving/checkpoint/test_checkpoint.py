@@ -157,7 +157,9 @@ def assert_same(model, other):
 
 
 @pytest.mark.parametrize("case", [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
-def test_interrupted_and_resumed_it_is_the_same_to_the_bit(case, tmp_path):
+def test_interrupted_and_resumed_it_is_the_same_to_the_bit(case, request, tmp_path):
+    if case.startswith("memory"):
+        request.getfixturevalue("traced")
     whole = model_of(case)
     expected, _ = learn(whole, tmp_path / "whole")
     drawn = random.random(), np.random.random(), th.rand(1)
