@@ -71,8 +71,7 @@ CASES = {
     "adaptive rate": {"action_space": BOX, "kl_control": "adaptive_lr", "target_kl": 0.001},
     "memory": {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8},
     "memory, compiled": {"policy": "MlpGruPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "compile": True},
-    "memory, scan": {"policy": "MlpLruPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8,
-                     "compile": True},
+    "memory, scan": {"policy": "MlpLruPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "compile": True},
     "keys": {"policy": "MultiInputPolicy", "observation_space": DICT, "policy_kwargs": {"actor_keys": ["a", "c"]}},
     "not packed": {"policy_kwargs": {"optimizer_class": two_groups}},
     "unreached": {"cls": Unreached},
@@ -85,9 +84,10 @@ CASES = {
 N_ENVS, N_STEPS = 2, 32
 
 
-def make(case, seed=3, n_envs=N_ENVS):
+def make(case, seed=3, n_envs=N_ENVS, **changed):
     """The model of a case, with environments."""
-    given = {"n_steps": N_STEPS, "batch_size": 16, "n_epochs": 2, "compile": False, "ent_coef": 0.01} | CASES[case]
+    given = {"n_steps": N_STEPS, "batch_size": 16, "n_epochs": 2, "compile": False, "ent_coef": 0.01}
+    given |= CASES[case] | changed
     cls, action_space = given.pop("cls", PPO_Plus), given.pop("action_space", spaces.Discrete(3))
     observation_space, env_class = given.pop("observation_space", VECTOR), given.pop("env_class", RandomEnv)
     make_env = given.pop("make_env", partial(vec, action_space, observation_space, env_class=env_class))
@@ -137,8 +137,7 @@ def learn(ranks, case):
 
 def learned_by_one(case, parts):
     """What one process learns of the transitions of several, minibatch by minibatch."""
-    model = make(case, n_envs=N_ENVS * len(parts))
-    model.compile = False
+    model = make(case, n_envs=N_ENVS * len(parts), compile=False)
     model._setup_learn(1)
     model.policy.load_state_dict(parts[0]["before"])
     rollout = tree_map(lambda *each: th.cat(each), *(part["rollout"] for part in parts))
