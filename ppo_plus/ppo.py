@@ -1027,7 +1027,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         own = self.get_vec_normalize_env()
         self.normalize_observations = move_into(self.policy, own if source is None else source)
         self.built_layout = layout(self.policy)
-        self._trained_normalized = False
         if own is not None:
             own.norm_obs, self._last_obs = False, None
         self._trained_normalized = False
@@ -1116,11 +1115,13 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises ValueError: as :meth:`load`, or there is no such model
         """
         path = fetch(repo, filename)
-        model = cls.load(path, env, **kwargs)
-        for source in (path.with_name(f"{path.stem}_vecnormalize.zip"), path.with_name("vec_normalize.pkl")):
-            if source.is_file() and read_statistics(source)["norm_obs"]:
-                model.absorb_normalization(source)
-        return model
+        sources = (path.with_name(name) for name in (f"{path.stem}_vecnormalize.zip", "vec_normalize.pkl"))
+        source = next((one for one in sources if one.is_file() and read_statistics(one)["norm_obs"]), None)
+        with warnings.catch_warnings():
+            if source is not None:
+                warnings.filterwarnings("ignore", "the model was trained on observations that were normalized")
+            model = cls.load(path, env, **kwargs)
+        return model if source is None else model.absorb_normalization(source)
 
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
         """Write all that training needs to resume exactly, which :meth:`resume` reads.

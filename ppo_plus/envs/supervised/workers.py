@@ -189,7 +189,7 @@ class Share:
         self.current = current
         #: What is shared, once both processes have it.
         self.arrays: Any = None
-        #: Whether action masks were asked for: from then on, each step writes them.
+        #: Whether action masks that fit were asked for: from then on, each step writes them.
         self.is_masked = False
 
     def answer(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
@@ -201,8 +201,8 @@ class Share:
         answers = {}
         for i, own in arguments.items():
             self.current.value = i
-            self.is_masked |= command == "env_method" and own[0] == METHOD
             answer = self.envs[i].answer(command, *own)
+            self.is_masked |= command == "env_method" and own[0] == METHOD and self._fits(answer)
             if command == "step" and not isinstance(answer, (Fault, CallerError)):
                 answer = self._shared(i, *answer)
             if command != "step" or answer is not None:
@@ -216,7 +216,7 @@ class Share:
         has_more = not done and len(info) > 1
         is_written = has_more and arrays.write_info(i, info)
         mask = self.envs[i].answer("env_method", METHOD, (), {}) if self.is_masked else None
-        if has_mask := isinstance(mask, np.ndarray) and (mask.dtype, mask.shape) == (bool, arrays.flags[i, 4:].shape):
+        if has_mask := self._fits(mask):
             arrays.flags[i, 4:] = mask
         arrays.rewards[i], arrays.flags[i, :4] = reward, (done, info[TIMEOUT], is_written, has_mask)
         if not done:
@@ -228,6 +228,10 @@ class Share:
             obs, first = first
             write_row(arrays.obs, i, obs)
         return Rest(info, first)
+
+    def _fits(self, mask: Any) -> bool:
+        """Whether shared memory can have an action mask."""
+        return isinstance(mask, np.ndarray) and (mask.dtype, mask.shape) == (bool, self.arrays.flags[0, 4:].shape)
 
 
 class Worker:

@@ -556,7 +556,10 @@ def test_pictures_are_in_the_order_of_the_environments():
 @pytest.mark.parametrize("kind", [np.array, list, np.uint8])
 def test_masks_come_with_the_step_that_precedes_them(kind):
     class OfAKind(Masked):
+        asked = 0
+
         def action_masks(self):
+            self.asked += 1
             return kind(super().action_masks())
 
     ours, theirs = spread(2, *[OfAKind] * 3, timeout=10), plain(*[OfAKind] * 3)
@@ -568,6 +571,8 @@ def test_masks_come_with_the_step_that_precedes_them(kind):
         # They are there already, and no process has to answer.
         for worker in ours._workers:
             os.kill(worker.process.pid, signal.SIGSTOP)
+    else:
+        assert ours.get_attr("asked") == theirs.get_attr("asked") == [20] * 3
     for _ in range(2):
         masks = ours.env_method("action_masks")
         assert equal(masks, theirs.env_method("action_masks"))

@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -97,7 +98,10 @@ def test_pushed_and_loaded(hub, capsys):
     main(["enjoy", "--repo", REPO, "--no-render", "-n", "60"])
     assert capsys.readouterr().out == here and "episode 1: return" in here
     main(["enjoy", "--repo", REPO, "--no-render", "-n", "9", "--load-best"])
-    assert PPO_Plus.from_hub(REPO, filename="best_model.zip", device="cpu").num_timesteps == 64
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        best = PPO_Plus.from_hub(REPO, "CartPole-v1", "best_model.zip", device="cpu")
+    assert best.learn(64).num_timesteps == 64
 
 
 def test_another_push_replaces_all_files_of_the_first(hub):
