@@ -75,8 +75,7 @@ def raw_observations(model: Any, normalization: Normalization) -> Raw:
             f"VecNormalize is inside {type(env).__name__}, and so cannot be a part of the policy: train with it around "
             "the other wrappers, or pass normalization=None and normalize observations before"
         )
-    is_needed = normalization is not None and model.num_timesteps
-    if is_needed and any(rms.count < 1 for rms in normalized_by(model.env)):
+    if normalization is not None and model.num_timesteps and any(rms.count < 1 for rms in normalized_by(model.env)):
         raise ValueError("VecNormalize has no statistics yet: load the model's (ppo_plus.load_statistics)")
     wrappers = [] if env is None else [one for one in layers(env) if isinstance(one, (VecEnvWrapper, gym.Wrapper))]
     names = dict.fromkeys(_name(wrapper) for wrapper in wrappers if not isinstance(wrapper, HARMLESS))
@@ -171,13 +170,13 @@ class Deployed(nn.Module):
     def description(self, outputs: Tensors) -> dict[str, Any]:
         """What a caller needs to know of the files, as JSON: the inputs and outputs, the nesting of the action space
         with its outputs and their bounds, and the wrappers inside the policy and outside."""
-        kinds = {True: "VecNormalize", False: "VecTransposeImage"}
+        names = ("VecTransposeImage", "VecNormalize")
         return {
             "format": FORMAT,
             "inputs": self.inputs,
             "outputs": [tensor_like(name, part) for name, part in outputs.items()],
             "action": build(self.space, described_action),
-            "wrappers_inside": [kinds[isinstance(wrapper, VecNormalize)] for wrapper in self.raw.wrappers],
+            "wrappers_inside": [names[isinstance(wrapper, VecNormalize)] for wrapper in self.raw.wrappers],
             "wrappers_outside": self.raw.outside,
             "versions": {name: version_of(name) for name in ("ppo_plus", "torch")},
         }

@@ -97,10 +97,22 @@ def _calls(policy: nn.Module) -> list[str]:
 
 
 def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 1.0) -> dict[str, np.ndarray]:
-    """Random inputs for a batch of ``n``; real numbers in observations are multiplied within their bounds."""
-    raw, feeds = raw_samples(deployed, n, rng), {}
+    """Random inputs for a batch of ``n``. Observations are of the space, or near the statistics if they are normalized;
+    real numbers in them are multiplied by ``scale``, within their bounds."""
+    normalizer, moments, raw, feeds = deployed.policy.observation_normalizer, {}, {}, {}
+    if normalizer is not None:
+        rows = normalizer.split(th.stack([normalizer.mean, normalizer.std]))
+        moments = dict(zip(normalizer.shapes, rows, strict=True))
     for key, space in parts_of(deployed.raw.space).items():
+        space = copy.deepcopy(space)
+        space.seed(int(rng.integers(2**31)))
+        raw[key] = np.stack([np.asarray(space.sample()) for _ in range(n)])
         if space.dtype.kind == "f":
+            # Wide spaces would give numbers that no environment returns.
+            raw[key] = raw[key].clip(-10.0, 10.0)
+            if key in moments:
+                mean, std = moments[key].numpy().reshape(2, *space.shape)
+                raw[key] = mean + std * rng.standard_normal(raw[key].shape)
             raw[key] = (scale * raw[key]).clip(space.low, space.high)
     for described in deployed.inputs:
         kind, _, part = described["name"].partition(".")
@@ -111,26 +123,6 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 
             value[nothing_allowed(value, deployed.policy.distribution.mask_layout)] = True
         feeds[described["name"]] = value.astype(described["dtype"])
     return feeds
-
-
-def raw_samples(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """``n`` observations by entry: of the space, or near the statistics if they are normalized."""
-    normalizer, moments, samples = deployed.policy.observation_normalizer, {}, {}
-    if normalizer is not None:
-        rows = normalizer.split(th.stack([normalizer.mean, normalizer.std]))
-        moments = dict(zip(normalizer.shapes, rows, strict=True))
-    for key, space in parts_of(deployed.raw.space).items():
-        space = copy.deepcopy(space)
-        space.seed(int(rng.integers(2**31)))
-        rows = np.stack([np.asarray(space.sample()) for _ in range(n)])
-        if key in moments and rows.dtype.kind == "f":
-            mean, std = moments[key].numpy().reshape(2, *space.shape)
-            rows = mean + std * rng.standard_normal(rows.shape)
-        elif rows.dtype.kind == "f":
-            # Wide spaces would give numbers that no environment returns.
-            rows = np.clip(rows, -10.0, 10.0).clip(space.low, space.high)
-        samples[key] = rows.astype(space.dtype)
-    return samples
 
 
 def _check(deployed: Deployed, exported: "ExportedPolicy", program: Any) -> float:

@@ -220,12 +220,12 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
         return partial(yaml.safe_dump, settings, sys.stdout, sort_keys=False)
     with deferred():
         run = set_up(experiment, options)
+    upload = None
     if run.model.ranks.leads:
         _print_expected(experiment, args.variant)
-    if not (args.track and run.model.ranks.leads):
-        return partial(_train, run, args)
-    logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
-    return partial(_train, run, args, _start_tracking(args.track, run_name, logged))
+        logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
+        upload = args.track and _start_tracking(args.track, run_name, logged)
+    return partial(_train, run, args, upload)
 
 
 def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Any:
@@ -253,7 +253,7 @@ def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[]
     return partial(_train, resume(folder, allowed_packages(args), **changes), args)
 
 
-def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any] = lambda _: None) -> None:
+def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any] | None = None) -> None:
     """Train, upload the model, and print what can be done next. If training does not reach its end, the exit code says
     why: 128 plus the signal's number, or the system's number of a full disk (28) or of too little memory (12)."""
     from ppo_plus.distributed.ranks import RanksError
@@ -264,7 +264,8 @@ def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any] = 
     with exit_codes({RanksError: 1, Refused: 1, MemoryError: errno.ENOMEM}):
         try:
             finished = train(run)
-            upload(str(run.folder.last_model))
+            if upload:
+                upload(str(run.folder.last_model))
         finally:
             if run.model.ranks.leads:
                 _print_next_command(run, args, finished)
@@ -278,9 +279,7 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
 
     packages = ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
     if finished:
-        folder: list[object] = [] if args.log_folder == "logs" else ["-f", args.log_folder]
-        if args.resume is not None:
-            folder = ["-f", run.folder.path, "--exp-id", -1]
+        folder = [] if (args.log_folder, args.resume) == ("logs", None) else ["-f", run.folder.path]
         trust = ["--trust-model"] if args.trust_config or args.trust_model else []
         what, play = ("watch it", "enjoy") if has_screen() else ("record it (there is no screen)", "record")
         print(f"{what}:", command(play, "--env", run.experiment.env_id, *folder, *packages, *trust))

@@ -74,12 +74,8 @@ def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]
     add = partial(add_option, command)
     add_env_arguments(command, "--folder --agents")
     add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
-    add(
-        "--exp-id N",
-        "number of the run; 0: the last one, or -f if it is the folder of a run; -1: -f",
-        type=int,
-        default=0,
-    )
+    help = "number of the run; 0: the last one, or -f if it is the folder of a run; -1: -f"
+    add("--exp-id N", help, type=int, default=0)
     _add_model_arguments(command)
     add("--repo USER/NAME", "use a model of the Hugging Face Hub; the pickles of SB3 and rl_zoo3 are not run")
     add("--onnx FILE", "play this exported policy instead of the model", type=Path)

@@ -261,17 +261,13 @@ class Jobs:
         """Whether no job is left."""
         return all(map(is_done, self.trials()))
 
-    def missing(self, jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Those of the jobs that have no trial yet."""
-        known = {job_key(trial.user_attrs) for trial in self.trials()}
-        return [job for job in jobs if job_key(job) not in known]
-
     def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[dict[str, Any]] = ()) -> None:
         """Add the jobs that are missing, given by the user attributes of their trials. Many processes may call it, and
         call it again. Some of the first jobs may have fixed parameters."""
-        study, fixed = self.study(), dict(enumerate(params))
-        for job in self.missing([{JOB: place, **job} for place, job in enumerate(jobs)]):
-            study.enqueue_trial(fixed.get(job[JOB], {}), user_attrs=dict(job))
+        study, fixed, known = self.study(), dict(enumerate(params)), {job_key(one.user_attrs) for one in self.trials()}
+        for place, job in enumerate(jobs):
+            if job_key({JOB: place, **job}) not in known:
+                study.enqueue_trial(fixed.get(place, {}), user_attrs={JOB: place, **job})
 
     def claim(self) -> FrozenTrial | None:
         """Claim a waiting job, if there is one: its trial is then running, and belongs to this process. Jobs of dead

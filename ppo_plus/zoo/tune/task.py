@@ -43,8 +43,6 @@ PRUNERS: dict[str, Callable[["Plan"], BasePruner]] = {
 LOWEST = dict.fromkeys(("confirm_seeds", "seed"), 0) | dict.fromkeys(
     ("n_timesteps", "n_evals", "n_eval_episodes", "n_eval_envs", "last_evals", "n_seeds", "n_finalists"), 1
 )
-#: Fields that plans of version 0.1 have, of a stage that is gone.
-OF_EARLIER_PLANS = ("race_share", "race_seeds")
 
 
 @dataclass(frozen=True)
@@ -229,7 +227,8 @@ class TuningTask:
         # Of the run only what is known: an environment's id, say, would replace the one that has been checked.
         run = {name: data["run"][name] for name in RUN}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
-        plan = {name: value for name, value in data["plan"].items() if name not in OF_EARLIER_PLANS}
+        # Plans of version 0.1 have fields of a stage that is gone.
+        plan = {name: value for name, value in data["plan"].items() if not name.startswith("race_")}
         return cls(experiment, data["space"], Plan(**plan), packages)
 
 
