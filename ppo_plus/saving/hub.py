@@ -40,6 +40,8 @@ def explained(repo: str) -> Iterator[Any]:
     try:
         yield hub
     except (hub.errors.HTTPError, OSError) as error:
+        if getattr(error, "filename", None):
+            raise  # a file here cannot be read or written
         remedy = "check the name and the network; to upload, or if it is private, log in: hf auth login"
         reason = " ".join(str(error).split())
         raise ConnectionError(f"repo={repo!r} on {hub.constants.ENDPOINT} ({reason}): {remedy}") from error

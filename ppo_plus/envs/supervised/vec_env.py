@@ -146,9 +146,8 @@ class SupervisedVecEnv(VecEnv):
     def step_async(self, actions: Any) -> None:
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: pass one for each")
-        space, arrays = self.action_space, self._workers[0].arrays
+        space, arrays, self._masks = self.action_space, self._workers[0].arrays, None
         shared = isinstance(actions, np.ndarray) and arrays is not None and arrays.actions is not None
-        self._masks = None
         # The bits of another dtype would change.
         shared = shared and (actions.shape, actions.dtype) == ((self.num_envs, *(space.shape or ())), space.dtype)
         for worker in self._workers:
