@@ -43,12 +43,8 @@ from ppo_plus.zoo.interrupts import check, uninterrupted
 
 #: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
-#: A part of SQLite's message of a full disk.
-FULL = "disk is full"
-#: What else can be wrong with a new one.
+#: What else can be wrong with one that is opened.
 UNUSABLE = (ImportError, RuntimeError, OSError, ValueError, LookupError, TypeError, AssertionError)
-#: The end of a journal file's name.
-JOURNAL = ".log"
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
 
@@ -64,7 +60,7 @@ def open_storage(url: str) -> BaseStorage:
     :raises StorageError: it cannot be used; the message is one line, without the password
     """
     with named_errors(f"cannot use the storage {without_password(url)!r}", (*STORAGE_ERRORS, *UNUSABLE)):
-        is_journal = url.endswith(JOURNAL) and "://" not in url
+        is_journal = url.endswith(".log") and "://" not in url
         storage = _open_journal(Path(url).absolute()) if is_journal else _open_database(url)
         patience = TIMEOUT if url.startswith("postgresql") else 0
         for name, method in vars(BaseStorage).items():
@@ -83,7 +79,7 @@ def _open_journal(path: Path) -> BaseStorage:
 def _open_database(url: str) -> BaseStorage:
     kind = url.partition(":")[0].partition("+")[0]
     if kind not in ("sqlite", "postgresql"):
-        raise ValueError(f"{kind} is not supported: use FILE{JOURNAL}, sqlite:///FILE or postgresql+psycopg://...")
+        raise ValueError(f"{kind} is not supported: use FILE.log, sqlite:///FILE or postgresql+psycopg://...")
     address, sqlite = make_url(url), kind == "sqlite"
     if sqlite:
         if address.database in (None, "", ":memory:"):
@@ -124,7 +120,7 @@ def named_errors(
         yield
     except kinds as error:
         why = f"{message}: {reason(error)}"
-        is_full = FULL in why or is_disk_full(_cause(error))
+        is_full = "disk is full" in why or is_disk_full(_cause(error))  # SQLite's has no number
         raise (OSError(errno.ENOSPC, why) if is_full else StorageError(why)) from error
 
 

@@ -193,7 +193,7 @@ def test_mistakes_are_one_line(hub, check_one_line_error, monkeypatch):
     check_one_line_error(["enjoy", "--repo", "no/body"], "check the name and the network")
     check_one_line_error(["record", "--repo", REPO], f"--repo {REPO}, which PPO_Plus.from_hub loads, ")
     Path(run, "README.md").mkdir()
-    check_one_line_error(["push", run, REPO], "push: error: [Errno ")
+    check_one_line_error(["push", run, REPO], "error: [Errno ")
     Path(run, "README.md").rmdir()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     check_one_line_error(["push", run, REPO], "log in: hf auth login")
