@@ -279,7 +279,9 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
 
     packages = ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
     if finished:
-        folder = [] if (args.log_folder, args.resume) == ("logs", None) else ["-f", run.folder.path]
+        folder: list[object] = [] if args.log_folder == "logs" else ["-f", args.log_folder]
+        if args.resume is not None:
+            folder = ["-f", run.folder.path, "--exp-id", -1]
         trust = ["--trust-model"] if args.trust_config or args.trust_model else []
         what, play = ("watch it", "enjoy") if has_screen() else ("record it (there is no screen)", "record")
         print(f"{what}:", command(play, "--env", run.experiment.env_id, *folder, *packages, *trust))
