@@ -27,6 +27,7 @@ from report import (  # noqa: E402
     scaling,
     scores,
     speed,
+    vec_envs,
     zoo,
 )
 from report.markdown import markdown  # noqa: E402
@@ -73,11 +74,17 @@ VEC_ENVS = {
     "Gymnasium native": "Gymnasium, native vector environment",
 }
 WORKERS = {
-    "Lean": "one process",
-    "Supervised, in processes": '`vec_env="subproc"`, as many processes as cores',
-    "Supervised, one each": '`vec_env="subproc"`, one process per environment',
+    vec_envs.BASE: "`make_vec`, one process",
+    **{name: f"`make_vec`, `n_workers={n}`" for n, name in vec_envs.WORKERS.items()},
+    "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
     "SB3 SubprocVecEnv": "SB3 `SubprocVecEnv`",
     "Gymnasium async": "Gymnasium `AsyncVectorEnv`",
+    "EnvPool": "EnvPool",
+}
+WORKERS_TRAINING = {
+    kind: title.replace("SB3", "SB3's PPO,")
+    for kind, title in WORKERS.items()
+    if kind != "Gymnasium async"
 }
 SUPERVISED = {
     "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
@@ -308,7 +315,7 @@ def tuning() -> Lines:
     return ["|" + "|".join(row) + "|" for row in rows]
 
 
-def vec_envs(name: str, titles: dict[str, str]) -> Lines:
+def by_task(name: str, titles: dict[str, str]) -> Lines:
     """Time of a step of all environments: a table per task.
 
     :param name: the file with measurements
@@ -480,10 +487,21 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "determinism-about": lambda: about("determinism"),
     "soak": lambda: reliability.soak_table(read("soak")["results"]),
     "soak-about": lambda: about("soak"),
-    "vec-envs": lambda: vec_envs("vec_env", VEC_ENVS),
-    "workers": lambda: vec_envs("workers", WORKERS),
+    "vec-envs": lambda: by_task("vec_env", VEC_ENVS),
+    "workers": lambda: vec_envs.table(
+        read("workers")["us_per_step"],
+        vec_envs.BASE,
+        "µs per step of all environments",
+        WORKERS,
+    ),
+    "workers-training": lambda: vec_envs.table(
+        read("workers")["training_us_per_step"],
+        vec_envs.BASE,
+        "µs per step of one environment",
+        WORKERS_TRAINING,
+    ),
     "workers-about": lambda: about("workers"),
-    "supervised": lambda: vec_envs("supervised", SUPERVISED),
+    "supervised": lambda: by_task("supervised", SUPERVISED),
     "agents": agents,
     "supervised-about": lambda: about("supervised"),
     "vec-envs-about": lambda: about("vec_env"),
