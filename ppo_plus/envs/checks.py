@@ -153,6 +153,8 @@ def as_rewards(rewards: Any, n_envs: int, step: int) -> np.ndarray:
     :raises ValueError: they are something else
     """
     array = np.array(rewards)
+    if array.shape == (n_envs,) and array.dtype.kind == "f":
+        return array
     if array.shape not in ((n_envs,), (n_envs, 1)) or array.dtype.kind not in "biuf":
         raise ValueError(
             f"env returned rewards of shape {array.shape} and dtype {array.dtype} for {n_envs} environments, step "

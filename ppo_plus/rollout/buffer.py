@@ -182,15 +182,14 @@ class RolloutBuffer:
             value, log_prob = (th.as_tensor(numbers).reshape(-1).to(self.storage) for numbers in (value, log_prob))
         action = action.float() if in_tensors else np.asarray(action, dtype=np.float32)
         stored = self._tensors if in_tensors else self._arrays
-        rows = {
-            "observations": obs,
-            "actions": action.reshape(self.n_envs, -1),
-            "params": params,
-            "masks": masks,
-            "final_observations": final_obs,
-            "stream_rewards": streams,
-        }
-        for name, row in rows.items():
+        for name, row in (
+            ("observations", obs),
+            ("actions", action.reshape(self.n_envs, -1)),
+            ("params", params),
+            ("masks", masks),
+            ("final_observations", final_obs),
+            ("stream_rewards", streams),
+        ):
             if row is not None:
                 if pos == 0 or name not in stored:
                     self._make_room(name, row)

@@ -328,7 +328,7 @@ class Collector:
         step, row = self.pending, self.n_steps
         assert step is not None
         starts, infos = step.new_starts, step.infos
-        limited = self._limited_in(starts, infos)
+        limited = self._limited_in(starts, infos) if np.count_nonzero(starts) else []
         with self._checked if limited else nullcontext():
             for i, final_obs in limited:
                 require_finite("final observation", final_obs, self._step, env=i)
@@ -361,7 +361,7 @@ class Collector:
         """
         step: Any = self.pending
         limited: list[tuple[int, Any]] = []
-        for i in np.flatnonzero(starts).tolist() if np.count_nonzero(starts) else ():
+        for i in np.flatnonzero(starts).tolist():
             final_obs, is_limited = infos[i].get("terminal_observation"), infos[i].get(TIMEOUT)
             if is_limited and final_obs is not None:
                 # Copied: the environment may reuse the array before the rollout ends.
