@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, IMAGE, VECTOR, RandomEnv, own
+from envs import ACTIONS, IMAGE, PARTS, VECTOR, RandomEnv, TupleEnv
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TransformObservation
@@ -20,26 +20,7 @@ from ppo_plus.envs.checks import check_spaces
 from ppo_plus.policy.observations import as_dict, to_tensor
 from ppo_plus.saving.statistics import write_statistics
 
-PARTS = [VECTOR, spaces.Discrete(4, start=1), spaces.MultiDiscrete([[2, 3], [3, 2]])]
 TUPLE = spaces.Tuple(PARTS)
-
-
-class TupleEnv(RandomEnv):
-    """Observations are tuples; with ``by_number`` dicts of the same parts."""
-
-    def __init__(self, by_number=False, parts=PARTS):
-        space = spaces.Tuple(parts)
-        super().__init__(ACTIONS["discrete"], as_dict(space) if by_number else space, max_steps=5)
-        self._tuple, self._by_number = own(space), by_number
-
-    def reset(self, *, seed=None, options=None):
-        if seed is not None:
-            self._tuple.seed(seed)
-        return super().reset(seed=seed)
-
-    def observe(self):
-        parts = self._tuple.sample()
-        return as_dict(parts) if self._by_number else parts
 
 
 def make(env, policy="MultiInputPolicy", **kwargs):

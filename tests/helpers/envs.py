@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from ppo_plus.policy.observations import as_dict
+
 VECTOR = spaces.Box(-3.0, 3.0, (5,), np.float32)
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
 
@@ -257,3 +259,25 @@ class Dies(RandomEnv):
 def vec(action_space, observation_space=VECTOR, n_envs=2, env_class=RandomEnv, **kwargs):
     """``n_envs`` environments in a ``DummyVecEnv``."""
     return DummyVecEnv([lambda: env_class(action_space, observation_space, **kwargs) for _ in range(n_envs)])
+
+
+#: Parts of Tuple observations.
+PARTS = [VECTOR, spaces.Discrete(4, start=1), spaces.MultiDiscrete([[2, 3], [3, 2]])]
+
+
+class TupleEnv(RandomEnv):
+    """Observations are tuples; with ``by_number`` dicts of the same parts."""
+
+    def __init__(self, by_number=False, parts=PARTS):
+        space = spaces.Tuple(parts)
+        super().__init__(ACTIONS["discrete"], as_dict(space) if by_number else space, max_steps=5)
+        self._tuple, self._by_number = own(space), by_number
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self._tuple.seed(seed)
+        return super().reset(seed=seed)
+
+    def observe(self):
+        parts = self._tuple.sample()
+        return as_dict(parts) if self._by_number else parts

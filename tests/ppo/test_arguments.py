@@ -101,7 +101,6 @@ def test_arguments_that_exclude_each_other_raise_an_error(kwargs, message):
         ("action_space", spaces.Box(-np.inf, np.inf, (2,))),
         ("action_space", spaces.Box(-1, 1, (0,))),
         ("action_space", spaces.Text(3)),
-        ("observation_space", spaces.Tuple([VECTOR])),
         ("observation_space", spaces.Dict(a=spaces.Dict(b=VECTOR))),
         ("observation_space", spaces.Text(3)),
         ("observation_space", spaces.Sequence(VECTOR)),

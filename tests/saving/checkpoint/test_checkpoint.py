@@ -1,5 +1,6 @@
 """An interrupted and resumed run ends as an uninterrupted one, bit for bit: weights, optimizer, logs."""
 
+import itertools
 import math
 import random
 import shutil
@@ -455,7 +456,8 @@ def test_training_continues_if_writing_fails(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_kept_is_said_before_training(tmp_path):
-    model = model_of("discrete", ent_coef=lambda progress, step: 1e-3 * progress)
+    numbers = itertools.count()
+    model = model_of("discrete", ent_coef=lambda progress: 1e-6 * next(numbers))
     with pytest.raises(Undescribable, match="ent_coef"):
         model.learn(TOTAL, Checkpoints(tmp_path))
     assert model.num_timesteps == 0
