@@ -63,7 +63,7 @@ from ppo_plus.process import (
     torch_threads,
     worth_threads,
 )
-from ppo_plus.require import check_call, require_int, require_number, require_spaces
+from ppo_plus.require import require_callable, require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.demonstrations import clone, read_demonstrations
@@ -542,7 +542,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         settings.check_schedules()
         settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
         check_callback(callback)
-        check_call("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
+        require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
         require_int("log_interval", log_interval, 1, or_none=True)
         with self._running(total_timesteps) as call:
             total_timesteps, callback = self._setup_learn(

@@ -56,7 +56,7 @@ def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
 
 
-def check_call(name: str, function: Callable[..., Any], n: int, remedy: str) -> None:
+def require_callable(name: str, function: Callable[..., Any], n: int, remedy: str) -> None:
     """:raises TypeError: ``function`` cannot be called with ``n`` arguments"""
     try:
         inspect.signature(function).bind(*range(n))

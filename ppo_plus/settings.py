@@ -30,7 +30,15 @@ from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.recurrent import MlpLstmPolicy
 from ppo_plus.policy.streams import Stream
-from ppo_plus.require import ATTRIBUTES, check_call, nearest, require_int, require_kind, require_number, require_one_of
+from ppo_plus.require import (
+    ATTRIBUTES,
+    nearest,
+    require_callable,
+    require_int,
+    require_kind,
+    require_number,
+    require_one_of,
+)
 from ppo_plus.rollout.buffer import RolloutBuffer, least_bytes, own_buffer_class
 from ppo_plus.rollout.tensor_collector import in_tensors
 
@@ -235,7 +243,7 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
     if value is None and SCHEDULED[name]["optional"]:
         return None
     schedule = make_schedule(name, value, *SCHEDULED[name]["schedule"])
-    check_call(name, schedule, 1, "a schedule takes progress_remaining, which falls from 1 to 0")
+    require_callable(name, schedule, 1, "a schedule takes progress_remaining, which falls from 1 to 0")
     return schedule
 
 
