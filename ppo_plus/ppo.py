@@ -79,7 +79,7 @@ from ppo_plus.saving.hub import fetch
 from ppo_plus.saving.model import changed_attributes, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
-from ppo_plus.saving.statistics import move_into, read_statistics
+from ppo_plus.saving.statistics import move_into, read_statistics, statistics_path
 from ppo_plus.settings import (
     LOWEST,
     Settings,
@@ -1115,7 +1115,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises ValueError: as :meth:`load`, or there is no such model
         """
         path = fetch(repo, filename)
-        sources = (path.with_name(name) for name in (f"{path.stem}_vecnormalize.zip", "vec_normalize.pkl"))
+        sources = statistics_path(path), path.with_name("vec_normalize.pkl")
         source = next((one for one in sources if one.is_file() and read_statistics(one)["norm_obs"]), None)
         with warnings.catch_warnings():
             if source is not None:

@@ -43,6 +43,11 @@ def _are_moments(value: Any) -> bool:
 MOMENTS = (None, _are_moments, {str: _are_moments})
 
 
+def statistics_path(path: Path) -> Path:
+    """The file of a model's statistics: ``best_model.zip`` has ``best_model_vecnormalize.zip``."""
+    return path.with_name(f"{path.name.removesuffix('.zip')}_vecnormalize.zip")
+
+
 def write_statistics(normalize: VecNormalize, path: Path) -> None:
     """Write the statistics of environments to a file, completely or not at all."""
     container.write(path, KIND, {name: getattr(normalize, attribute, None) for name, attribute in STATISTICS.items()})

@@ -25,6 +25,7 @@ from ppo_plus.envs.make_vec import require_vec_env, resumable, with_dicts
 from ppo_plus.policy.observations import LEAST_PIXELS
 from ppo_plus.process import torch_threads
 from ppo_plus.saving import statistics
+from ppo_plus.saving.statistics import statistics_path
 from ppo_plus.zoo.hyperparams import (
     STRATEGIES,
     builtin_file,
@@ -432,8 +433,3 @@ def load_statistics(path: Path, env: VecEnv, source: Path | None = None) -> None
                 "out normalize"
             )
         statistics.put_statistics(normalize, statistics.read_statistics(source), source)
-
-
-def statistics_path(path: Path) -> Path:
-    """The file of a model's statistics: ``best_model.zip`` has ``best_model_vecnormalize.zip``."""
-    return path.with_name(f"{path.name.removesuffix('.zip')}_vecnormalize.zip")
