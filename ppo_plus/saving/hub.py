@@ -91,5 +91,5 @@ def fetch(repo: str, filename: str | None = None) -> Path:
     models = [path.with_name(f"{path.parent.name}.zip") for path in files.glob("*/args.yml")] or [*files.glob("*.zip")]
     names = [filename] if filename else sorted(path.name for path in models)
     if len(names) != 1 or not (files / names[0]).is_file():
-        raise ValueError(f"repo={repo!r} has the models {names}: pass the name of one that is there, filename=")
+        raise ValueError(f"repo={repo!r} has the models {names}: load one in Python, from_hub(repo, filename=...)")
     return files / names[0]
