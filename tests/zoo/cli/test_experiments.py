@@ -304,7 +304,7 @@ def test_tracking_without_its_package(folder, check_one_line_error, monkeypatch,
 
 
 def track(folder, monkeypatch, *tracker, **variables):
-    """Train with a tracker, in a process of its own: trackers finish when their process ends."""
+    """Train with a tracker, in a separate process: trackers finish when their process ends."""
     options = "-n 192 --seed 3 --no-progress -params n_steps:64 n_envs:1 learning_rate:lin_1e-3 --track"
     command = ["-m", "ppo_plus", *TRAIN, *options.split(), *tracker]
     for name, value in variables.items():
