@@ -47,6 +47,10 @@ def join(device: str) -> "Ranks":
     :raises ValueError: there are fewer GPUs than processes, or the device is one GPU, or torchrun restarts processes
     """
     import torch as th
+
+    # Before there is a group: its functions, which torch's optimizers import, keep it as their default argument, and
+    # what refers to the group keeps gloo's threads alive, which then disturb the end of the interpreter.
+    import torch.distributed.nn.functional
     from torch import distributed as dist
 
     from ppo_plus.distributed.ranks import Ranks

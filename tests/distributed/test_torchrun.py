@@ -76,6 +76,29 @@ def test_a_process_without_its_parent_ends_at_once(launched):
     assert (done.returncode, done.stdout) == ((-signal.SIGTERM, "") if launched else (0, "works\n"))
 
 
+#: Trains one model in several processes, and shows the threads that are left.
+LEAVES = """
+from pathlib import Path
+from ppo_plus import PPO_Plus
+from ppo_plus.distributed.torchrun import join
+ranks = join("cpu")
+PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=64, n_epochs=1, compile=False).learn(128)
+threads = lambda: [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+assert any("gloo" in name for name in threads())
+ranks.leave()
+print(ranks.rank, [name for name in threads() if "gloo" in name], flush=True)
+"""
+
+
+@on_linux
+def test_no_thread_of_the_group_is_left_when_the_interpreter_ends(tmp_path):
+    # Such a thread aborted the process now and then: "terminate called without an active exception".
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES)
+    done = torchrun(2, script, timeout=200)
+    assert sorted(done.stdout.splitlines()) == ["0 []", "1 []"], done.stderr[-2000:]
+
+
 GIVEN = "--env CartPole-v1 --seed 3 --no-progress --eval-freq 1024 --eval-episodes 3 --save-freq 512".split()
 SETTINGS = "-params n_envs:4 n_steps:32 batch_size:64 n_epochs:2 compile:False".split()
 N_TIMESTEPS = 4096
