@@ -4,16 +4,14 @@
     python benchmarks/agents.py --films    # draw the GIFs in docs/pictures/agents that are missing
     ppo-plus enjoy --env HalfCheetah-v5 --agents agents
 
-An agent is trained as the runs of an entry in ``benchmarks/results/returns.jsonl`` were, with the seed whose return
-there is the median. A folder of an agent is that of a run, without what only further training needs. A line of
-``agents/agents.jsonl`` has the return of the agent that is there, over 100 episodes with the most likely actions.
+An agent is trained as the runs of ``docs/zoo_results.md`` were, with the seed whose return there is the median. A
+folder of an agent is that of a run, without what only further training needs. A line of ``agents/agents.jsonl`` has the
+return of the agent that is there, over 100 episodes with the most likely actions.
 """
 
 import argparse
 import shutil
-from collections import defaultdict
-from contextlib import chdir
-from functools import cache
+from contextlib import chdir, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,34 +19,30 @@ from typing import Any
 import torch as th
 from campaign import versions  # the modules beside this one
 from PIL import Image, ImageSequence
-from report.results import ROOT, append_line, read_lines
-from report.returns import FILE
+from report.results import ROOT, append_line
+from report.zoo import runs as runs_of_entries
 
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.statistics import statistics_path
 from ppo_plus.zoo.cli import main as ppo_plus
 from ppo_plus.zoo.enjoy import make_player
-from ppo_plus.zoo.experiment import Experiment, load_experiment, parse_settings
+from ppo_plus.zoo.experiment import Experiment, load_experiment, make_envs, make_model
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder
 from ppo_plus.zoo.train import set_up, train
 
 AGENTS, FILMS = ROOT / "agents", ROOT / "docs" / "pictures" / "agents"
 FIGURES = AGENTS / "agents.jsonl"
 N_EPISODES = 100
-#: Larger files are not kept in the repository.
+#: Of larger models, only what plays is kept in the repository.
 MAX_BYTES = 400_000
 #: Steps, width in pixels and colors of a GIF.
 FILM = 150, 160, 48
 
 
 def measured() -> dict[str, list[dict[str, Any]]]:
-    """The runs that have trained what the settings file has for their task now, by task, the quickest task first."""
-    runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    entry = cache(load_experiment)
-    for run in read_lines(FILE):
-        ours = run["algorithm"] == "ppo_plus.PPO_Plus"
-        if ours and parse_settings(run["task"], run["settings"]) == entry(run["task"]):
-            runs[run["task"]].append(run)
+    """The runs of each task's own entry by which its settings were not chosen, the quickest task first; of fewer than
+    three seeds, none is the median."""
+    runs = {task: found for task, found in runs_of_entries().items() if "/" not in task and len(found) >= 3}
     return dict(sorted(runs.items(), key=lambda item: item[1][0]["cpu_seconds"]))
 
 
@@ -64,10 +58,6 @@ def make(task: str, runs: list[dict[str, Any]]) -> None:
     experiment = load_experiment(task, seed=seed, device="cpu")
     with TemporaryDirectory() as work, chdir(work):
         run = set_up(experiment, Options(eval_freq=0))
-        run.model.save("untrained.zip")
-        if (n_bytes := Path("untrained.zip").stat().st_size) > MAX_BYTES:
-            print(f"left out: {task}, whose agent has {n_bytes:,} bytes, more than {MAX_BYTES:,}")
-            return
         train(run)
         folder = _published(run.folder, experiment)
     player = make_player(folder, folder.last_model, n_envs=10, seed=1_000)
@@ -95,12 +85,30 @@ def _published(run: RunFolder, experiment: Experiment) -> RunFolder:
     model = PPO_Plus.load(run.last_model, device="cpu")
     model.policy.optimizer.state.clear()
     model.save(folder.last_model)
+    if folder.last_model.stat().st_size > MAX_BYTES:
+        to_play(model, experiment).save(folder.last_model)
     if statistics_path(run.last_model).is_file():
         shutil.copy(statistics_path(run.last_model), statistics_path(folder.last_model))
     folder.settings.mkdir()
     for name in ("config.yml", "args.yml"):
         shutil.copy(run.settings / name, folder.settings / name)
     return folder
+
+
+def to_play(model: PPO_Plus, experiment: Experiment) -> PPO_Plus:
+    """A smaller model with the same actor: its weights are rounded to half precision, and its critic is one layer,
+    which was not trained."""
+    net_arch = experiment.policy_kwargs["net_arch"]
+    actor = net_arch["pi"] if isinstance(net_arch, dict) else net_arch
+    with closing(make_envs(experiment, n_envs=1)) as envs:
+        small = make_model(experiment.with_hyperparams({"policy_kwargs": {"net_arch": {"pi": actor, "vf": []}}}), envs)
+    trained, own = model.policy.state_dict(), small.policy.state_dict()
+    same = {name: tensor for name, tensor in own.items() if name in trained and trained[name].shape == tensor.shape}
+    small.policy.load_state_dict({**own, **{name: trained[name] for name in same}})
+    small.num_timesteps = model.num_timesteps
+    for weight in small.policy.parameters():
+        weight.data = weight.data.half()
+    return small
 
 
 def film(task: str) -> None:
