@@ -89,7 +89,9 @@ TASKS = {
     "RepeatPrevious-32": Task(partial(recall, partial(RepeatPrevious, 32)), 500_000, RECALL, {"sequence_length": 64}),
     "TMaze-50": Task(partial(recall, partial(TMaze, 50)), 500_000, RECALL | {"gamma": 0.998}, {"sequence_length": 64}),
 }
-JOBS = in_order([[Cell(arm, task, SEEDS) for task in TASKS for arm in CONTENDERS]])
+#: RecurrentPPO last: it takes longer than all others together.
+STAGES = [arm for arm in CONTENDERS if arm != "RecurrentPPO"], ["RecurrentPPO"]
+JOBS = in_order([[Cell(arm, task, SEEDS) for task in TASKS for arm in arms] for arms in STAGES])
 
 
 def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
