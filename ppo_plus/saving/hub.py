@@ -88,8 +88,9 @@ def fetch(repo: str, filename: str | None = None) -> Path:
     """
     with explained(repo) as hub:
         files = Path(hub.snapshot_download(repo, allow_patterns=READ, ignore_patterns=LEFT_OUT))
-    models = [path.with_name(f"{path.parent.name}.zip") for path in files.glob("*/args.yml")] or [*files.glob("*.zip")]
-    names = [filename] if filename else sorted(path.name for path in models)
-    if len(names) != 1 or not (files / names[0]).is_file():
-        raise ValueError(f"repo={repo!r} has the models {names}: load one in Python, from_hub(repo, filename=...)")
-    return files / names[0]
+    last = [f"{path.parent.name}.zip" for path in files.glob("*/args.yml")]
+    models = [files / name for name in ([filename] if filename else last)] or [*files.glob("*.zip")]
+    if len(models) != 1 or not models[0].is_file():
+        names = sorted(path.name for path in files.glob("*.zip"))
+        raise ValueError(f"repo={repo!r} has the files {names}: load one in Python, from_hub(repo, filename=...)")
+    return models[0]

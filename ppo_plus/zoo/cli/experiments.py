@@ -7,6 +7,7 @@ import argparse
 import errno
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -234,7 +235,11 @@ def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Any:
         import wandb
 
         project = os.environ.get("WANDB_PROJECT", "ppo_plus")
-        return wandb.init(name=name, project=project, config=settings, sync_tensorboard=True).log_model
+        try:
+            logged = wandb.init(name=name, project=project, config=settings, sync_tensorboard=True)
+        except wandb.Error as error:
+            raise ConnectionError(f"--track wandb: {error}: wandb login, or set WANDB_MODE=offline") from None
+        return lambda path: logged.log_artifact(path, type={".gif": "video"}.get(path[-4:], "model"))
     import mlflow.pytorch
 
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ppo_plus"))
@@ -265,7 +270,7 @@ def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any] | 
         try:
             finished = train(run)
             if upload:
-                upload(str(run.folder.last_model))
+                _upload(run, args, upload)
         finally:
             if run.model.ranks.leads:
                 _print_next_command(run, args, finished)
@@ -273,20 +278,35 @@ def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any] | 
             sys.exit(128 + (came() or signal.SIGINT))
 
 
+def _upload(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any]) -> None:
+    """Upload the last model and a GIF, which a separate process records: it may not be able to draw."""
+    model = run.folder.last_model
+    upload(str(model))
+    words = "record", "--env", run.experiment.env_id, "-f", str(run.folder.path), "--exp-id", "-1", "-n", "300"
+    subprocess.run([sys.executable, "-m", "ppo_plus", *words, *_with_run(run, args)], check=False)
+    if model.with_suffix(".gif").is_file():
+        upload(str(model.with_suffix(".gif")))
+
+
+def _with_run(run: "Run", args: argparse.Namespace) -> list[str]:
+    """The options with which a command that plays can import what the run did."""
+    packages = ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
+    return packages + (["--trust-model"] if args.trust_config or args.trust_model else [])
+
+
 def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) -> None:
     """The command that plays the trained model, or resumes the run."""
     from ppo_plus.saving.checkpoint.checkpoint import files, steps_of
 
-    packages = ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
     if finished:
         folder: list[object] = [] if args.log_folder == "logs" else ["-f", args.log_folder]
         if args.resume is not None:
             folder = ["-f", run.folder.path, "--exp-id", -1]
-        trust = ["--trust-model"] if args.trust_config or args.trust_model else []
         what, play = ("watch it", "enjoy") if has_screen() else ("record it (there is no screen)", "record")
-        print(f"{what}:", command(play, "--env", run.experiment.env_id, *folder, *packages, *trust))
+        print(f"{what}:", command(play, "--env", run.experiment.env_id, *folder, *_with_run(run, args)))
     elif checkpoints := files(run.folder.checkpoints):
         processes = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
+        packages = ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
         trust = ["--trust-config"] if args.trust_config else []
         logs = ["-tb", run.options.tensorboard_log] if run.options.tensorboard_log else []
         resume = command("train", "--resume", run.folder.path, *processes, *packages, *trust, *logs)

@@ -318,9 +318,21 @@ def test_tracking_with_weights_and_biases_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="needs wandb")
     track(tmp_path, monkeypatch, WANDB_MODE="offline", WANDB_PROJECT="mine")
     (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    words = "mine CartPole-v1__ppo_plus__3__ CartPole-v1.zip lin_1e-3 tfevents rollout/ep_rew_mean".split()
+    words = (
+        "mine CartPole-v1__ppo_plus__3__ CartPole-v1.zip CartPole-v1.gif lin_1e-3 tfevents rollout/ep_rew_mean".split()
+    )
     assert [word for word in [*NAMES, *words] if word.encode() not in log.read_bytes()] == []
     assert list(tmp_path.glob("runs/CartPole-v1__ppo_plus__3__*/CartPole-v1/*/events*"))
+
+
+def test_tracking_without_a_login_is_one_line(tmp_path, monkeypatch, check_one_line_error):
+    pytest.importorskip("wandb", reason="needs wandb")
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    check_one_line_error([*TRAIN, "-n", "64", "--no-progress", "--track"], "wandb login, or set WANDB_MODE=offline")
 
 
 @pytest.mark.slow
@@ -338,7 +350,7 @@ def test_tracking_with_mlflow_in_a_file(tmp_path, monkeypatch):
         for name in ("rollout/ep_rew_mean", "train/loss")
     )
     assert returns == [64, 128, 192] and losses[:1] == [128]
-    assert [file.path for file in client.list_artifacts(done.info.run_id)] == ["CartPole-v1.zip"]
+    assert [file.path for file in client.list_artifacts(done.info.run_id)] == ["CartPole-v1.gif", "CartPole-v1.zip"]
 
 
 def test_an_error_in_training_shows_its_traceback(folder, monkeypatch):

@@ -175,10 +175,10 @@ def test_several_models_are_named(hub):
     repository = hub.repositories.setdefault(REPO, {})
     from_sb3(repository)
     from_sb3(repository, name="other")
-    with pytest.raises(ValueError, match=r"has the models \['other.zip', 'ppo-CartPole-v1.zip'\].* filename="):
+    with pytest.raises(ValueError, match=r"has the files \['other.zip', 'ppo-CartPole-v1.zip'\].* filename="):
         PPO_Plus.from_hub(REPO)
     assert PPO_Plus.from_hub(REPO, filename="other.zip").num_timesteps == 64
-    with pytest.raises(ValueError, match=r"has the models \['best.zip'\]"):
+    with pytest.raises(ValueError, match=r"has the files \['other.zip', 'ppo-CartPole-v1.zip'\]: "):
         PPO_Plus.from_hub(REPO, filename="best.zip")
 
 
