@@ -24,7 +24,7 @@ from ppo_plus.envs.normalization import require_one_normalization
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import Coefficients, PPOLoss
-from ppo_plus.formulas.schedules import Constant, Schedule, Unknown, make_schedule, value_at
+from ppo_plus.formulas.schedules import TAKES_PROGRESS, Constant, Schedule, Unknown, make_schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
@@ -243,7 +243,7 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
     if value is None and SCHEDULED[name]["optional"]:
         return None
     schedule = make_schedule(name, value, *SCHEDULED[name]["schedule"])
-    require_callable(name, schedule, 1, "a schedule takes progress_remaining, which falls from 1 to 0")
+    require_callable(name, schedule, 1, TAKES_PROGRESS)
     return schedule
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch as th
 
 Schedule = Callable[[float], float]
+#: What is said of a function that cannot be one.
+TAKES_PROGRESS = "a schedule takes progress_remaining, which falls from 1 to 0"
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch import nn
 
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments
-from ppo_plus.formulas.schedules import make_schedule, value_at
+from ppo_plus.formulas.schedules import TAKES_PROGRESS, make_schedule, value_at
 from ppo_plus.policy.normalization import RunningMoments
-from ppo_plus.require import require_kind, require_number
+from ppo_plus.require import require_callable, require_kind, require_number
 
 #: Returns the moments of the numbers of all processes, given those of one.
 Pool = Callable[[Moments], Moments]
@@ -55,7 +55,8 @@ class Stream:
                 f"{title}: source={self.source!r} must be a key of info, a tuple of keys, or a function of "
                 "observations, actions and next observations"
             )
-        make_schedule(f"{title}: weight", self.weight, -float("inf"))
+        schedule = make_schedule(f"{title}: weight", self.weight, -float("inf"))
+        require_callable(f"{title}: weight", schedule, 1, TAKES_PROGRESS)
         for argument in ("gamma", "gae_lambda"):
             require_number(f"{title}: {argument}", getattr(self, argument), 0, 1, or_none=True)
         if self.name is None:

@@ -31,6 +31,7 @@ def make(streams, policy="MlpPolicy", **kwargs):
         (lambda: Stream(()), TypeError, r"Stream: source=\(\) must be a key"),
         (lambda: Stream("a", gamma=1.5), ValueError, r"Stream: gamma=1.5 must be a number in \[0, 1\]"),
         (lambda: Stream("a", weight="often"), ValueError, "Stream: weight='often' is not a valid schedule"),
+        (lambda: Stream("a", weight=lambda: 1.0), TypeError, "Stream: weight.*: a schedule takes progress_remaining"),
         (lambda: Cost("cost", limit=-1), ValueError, r"Cost: limit=-1 must be a number in \[0, inf\]"),
         (lambda: RandomNetworkDistillation(gamma=-1), ValueError, r"RandomNetworkDistillation: gamma=-1 must be"),
         (
