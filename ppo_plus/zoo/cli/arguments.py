@@ -68,10 +68,14 @@ def add_algo_argument(command: argparse.ArgumentParser, help: str, also: tuple[s
     command.add_argument("--algo", choices=[ALGO, *also], default=ALGO, help=help)
 
 
-def add_env_arguments(command: argparse.ArgumentParser, log_folder: str) -> None:
+def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, several: bool = False) -> None:
     """Add the arguments of subcommands that create environments. ``log_folder`` is rl_zoo3's name of ``-f``."""
     add = partial(add_option, command)
-    add("--env ID", "id of a Gymnasium environment, such as CartPole-v1")
+    help = "id of a Gymnasium environment, such as CartPole-v1"
+    if several:
+        add("--env ID", f"{help}; give it again for settings that are good in several", action="append", default=[])
+    else:
+        add("--env ID", help)
     add(f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
     add_gym_packages(command)
     add("--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", type=key_value)

@@ -333,7 +333,7 @@ COUNTS = {
 def _add_tune(commands: Any) -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
-    add_env_arguments(command, "--log-folder")
+    add_env_arguments(command, "--log-folder", several=True)
     add_algo_argument(command, "for rl_zoo3's command lines; both tune PPO_Plus")
     add_experiment_arguments(command, seed_default=0)
     command.set_defaults(prepare=partial(_guarded, prepare_tune))
@@ -341,7 +341,7 @@ def _add_tune(commands: Any) -> None:
     help = "number of trials in the search, of all workers together; pruned and failed trials count"
     add("--max-total-trials N", help, type=whole_number, default=40)
     add("--sampler", "tpe, random or gp", default="tpe")
-    add("--pruner", "median, hyperband or none", default="median")
+    add("--pruner", "median (default for one environment), hyperband or none (default for several)")
     add("--search-space FILE", "YAML search space (default: the package's own)")
     for field, (option, default, help) in COUNTS.items():
         add(option, help, dest=field, type=int, default=default)
@@ -410,21 +410,24 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     from ppo_plus.zoo.tune.task import Plan, TuningTask, counted
     from ppo_plus.zoo.tune.tuner import Workers, finish
 
-    if args.env is None:
+    if not args.env:
         raise ValueError("the following arguments are required: --env")
-    name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
+    name = args.study_name or "/".join(filter(None, ("+".join(args.env), args.variant)))
+    args.env, *also = args.env
+    args.pruner = args.pruner or ("none" if also else "median")
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
     experiment = make_experiment(args)
     options = {name: getattr(args, name) for name in (*COUNTS, "sampler", "pruner")}
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
     space = read_space(args.search_space)
-    task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()
+    task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages), tuple(also)).checked()
     study = _study(args, url, name)
     create(study, task, args.max_total_trials)
     n_done = sum(map(is_done, study.screening.trials()))
     print(f"study {name!r} in {without_password(url)}: {n_done} of {counted(study.budget, 'trial')} done")
-    print(task.plan.describe(study.budget, len(task.baselines())))
+    each = f", in each of {len(task.env_ids)} environments" if also else ""
+    print(f"{task.plan.describe(study.budget, len(task.baselines()))}{each}")
 
     def work() -> None:
         verdict = finish(study, task, folder, Workers(args.workers, url, supervision))

@@ -293,11 +293,11 @@ class Jobs:
         """Finish a trial whose own settings made it fail. Its job is done."""
         self._end(trial, REASON, reason)
 
-    def tell(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> None:
+    def tell(self, trial: FrozenTrial, state: TrialState, values: float | Sequence[float] | None = None) -> None:
         """Finish a trial that this process owns, complete or pruned. One that has ended already stays unchanged: this
         process counted as dead, or the call is a repetition."""
         with suppress(UpdateFinishedTrialError):
-            self.study().tell(trial.number, value, state, skip_if_finished=True)
+            self.study().tell(trial.number, values, state, skip_if_finished=True)
 
     def _end(self, trial: FrozenTrial, attribute: str, value: Any) -> None:
         with suppress(UpdateFinishedTrialError):  # it counted as dead, and has a successor already
@@ -339,7 +339,7 @@ def outcome(trial: FrozenTrial) -> str:
     """Human-readable result of a trial whose job is done."""
     match trial.state:
         case TrialState.COMPLETE:
-            return f"complete {trial.values[0]:.2f}"
+            return f"complete {', '.join(f'{value:.2f}' for value in trial.values)}"
         case TrialState.PRUNED:
             return f"pruned after {trial.last_step:,} steps"
     died = trial.user_attrs.get(DEATHS, 0) + 1

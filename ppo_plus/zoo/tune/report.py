@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
@@ -91,11 +92,25 @@ def decide(study: Study) -> TuningVerdict:
     """The verdict of a study, as far as it has got."""
     stages = study.begun_stages()
     runs = stages["confirmation"].trials() if "confirmation" in stages else []
+    scores = scores_of(runs)
     trials = {trial.user_attrs[JOB]: trial for trial in study.screening.trials()}
     # Baselines without runs as well: what was not compared with them is not confirmed.
-    baselines = {trial.user_attrs[BASELINE]: _finalist(trial, runs) for trial in trials.values() if is_baseline(trial)}
-    candidates = dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs)
-    return compare(baselines, [_finalist(trials[job], runs) for job in candidates if not is_baseline(trials[job])])
+    baselines = {
+        trial.user_attrs[BASELINE]: _finalist(trial, runs, scores) for trial in trials.values() if is_baseline(trial)
+    }
+    candidates = [trials[job] for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs)]
+    return compare(baselines, [_finalist(trial, runs, scores) for trial in candidates if not is_baseline(trial)])
+
+
+def scores_of(runs: Sequence[FrozenTrial]) -> dict[int, float]:
+    """The score of each run that has one, by its number: the return; with several environments, the mean over them of
+    :math:`100 (R - R_{min}) / (R_{max} - R_{min})`, with the lowest and the highest return of all runs."""
+    done = [run for run in runs if run.state == TrialState.COMPLETE]
+    returns = np.array([run.values for run in done])
+    if done and returns.shape[1] > 1:
+        low, high = returns.min(axis=0), returns.max(axis=0)
+        returns = 100 * (returns - low) / np.where(high > low, high - low, 1)
+    return {run.number: float(row.mean()) for run, row in zip(done, returns, strict=True)}
 
 
 def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) -> TuningVerdict:
@@ -121,11 +136,11 @@ def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) ->
     return TuningVerdict(dict(baselines), compared, confidence)
 
 
-def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
+def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial], of_run: Mapping[int, float]) -> Finalist:
     own = [run for run in runs if run.user_attrs[CANDIDATE] == trial.user_attrs[JOB]]
     # The bootstrap depends on the order, and runs may have been added later.
     own = sorted(own, key=lambda run: run.user_attrs[SEED])
-    scores = [run.values[0] for run in own if run.state == TrialState.COMPLETE]
+    scores = [of_run[run.number] for run in own if run.number in of_run]
     return Finalist(trial, scores, len(own) - len(scores))
 
 
@@ -133,6 +148,11 @@ def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
 N_SHOWN = 10
 #: Part of the name of a settings file that is not confirmed.
 NOT_CONFIRMED = "_not_confirmed"
+#: What the report says of several environments.
+SEVERAL = (
+    "Each run is in all environments. Its score is the mean over them of 100 times the share of the way from the "
+    "lowest return of all runs to the highest. In the search, the best trials have the best mean of their ranks."
+)
 #: Packages that results depend on.
 PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
 
@@ -144,7 +164,8 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     trials = study.screening.trials()
     entry = export_best(study, task, verdict, folder)
     parts = [
-        f"# Tuning {task.experiment.env_id}\n\n{verdict}\n",
+        f"# Tuning {' and '.join(task.env_ids)}\n\n{verdict}\n",
+        *([f"{SEVERAL}\n"] if task.also else []),
         *_confirmation(verdict),
         *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if entry is not None else []),
         *_screening(trials),
@@ -177,14 +198,14 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
         f"{counted(plan.last_evals, 'evaluation')}. To train with these settings:",
         shlex.join(["ppo-plus", *retraining(task, Path(path.name))]),
     ]
-    entry = yaml.safe_dump({task.experiment.env_id: result[SETTINGS]}, sort_keys=False)
+    entry = "".join(yaml.safe_dump({env_id: result[SETTINGS]}, sort_keys=False) for env_id in task.env_ids)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return path
 
 
 def entry_path(task: TuningTask, folder: Path, part: str = "") -> Path:
     """Where an entry is written."""
-    return folder / f"{file_name(task.experiment.env_id)}{part}.yml"
+    return folder / f"{file_name('+'.join(task.env_ids))}{part}.yml"
 
 
 def retraining(task: TuningTask, path: Path) -> list[str]:
@@ -230,7 +251,8 @@ def _screening(trials: list[FrozenTrial]) -> Iterator[str]:
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
             for key, value in sorted(trial.user_attrs[SETTINGS].items())
         )
-        rows.append([name, f"{trial.values[0]:.2f}", len(trial.user_attrs[SCORES]), settings])
+        scores = ", ".join(f"{value:.2f}" for value in trial.values)
+        rows.append([name, scores, len(trial.user_attrs[SCORES]) // len(trial.values), settings])
     yield "## Screening\n"
     yield from _table(["trial", "score", "seeds", "settings"], rows)
     failed = [f"- trial {trial.user_attrs[JOB]} {outcome(trial)}" for trial in trials if trial.state == TrialState.FAIL]

@@ -9,9 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from scipy.stats import rankdata
 
 from ppo_plus.require import require_int
 from ppo_plus.zoo.hyperparams import shortened
@@ -76,7 +79,8 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     :raises ValueError: a study of that name has another task
     """
     require_int("max_total_trials", max_total_trials, 1)
-    optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize", load_if_exists=True)
+    directions = [StudyDirection.MAXIMIZE] * len(task.env_ids)
+    optuna.create_study(study_name=study.name, storage=study.storage, directions=directions, load_if_exists=True)
     data = task.to_json()
     known = read_task(study, task.packages).to_json() if TASK in study.attributes() else data
     names = [key for key in data if known[key] != data[key]]
@@ -124,7 +128,8 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     baselines = [trial for trial in screening if is_baseline(trial) and SETTINGS in trial.user_attrs]
     chosen = [*baselines, *best] if best else []
     jobs = study.confirmation(budget)
-    optuna.create_study(study_name=jobs.name, storage=jobs.storage, direction="maximize", load_if_exists=True)
+    directions = study.screening.study().directions
+    optuna.create_study(study_name=jobs.name, storage=jobs.storage, directions=directions, load_if_exists=True)
     jobs.fill(
         [
             {CANDIDATE: trial.user_attrs[JOB], SEED: seed, SETTINGS: trial.user_attrs[SETTINGS]}
@@ -155,9 +160,12 @@ def is_baseline(trial: FrozenTrial) -> bool:
 
 
 def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The trials that have a score, best first. (The value of a pruned one in Optuna is its last report.)"""
+    """The trials that have a score, best first; with several environments, by the mean of their ranks in these. (The
+    value of a pruned one in Optuna is its last report.)"""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    return sorted(complete, key=lambda trial: (-trial.values[0], trial.user_attrs[JOB]))
+    scores = -np.array([trial.values for trial in complete])
+    ranks = rankdata(scores, axis=0).mean(axis=1) if complete else scores
+    return [complete[i] for i in np.lexsort(([trial.user_attrs[JOB] for trial in complete], ranks))]
 
 
 def ranked_candidates(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

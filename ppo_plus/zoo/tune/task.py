@@ -137,6 +137,13 @@ class TuningTask:
     plan: Plan
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES  # what settings may import from; `None`: from anywhere
     gym_packages: tuple[str, ...] = ()  # packages imported because they register environments
+    also: tuple[str, ...] = ()  # ids of further environments that the same settings are for
+
+    @property
+    def env_ids(self) -> tuple[str, ...]:
+        """The environments of each run, which are separate objectives of the search: their returns have no common
+        scale."""
+        return self.experiment.env_id, *self.also
 
     def baselines(self) -> dict[str, Experiment]:
         """What is tried before the search, and what a winner must beat, by name: the defaults of
@@ -146,6 +153,8 @@ class TuningTask:
 
     def fitted(self) -> "TuningTask":
         """The task with a budget of whole rollouts of the experiment; the default's last one may exceed it."""
+        if self.also and self.plan.pruner != "none":
+            raise ValueError(f"pruner={self.plan.pruner!r} compares returns in one environment: use 'none' for several")
         plan = self.plan.on_rollouts(self.experiment)
         task = replace(self, plan=plan, experiment=self.experiment.replace(seed=0, n_timesteps=plan.n_timesteps))
         task.search_space()
@@ -162,7 +171,8 @@ class TuningTask:
 
         make_callbacks(task.experiment)
         for baseline in task.baselines().values():
-            build(baseline)
+            for env_id in self.env_ids:
+                build(baseline.replace(env_id=env_id))
         base = task.experiment.replace(vec_env="dummy")
         with closing(make_envs(base)) as envs:
             for name, value, settings in task.search_space().examples():
@@ -199,15 +209,16 @@ class TuningTask:
             adjusted["normalize"] = {**sampled.normalize, **dict.fromkeys(inside, False)}
         return self.experiment.with_hyperparams({**settings, **adjusted}, self.packages)
 
-    def read(self, settings: dict[str, Any]) -> Experiment:
-        """The experiment that recorded settings describe."""
+    def read(self, settings: dict[str, Any], env_id: str) -> Experiment:
+        """The experiment that recorded settings describe, in one of the environments."""
         run = {name: getattr(self.experiment, name) for name in RUN}
-        return parse_settings(self.experiment.env_id, settings, self.packages).replace(**run)
+        return parse_settings(env_id, settings, self.packages).replace(**run)
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data, as a storage returns it."""
         data = {
             "env_id": self.experiment.env_id,
+            "also": self.also,
             "settings": self.experiment.settings(),
             "run": {name: getattr(self.experiment, name) for name in RUN},
             "space": self.space,
@@ -219,17 +230,19 @@ class TuningTask:
     def from_json(cls, data: dict[str, Any], packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "TuningTask":
         """The task that :meth:`to_json` wrote to a storage, which others can write to as well: if it imports from other
         ``packages`` than the reader allows, that is an error before anything is imported."""
-        # Gymnasium imports the module before the colon.
-        module = data["env_id"].rpartition(":")[0].partition(".")[0]
-        if module and packages is not None and module not in packages:
-            raise ValueError(f"the study imports {module}: use --gym-packages {module} if you trust it")
-        find_env(data["env_id"])
+        also = tuple(data.get("also", ()))
+        for env_id in (data["env_id"], *also):
+            # Gymnasium imports the module before the colon.
+            module = env_id.rpartition(":")[0].partition(".")[0]
+            if module and packages is not None and module not in packages:
+                raise ValueError(f"the study imports {module}: use --gym-packages {module} if you trust it")
+            find_env(env_id)
         # Of the run only what is known: an environment's id, say, would replace the one that has been checked.
         run = {name: data["run"][name] for name in RUN}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
         # Plans of version 0.1 have fields of a stage that is gone.
         plan = {name: value for name, value in data["plan"].items() if not name.startswith("race_")}
-        return cls(experiment, data["space"], Plan(**plan), packages)
+        return cls(experiment, data["space"], Plan(**plan), packages, also=also)
 
 
 def largest_divisor(number: int, limit: int) -> int:

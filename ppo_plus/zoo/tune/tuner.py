@@ -120,8 +120,9 @@ class TuningWorker:
             jobs.interrupt(claimed)
             raise
 
-    def _search(self, jobs: Jobs, claimed: FrozenTrial) -> float:
-        """A trial of the search: what the sampler suggests, on the seeds of the screening."""
+    def _search(self, jobs: Jobs, claimed: FrozenTrial) -> list[float]:
+        """A trial of the search: what the sampler suggests, on the seeds of the screening. Returns its score in each
+        environment."""
         plan = self.task.plan
         trial = jobs.trial(claimed, sampler=plan.make_sampler(claimed.number), pruner=PRUNERS[plan.pruner](plan))
         space = self.task.search_space()
@@ -130,28 +131,31 @@ class TuningWorker:
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
         recorded = experiment.replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(SETTINGS, recorded)
-        scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.seeds("screening"))]
-        trial.set_user_attr(SCORES, scores)
-        return float(np.mean(scores))
+        seeds = list(enumerate(plan.seeds("screening")))
+        scores = [[self._score(trial, recorded, env, seed, i) for i, seed in seeds] for env in self.task.env_ids]
+        trial.set_user_attr(SCORES, sum(scores, []))
+        return np.mean(scores, axis=1).tolist()  # type: ignore[no-any-return]
 
-    def _repeat(self, jobs: Jobs, claimed: FrozenTrial) -> float:
+    def _repeat(self, jobs: Jobs, claimed: FrozenTrial) -> list[float]:
         """A run of a screening trial's settings with another seed."""
-        trial = jobs.trial(claimed, pruner=optuna.pruners.NopPruner())
-        return self._score(trial, claimed.user_attrs[SETTINGS], claimed.user_attrs[SEED], 0)
+        trial, run = jobs.trial(claimed, pruner=optuna.pruners.NopPruner()), claimed.user_attrs
+        return [self._score(trial, run[SETTINGS], env_id, run[SEED], 0) for env_id in self.task.env_ids]
 
-    def _score(self, trial: Trial, settings: dict, seed: int, n_before: int) -> float:  # type: ignore[type-arg]
+    def _score(self, trial: Trial, settings: dict[str, Any], env_id: str, seed: int, n_before: int) -> float:
         """The score on one of the trial's seeds, the first of which are reported already."""
         plan = self.task.plan
         total = plan.n_seeds * plan.n_timesteps
 
         def report(timesteps: int, mean_return: float) -> None:
             step = n_before * plan.n_timesteps + timesteps
-            trial.report(mean_return, step)
             self._check()
+            if self.task.also:
+                return  # Optuna prunes by one objective only
+            trial.report(mean_return, step)
             if step < total and trial.should_prune():  # at the end pruning saves nothing
                 raise optuna.TrialPruned
 
-        return score(self.task.read(settings), plan, seed, report, **self.supervision)
+        return score(self.task.read(settings, env_id), plan, seed, report, **self.supervision)
 
     def _check(self) -> None:
         """:raises StudyStopped: another worker has stopped the study"""
@@ -200,6 +204,7 @@ def tune(
     workers: Workers | None = None,
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
     gym_packages: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
 ) -> TuningVerdict:
     """Search for hyperparameters, confirm the best ones on unseen seeds, and export a winner. The same call again
     resumes the study; if it is finished, only the report is written.
@@ -211,12 +216,15 @@ def tune(
     :param workers: processes that do the work; ``None``: this process
     :param packages: what settings may import from; ``None``: from anywhere
     :param gym_packages: what you imported because it registers environments; part of the exported command
+    :param also: ids of further environments that the same settings are for; the plan's pruner is then ``"none"``
     :raises ValueError: an argument is wrong, or the study is about something else
     :raises StudyStopped: a run raised an error that its hyperparameters did not cause
     :raises WorkersDied: no worker is left, and the study is not finished
     :raises StorageError: the storage is unavailable; the same call resumes the study
     """
-    task = TuningTask(experiment, read_space() if space is None else space, plan, packages, gym_packages).checked()
+    task = TuningTask(
+        experiment, read_space() if space is None else space, plan, packages, gym_packages, also
+    ).checked()
     create(study, task, max_total_trials)
     return finish(study, task, Path(folder), workers)
 

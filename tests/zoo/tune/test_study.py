@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import optuna
 import pytest
+import yaml
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, StorageError, open_storage
 from ppo_plus.zoo.tune.report import decide, export_best
@@ -107,6 +111,43 @@ def test_the_settings_file_decides(study):
     assert [finalist.name for finalist in verdict.finalists] == ["trial 2", "trial 4"]
     assert verdict.finalists[0].gains["default"].low > 0 > verdict.finalists[0].gains["settings file"].low
     assert verdict.winner is None and str(verdict).startswith("No winner: none of the finalists")
+
+
+def test_settings_for_several_environments(tmp_path):
+    """Their returns are not comparable: what counts is the rank in each, and in the confirmation the share of the way
+    from the lowest to the highest return."""
+    study = Study("both", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    task = replace(SMALL_TASK, plan=replace(PLAN, pruner="none", n_finalists=1), also=("Acrobot-v1",))
+    create(study, task, 6)
+    assert read_task(study).env_ids == ("CartPole-v1", "Acrobot-v1")
+    # By ranks, trial 4 is the best of the candidates; the mean of its returns is not.
+    do_all(prepare_screening(study, task, 6), [[9, -500], [500, -80], [100, -90], [400, -500], [300, -70], [450, -499]])
+    confirmation = prepare_confirmation(study, task.plan, 6)
+    returns = {0: [10, -500], 1: [500, -80], 4: [300, -70]}
+    while (run := confirmation.claim()) is not None:
+        confirmation.tell(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]])
+    verdict = decide(study)
+    (best,) = verdict.finalists
+    assert best.name == "trial 4" and best.scores == pytest.approx([50 * (290 / 490 + 1)] * 10)
+    scores = [baseline.scores[0] for baseline in verdict.baselines.values()]
+    assert scores == pytest.approx([0, 50 * (1 + 420 / 430)])
+
+
+@pytest.mark.slow
+def test_a_study_of_several_environments_writes_their_entries(tmp_path, capsys):
+    options = "--max-total-trials 3 --confirm-seeds 0 -n 256 -params n_steps:64 n_envs:1 -f".split()
+    command = ["tune", "--env", "CartPole-v1", "--env", "MountainCar-v0", *options, str(tmp_path)]
+    main(command)
+    assert "with 256 timesteps each, in each of 2 environments" in capsys.readouterr().out
+    folder = tmp_path / "tune" / "CartPole-v1+MountainCar-v0"
+    entries = yaml.safe_load((folder / "CartPole-v1+MountainCar-v0_not_confirmed.yml").read_text())
+    assert entries["CartPole-v1"] == entries["MountainCar-v0"] and len(entries) == 2
+    report = (folder / "report.md").read_text()
+    assert report.startswith("# Tuning CartPole-v1 and MountainCar-v0") and "in all environments" in report
+    assert len(re.findall(r"^\| \d+[, a-z]* \| \d+.\d\d, -200.00 \| 1 \|", report, re.MULTILINE)) == 3
+    with pytest.raises(SystemExit):
+        main([*command, "--study-name", "other", "--pruner", "median"])
+    assert "pruner='median' compares returns in one environment" in capsys.readouterr().err
 
 
 def test_runs_that_are_added_later_are_the_same_for_all(study):

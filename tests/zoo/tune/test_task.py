@@ -180,7 +180,7 @@ def test_a_task_travels_as_plain_data(env_id):
     task = TuningTask(load_experiment(env_id, vec_env="subproc"), SPACE, Plan(50_000)).fitted()
     again = TuningTask.from_json(task.to_json())
     assert again == task
-    assert again.read(task.experiment.settings()) == task.experiment
+    assert again.read(task.experiment.settings(), again.experiment.env_id) == task.experiment
 
 
 @pytest.mark.parametrize(
