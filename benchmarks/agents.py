@@ -92,6 +92,8 @@ def _published(run: RunFolder, experiment: Experiment) -> RunFolder:
     folder.settings.mkdir()
     for name in ("config.yml", "args.yml"):
         shutil.copy(run.settings / name, folder.settings / name)
+    command = f"ppo-plus train --env {experiment.env_id} --seed {experiment.seed}\n"
+    (folder.settings / "command.txt").write_text(command, encoding="utf-8")
     return folder
 
 

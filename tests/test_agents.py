@@ -24,6 +24,7 @@ def test_an_agent_plays_as_its_figure_says(figure, capsys):
     """Files are small, name the seed, and hold what reaches the return: five episodes within four deviations."""
     folder = RunFolder(AGENTS / ALGO / f"{file_name(figure['env'])}_1", figure["env"])
     assert folder.last_model.stat().st_size <= 400_000
+    assert (folder.settings / "command.txt").read_text(encoding="utf-8").strip() == figure["command"]
     assert folder.arguments()["seed"] == figure["seed"] and "n_timesteps" in read_mapping(
         folder.settings / "config.yml"
     )

@@ -1,5 +1,6 @@
 """Models on the Hugging Face Hub: folders of our runs, and models of SB3 and rl_zoo3. Reading them runs no code."""
 
+import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,25 +36,27 @@ def explained(repo: str) -> Iterator[Any]:
     """The hub's library, or ``ImportError``; errors inside become a :class:`ConnectionError` that names a remedy."""
     try:
         import huggingface_hub as hub
+        from huggingface_hub import constants, errors
     except ImportError as error:
         raise ImportError('huggingface_hub is missing: pip install "ppo_plus[hub]"') from error
     try:
         yield hub
-    except (hub.errors.HTTPError, OSError) as error:
+    except (errors.HTTPError, OSError) as error:
         if getattr(error, "filename", None):
             raise  # a file here cannot be read or written
         remedy = "check the name and the network; to upload, or if it is private, log in: hf auth login"
         reason = " ".join(str(error).split())
-        raise ConnectionError(f"repo={repo!r} on {hub.constants.ENDPOINT} ({reason}): {remedy}") from error
+        raise ConnectionError(f"repo={repo!r} on {constants.ENDPOINT} ({reason}): {remedy}") from error
 
 
-def push(repo: str, folder: Path, settings: Path, env_id: str) -> str:
+def push(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | None = None) -> str:
     """Upload the folder of a run with a card, in place of what was there, and return the address.
 
     The card, and the parts of the last model, which the hub can show, are also written into the folder.
 
     :param repo: ``"user/name"``, which is made if it does not exist
     :param settings: the folder in it with the settings
+    :param logs: a folder that TensorBoard reads, which is uploaded, too
     :raises ValueError: the model is not one of ours; other errors as in :func:`explained`
     """
     model, about, results = folder / f"{settings.name}.zip", "", None
@@ -72,12 +75,20 @@ def push(repo: str, folder: Path, settings: Path, env_id: str) -> str:
         tags = [env_id, "reinforcement-learning", "deep-reinforcement-learning", "ppo", "stable-baselines3"]
         head = hub.ModelCardData(library_name="ppo_plus", tags=tags, model_name=repo, eval_results=results).to_yaml()
         command, text = ((settings / name).read_text("utf-8").strip() for name in ("command.txt", "config.yml"))
+        command = re.sub(r"^\S*python\S* -m ppo_plus", "ppo-plus", command)  # without folders of this machine
         parts = {"env_id": env_id, "about": about, "repo": repo, "command": command, "settings": text}
         card = CARD.format(head=head, versions=", ".join(map(" ".join, versions)), **parts)
         (folder / "README.md").write_text(card, encoding="utf-8")
         hub.create_repo(repo, exist_ok=True)
-        options = {"ignore_patterns": LEFT_OUT, "delete_patterns": "*", "commit_message": "Upload a run of PPO_Plus"}
-        return str(hub.upload_folder(repo_id=repo, folder_path=folder, **options).commit_url)
+        options: dict[str, Any] = {
+            "repo_id": repo,
+            "delete_patterns": "*",
+            "commit_message": "Upload a run of PPO_Plus",
+        }
+        url = str(hub.upload_folder(folder_path=folder, ignore_patterns=LEFT_OUT, **options).commit_url)
+        if logs is not None:
+            hub.upload_folder(folder_path=logs, path_in_repo="runs", **options)
+        return url
 
 
 def fetch(repo: str, filename: str | None = None) -> Path:

@@ -6,6 +6,7 @@ Optuna is loaded when a study is: other subcommands do without it.
 import argparse
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,8 +226,19 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
     if run.model.ranks.leads:
         _print_expected(experiment, args.variant)
         logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
-        upload = args.track and _start_tracking(args.track, run_name, logged)
+        try:
+            upload = args.track and _start_tracking(args.track, run_name, logged)
+        except Exception as error:
+            shutil.rmtree(run.folder.path)  # a run without a model
+            raise ConnectionError(f"--track {args.track}: {error}. {NO_TRACKER[args.track]}") from error
     return partial(_train, run, args, upload)
+
+
+#: What to do where a tracker cannot be reached.
+NO_TRACKER = {
+    "wandb": "Log in (wandb login), or set WANDB_MODE=offline",
+    "mlflow": "Start the server of MLFLOW_TRACKING_URI, or leave the variable out to log to a file",
+}
 
 
 def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Any:
@@ -235,10 +247,7 @@ def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Any:
         import wandb
 
         project = os.environ.get("WANDB_PROJECT", "ppo_plus")
-        try:
-            logged = wandb.init(name=name, project=project, config=settings, sync_tensorboard=True)
-        except wandb.Error as error:
-            raise ConnectionError(f"--track wandb: {error}: wandb login, or set WANDB_MODE=offline") from None
+        logged = wandb.init(name=name, project=project, config=settings, sync_tensorboard=True)
         return lambda path: logged.log_artifact(path, type={".gif": "video"}.get(path[-4:], "model"))
     import mlflow.pytorch
 

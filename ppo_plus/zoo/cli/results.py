@@ -53,6 +53,7 @@ def add_parser(commands: Any) -> None:
     command.set_defaults(prepare=prepare_push)
     command.add_argument("run", metavar="RUN", help="folder of the run, such as logs/ppo_plus/CartPole-v1_1")
     command.add_argument("repo", metavar="USER/NAME", help="repository, which is made if it does not exist")
+    add_option(command, "-tb --tensorboard-log DIR", "upload this folder of TensorBoard's logs, too", type=Path)
 
     help = "draw learning curves: means over runs, with confidence intervals"
     command = commands.add_parser("plot", help=help, description=PLOT)
@@ -144,7 +145,9 @@ def prepare_push(args: argparse.Namespace) -> Callable[[], None]:
     from ppo_plus.saving.hub import push
 
     folder = open_run(Path(args.run), "RUN")
-    print(push(args.repo, folder.path, folder.settings, folder.env_id))
+    if (logs := args.tensorboard_log) is not None and not logs.is_dir():
+        raise FileNotFoundError(f"-tb {logs}: there is no such folder")
+    print(push(args.repo, folder.path, folder.settings, folder.env_id, logs))
     return lambda: None
 
 

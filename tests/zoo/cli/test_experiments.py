@@ -5,6 +5,7 @@ import fcntl
 import os
 import pty
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -332,7 +333,21 @@ def test_tracking_without_a_login_is_one_line(tmp_path, monkeypatch, check_one_l
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")
-    check_one_line_error([*TRAIN, "-n", "64", "--no-progress", "--track"], "wandb login, or set WANDB_MODE=offline")
+    command = [*TRAIN, "-n", "64", "--no-progress", "--track"]
+    check_one_line_error(command, "Log in (wandb login), or set WANDB_MODE=offline")
+    assert not list(tmp_path.glob("logs/ppo_plus/*"))
+
+
+def test_tracking_without_its_server_is_one_line(tmp_path, monkeypatch, check_one_line_error):
+    pytest.importorskip("mlflow", reason="needs mlflow")
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    for name, value in {"TRACKING_URI": address, "HTTP_REQUEST_MAX_RETRIES": "0"}.items():
+        monkeypatch.setenv(f"MLFLOW_{name}", value)
+    command = [*TRAIN, "-n", "64", "--no-progress", "--track", "mlflow"]
+    check_one_line_error(command, "Start the server of MLFLOW_TRACKING_URI")
+    assert not list(tmp_path.glob("logs/ppo_plus/*"))
 
 
 @pytest.mark.slow

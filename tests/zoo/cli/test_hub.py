@@ -111,13 +111,23 @@ def test_another_push_replaces_all_files_of_the_first(hub):
     main(["enjoy", "--repo", REPO, "--no-render", "-n", "9"])
     train()
     main(["record", "--env", "CartPole-v1", "-n", "3"])
-    main(["push", "logs/ppo_plus/CartPole-v1_2", REPO])
+    Path("runs").mkdir()
+    Path("runs", "events.out.tfevents").write_bytes(b"curves")
+    main(["push", "logs/ppo_plus/CartPole-v1_2", REPO, "-tb", "runs"])
     files = hub.repositories[REPO]
+    assert files["runs/events.out.tfevents"] == b"curves" and "CartPole-v1.zip" in files
     assert not any("vecnormalize" in name for name in files) and "notes.md" not in files
     assert files["CartPole-v1.gif"][:3] == b"GIF" and b"![Episodes](CartPole-v1.gif)" in files["README.md"]
     main(["record", "--repo", REPO, "-n", "3"])
     assert Path("CartPole-v1.gif").is_file()
     assert PPO_Plus.from_hub(REPO, "CartPole-v1", n_steps=32, batch_size=32).learn(32).n_steps == 32
+
+
+def test_a_file_that_is_missing_here_is_named_before_the_hub_is_asked(hub, check_one_line_error):
+    train()
+    Path("logs/ppo_plus/CartPole-v1_1/CartPole-v1/command.txt").unlink()
+    check_one_line_error(["push", "logs/ppo_plus/CartPole-v1_1", REPO], "command.txt")
+    check_one_line_error(["push", "logs/ppo_plus/CartPole-v1_1", REPO, "-tb", "none"], "-tb none: there is no such")
 
 
 def from_sb3(repository, normalize=False, name="ppo-CartPole-v1"):
