@@ -60,15 +60,9 @@ nitpick_ignore_regex = [
 maximum_signature_line_length = 72
 
 
-#: Where notebooks run in the browser, if the repository is on GitHub.
-COLAB = f"https://colab.research.google.com/github/{address.partition('github.com/')[2]}/blob/main/docs/notebooks/"
-
-
 def make_tables(app: Sphinx, name: str, source: list[str]) -> None:
-    """Fill the tables of a page from the measurements, and let links to notebooks open them in Colab."""
-    source[0] = tables.fill(source[0])
-    if "github.com/" in address:
-        source[0] = source[0].replace("](notebooks/", f"]({COLAB}")
+    """Fill the tables of a page from the measurements, and add the buttons of notebooks."""
+    source[0] = tables.with_buttons(tables.fill(source[0]), address)
 
 
 def skip_fields(

@@ -523,6 +523,16 @@ def fill(text: str) -> str:
     return PATTERN.sub(table, text)
 
 
+def with_buttons(text: str, address: str) -> str:
+    """A page with a button at each notebook that opens it in Colab, if the address of the repository is on GitHub."""
+    _, _, repository = address.partition("github.com/")
+    if not repository:
+        return text
+    folder = f"https://colab.research.google.com/github/{repository}/blob/main/docs/notebooks/"
+    badge = "![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)"
+    return re.sub(r"\]\(notebooks/(\S+?)\)", rf"\g<0> [{badge}]({folder}\1)", text)
+
+
 def pages() -> list[Path]:
     """All files that may have tables."""
     return [

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 #: Of a checkout, what an installation needs, and what its users and developers need.
 FILES = [
     *("setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md"),
-    *("CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "Makefile", "constraints.txt"),
+    *("CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", "constraints.txt"),
 ]
-FOLDERS = ["ppo_plus", "hyperparams", "benchmarks", "docs", "scripts", "tests"]
+FOLDERS = ["ppo_plus", "hyperparams", "agents", "benchmarks", "docs", "scripts", "tests"]
 #: Results of which no page shows anything.
 NOT_SHOWN = {Path("benchmarks/results/tensor_env.json")}
 WORKFLOWS = ROOT / ".github" / "workflows"

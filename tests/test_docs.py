@@ -287,6 +287,14 @@ def test_tables_show_the_measurements(page, tables):
     assert tables.fill(text) == text, "write the tables again: python docs/tables.py"
 
 
+def test_notebooks_have_a_button_once_there_is_an_address(tables):
+    page = (DOCS / "notebooks.md").read_text(encoding="utf-8")
+    assert tables.with_buttons(page, "") == page
+    filled = tables.with_buttons(page, "https://github.com/someone/ppo_plus")
+    start = "](https://colab.research.google.com/github/someone/ppo_plus/blob/main/docs/notebooks/"
+    assert filled.count(start) == page.count("](notebooks/") == 5 and f"{start}deploy.ipynb)" in filled
+
+
 def test_a_table_is_made_of_its_file(tables):
     """A figure in its cell, counted here without the scripts."""
     rounds = tables.read("speed")["results"]["CartPole-v1-x8"]
