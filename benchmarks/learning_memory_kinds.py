@@ -137,12 +137,12 @@ def return_after(result: dict[str, Any], share: float) -> float:
 
 def table(file: Path) -> list[str]:
     """Returns at the end, and after the time that the fastest contender takes for all of its steps. A run's time is
-    taken as proportional to its steps."""
+    taken as proportional to its steps. A contender's is the median of its runs: the first one may compile."""
     rows, done = [], read(file, JOBS)
     for task in TASKS:
         by_arm = {arm: [done[job] for job in done if (job.arm, job.task) == (arm, task)] for arm in CONTENDERS}
         by_arm = {arm: runs for arm, runs in by_arm.items() if runs}
-        times = {arm: float(np.mean([run["cpu_seconds"] for run in runs])) for arm, runs in by_arm.items()}
+        times = {arm: float(np.median([run["cpu_seconds"] for run in runs])) for arm, runs in by_arm.items()}
         for arm, runs in by_arm.items():
             share = min(times.values()) / times[arm]
             scores = [[return_after(run, part) for run in runs] for part in (1.0, share)]

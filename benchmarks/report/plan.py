@@ -136,12 +136,12 @@ ARMS = {
 #: entries, the recipe on the same tasks, and the entries of other tasks.
 GOALS = {
     "mujoco": {
-        "HalfCheetah-v5": 6000,
-        "Hopper-v5": 3600,
-        "Walker2d-v5": 4900,
+        "HalfCheetah-v5": 7000,
+        "Hopper-v5": 3000,
+        "Walker2d-v5": 5000,
         "Ant-v5": 5000,
-        "Swimmer-v5": 350,
-        "Humanoid-v5": 1500,
+        "Swimmer-v5": 355,
+        "Humanoid-v5": 5500,
     },
     "recipe": {
         "HalfCheetah-v5": 7000,
