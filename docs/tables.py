@@ -343,6 +343,16 @@ def returned(stage: str) -> Lines:
     return returns.table(returns.results(stages=[stage]))
 
 
+def normalized_inside() -> Lines:
+    """Returns with normalization inside the policy, and of the entry with the same seeds."""
+    runs, entries = returns.results(stages=["inside"]), zoo.runs()
+    seeds = dict.fromkeys((run["task"], run["seed"]) for run in runs)
+    entry = [
+        run for task, seed in seeds for run in entries[task] if run["seed"] == seed
+    ]
+    return returns.table([*entry, *runs])
+
+
 def reported() -> list[dict[str, Any]]:
     """The runs in the comparison of contenders."""
     return returns.results(stages=returns.REPORTED)
@@ -457,6 +467,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
             "atari",
         )
     },
+    "returns-inside": normalized_inside,
     "returns-overrides": lambda: returns.gains(returns.results(stages=["overrides"])),
     **{
         f"returns-effects-{name}": partial(effects, name)
