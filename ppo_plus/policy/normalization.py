@@ -13,6 +13,7 @@ before the update, and the last layer is rescaled so that no value changes (PopA
 arXiv:1602.07714; :math:`\epsilon` is rl_games').
 """
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from torch import nn
 
 from ppo_plus.formulas.moments import Moments
+from ppo_plus.policy.observations import parts_of
 from ppo_plus.require import nearest, require_kind, require_number
 
 #: The options of both, with their defaults.
@@ -55,6 +57,18 @@ def normalization_options(name: str, value: Any) -> dict[str, Any] | None:
         if not options["keys"]:
             raise ValueError(f"{name}={value!r} names nothing to normalize: leave keys out for all entries")
     return options
+
+
+def check_encoder(policy_class: type) -> None:
+    """:raises ValueError: a policy class overrides a method that normalizes observations, and calls none that does"""
+    normalizing = {"extract_features", "_inputs", "observation_normalizer", "super"}
+    for name in ("encode", "extract_features"):
+        code = getattr(inspect.unwrap(getattr(policy_class, name)), "__code__", None)
+        if code is not None and normalizing.isdisjoint(code.co_names):
+            raise ValueError(
+                f"normalize_observations does not reach {policy_class.__name__}.{name}: call super().{name}(obs), "
+                "or leave it out and pass policy_kwargs=dict(features_extractor_class=...)"
+            )
 
 
 class RunningMoments(nn.Module):
@@ -121,7 +135,7 @@ class ObservationNormalizer(RunningMoments):
     ):
         entries: dict[str, spaces.Space] = {}
         for space in observed:
-            entries |= space.spaces if isinstance(space, spaces.Dict) else {"": space}
+            entries |= parts_of(space)
         numbers = {
             key: sub.shape or (1,)
             for key, sub in entries.items()
@@ -165,17 +179,20 @@ class ObservationNormalizer(RunningMoments):
 class ValueNormalizer(RunningMoments):
     """Makes values of the predictions of a critic, which ends with the layer ``last``.
 
-    :param last: must be an ``nn.Linear`` with a bias
+    :param last: must be an ``nn.Linear`` with a bias, and without a parametrization such as ``weight_norm``
     :param n_values: how many values are predicted, each with its own moments; more than one with streams of reward
     :param epsilon: added to the variance
     :raises ValueError: it is not
     """
 
     def __init__(self, last: nn.Module, n_values: int, epsilon: float):
-        if not isinstance(last, nn.Linear) or last.bias is None:
+        # A parametrization computes weights anew, so that changing them has no effect.
+        parts = (last.weight, last.bias) if isinstance(last, nn.Linear) else (None,)
+        if not all(isinstance(part, nn.Parameter) for part in parts):
             raise ValueError(
-                f"normalize_values rescales the critic's last layer, but {last} is not a torch.nn.Linear with a bias: "
-                "end policy_kwargs=dict(critic=...) with one, or leave out normalize_values"
+                f"normalize_values rescales the critic's last layer, but {last} is not a torch.nn.Linear with a bias "
+                "and without weight_norm or the like: end policy_kwargs=dict(critic=...) with one, or leave out "
+                "normalize_values"
             )
         super().__init__(() if n_values == 1 else (n_values,), epsilon)
 

@@ -36,6 +36,11 @@ def as_dict(value: Any) -> Any:
     return dict(pairs) if isinstance(value, tuple) else spaces.Dict(pairs)
 
 
+def parts_of(space: spaces.Space) -> dict[str, Any]:
+    """The spaces of the entries of observations (``""``: the whole)."""
+    return dict(space.items()) if isinstance(space, spaces.Dict) else {"": space}
+
+
 def canonical_space(space: spaces.Space, name: str = "observation_space") -> spaces.Space:
     """The space for features extractors: zero-based, with one-dimensional choices; ``space`` if SB3 supports it.
 

@@ -2,8 +2,7 @@
 
 A policy is an encoder (:meth:`ActorCriticPolicy.encode`) and heads (:meth:`ActorCriticPolicy.heads`) with an action
 distribution (:mod:`ppo_plus.policy.distributions`) and an exploration (:mod:`ppo_plus.formulas.exploration`). Its
-interface is that of SB3's ``ActorCriticPolicy``. Networks, their initialization, ``policy_kwargs`` and the names in
-``state_dict()`` are SB3's.
+interface, its networks and their initialization, ``policy_kwargs`` and the names in ``state_dict()`` are SB3's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDepende
 from ppo_plus.policy.arguments import NetworkLike, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
-from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer, normalization_options
+from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer, check_encoder, normalization_options
 from ppo_plus.policy.observations import (
     as_starts,
     canonical_space,
@@ -322,6 +321,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def make_observation_normalizer(self, options: Mapping[str, Any]) -> ObservationNormalizer:
         """Create a normalizer, with these options, of what actor or critic see."""
+        check_encoder(type(self))
         return ObservationNormalizer((self.actor_space, self.critic_space), self.normalize_images, **options)
 
     def _initialize_orthogonally(self) -> None:
