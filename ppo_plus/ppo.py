@@ -72,7 +72,7 @@ from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
 from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.export.deployed import Normalization
+from ppo_plus.saving.export.deployed import Normalization, outermost
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.hub import fetch
@@ -1022,9 +1022,11 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :param source: a ``VecNormalize``, or a file of its statistics, ours or SB3's; ``None``: the model's own
         :return: the model, with ``normalize_observations`` as the ``VecNormalize`` was
-        :raises ValueError: the policy normalizes already, or the statistics do not fit
+        :raises ValueError: the policy normalizes already, the statistics do not fit, other wrappers are around the
+            model's ``VecNormalize``, or images are normalized
         """
         own = self.get_vec_normalize_env()
+        outermost(self.env)
         self.normalize_observations = move_into(self.policy, own if source is None else source)
         self.built_layout = layout(self.policy)
         if own is not None:

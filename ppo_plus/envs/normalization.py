@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
+from ppo_plus.envs.layers import layers
 from ppo_plus.require import require_number
 
 #: Arguments of ``PPO_Plus``, and those of ``VecNormalize`` that do the same.
@@ -61,10 +62,10 @@ def warn_of_statistics(trained: bool | None, env: Any) -> None:
 
 def require_one_normalization(env: Any, normalize_observations: Any, normalize_values: Any = False) -> None:
     """:raises ValueError: a ``VecNormalize`` normalizes what the policy with these arguments normalizes itself"""
-    normalize = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    wrappers = [layer for layer in layers(env) if isinstance(layer, VecNormalize)]
     values = (normalize_observations, normalize_values)
     for (name, option), value in zip(IN_POLICY.items(), values, strict=True):
-        if normalize is not None and value and getattr(normalize, option):
+        if value and any(getattr(wrapper, option) for wrapper in wrappers):
             raise ValueError(
                 f"{name}={value!r} and a VecNormalize with {option}=True would normalize twice: leave out the "
                 f"VecNormalize, or pass {option}=False to it, or leave out {name}. For a model that was trained with a "
@@ -81,6 +82,11 @@ def are_finite(normalize: VecNormalize) -> bool:
 def running_statistics(normalize: Any) -> list[Any]:
     """The running statistics that a ``VecNormalize`` normalizes by: of returns, and of observations."""
     return [normalize.ret_rms, *observation_moments(normalize).values()]
+
+
+def mean_seen(rms: Any) -> Any:
+    """The mean of the numbers that a ``VecNormalize`` has seen, without the 0 that it begins with (1e-4 times)."""
+    return rms.mean * rms.count / max(rms.count - 1e-4, 1e-4)
 
 
 def observation_moments(normalize: Any) -> dict[str, Any]:

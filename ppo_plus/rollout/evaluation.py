@@ -143,10 +143,12 @@ class Masked:
 
 
 def check_evaluations(model: Any, callbacks: Sequence[BaseCallback]) -> None:
-    """:raises ValueError: SB3's ``EvalCallback`` would evaluate without the action masks of the environments"""
+    """:raises ValueError: SB3's ``EvalCallback`` would evaluate without the action masks of the environments, or
+    normalize observations twice"""
     for callback in callbacks:
         if isinstance(callback, EvalCallback):
             prepare(callback.eval_env)
+            require_one_normalization(callback.eval_env, model.normalize_observations)
     if any(type(callback)._on_step is EvalCallback._on_step for callback in callbacks):
         source = find_masks(model.env, model.policy.distribution.mask_layout, model.settings.action_mask_key)
         if source is not None and source.key is None:

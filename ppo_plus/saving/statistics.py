@@ -9,7 +9,8 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from ppo_plus.envs.normalization import are_finite, observation_moments
+from ppo_plus.envs.normalization import are_finite, mean_seen, observation_moments
+from ppo_plus.policy.observations import parts_of
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
@@ -32,6 +33,9 @@ STATISTICS = {
     "gamma": "gamma",
     "epsilon": "epsilon",
 }
+#: By how much raw observations change that are rounded to single precision, relatively, and how much normalized ones
+#: may change by that.
+UNIT, ROUNDING = 2.0**-24, 1e-5
 _PICKLED = "stable_baselines3.common.vec_env.vec_normalize:VecNormalize"
 
 
@@ -97,7 +101,8 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
     """Give a policy the statistics by which a ``VecNormalize``, or a file of its statistics, normalizes observations.
 
     :return: the argument ``normalize_observations`` that makes such a policy
-    :raises ValueError: the policy normalizes already, there are no statistics, or they do not fit
+    :raises ValueError: the policy normalizes already, there are no statistics, they do not fit, images are normalized,
+        or observations lose too much in single precision
     """
     if not policy.has_params:
         raise ValueError(
@@ -108,13 +113,15 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
         raise ValueError(f"normalize_observations={policy.normalize_observations!r}: the policy normalizes already")
     is_file = isinstance(source, (str, Path))
     normalize: Any = SimpleNamespace(**read_statistics(Path(source))) if is_file else source
-    if not getattr(normalize, "norm_obs", False):
+    seen = parts_of(policy.actor_space) | parts_of(policy.critic_space)
+    moments = observation_moments(normalize) if getattr(normalize, "norm_obs", False) else {}
+    moments = {key: rms for key, rms in moments.items() if key in seen or key == ""}
+    if not moments:
         raise ValueError(
-            f"source={source!r} does not normalize observations: pass a VecNormalize that does, or the file of its "
-            "statistics, or load the model with its environments"
+            f"source={source!r} does not normalize observations that the policy sees: pass a VecNormalize that does, "
+            "or the file of its statistics, or load the model with its environments"
         )
     require_finite(normalize, Path(source if is_file else "the model"))
-    moments = observation_moments(normalize)
     options = {
         "epsilon": normalize.epsilon,
         "clip": normalize.clip_obs,
@@ -126,13 +133,42 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
         raise ValueError(
             f"source={source!r} has statistics of shapes {shapes}, and the policy needs {normalizer.shapes}"
         )
-    rows = [[np.ravel(getattr(moments[key], name)) for key in normalizer.shapes] for name in ("mean", "var")]
-    mean, var = (th.as_tensor(np.concatenate(row)) for row in rows)
+    for key in shapes:
+        if len(shapes[key]) == 3 and np.all(np.abs([seen[key].low, seen[key].high]) == normalize.clip_obs):
+            raise ValueError(
+                f"source={source!r} normalizes images, and the model's space is that of normalized ones: keep "
+                "VecNormalize, or train without it on images, which the policy divides by 255"
+            )
+    means = [_mean_in_single(key, seen[key].dtype, moments[key], normalize.epsilon) for key in normalizer.shapes]
+    variances = [np.ravel(moments[key].var) for key in normalizer.shapes]
+    mean, var = (th.as_tensor(np.concatenate(parts)) for parts in (means, variances))
     normalizer.load_state_dict(
         {"count": th.tensor(min(rms.count for rms in moments.values())), "mean": mean, "var": var}
     )
     policy.observation_normalizer, policy.normalize_observations = normalizer.to(policy.device), options
     return options
+
+
+def _mean_in_single(key: str, dtype: np.dtype, rms: Any, epsilon: float) -> np.ndarray:
+    """The mean to subtract from observations that the policy has rounded to single precision before.
+
+    :raises ValueError: rounding changes normalized observations by more than :data:`ROUNDING`
+    """
+    mean, var, seen = (np.ravel(part) for part in (rms.mean, rms.var, mean_seen(rms)))
+    exact = dtype.itemsize < 8 if dtype.kind == "f" else np.abs(mean) + 10 * np.sqrt(var) < 2**24
+    error = np.where(exact, 0.0, np.abs(mean) * UNIT)
+    # Without what VecNormalize begins with, a 0 of variance 1 that counts 1e-4 times.
+    deviation = np.sqrt(np.abs(var - 1e-4 * (1 + mean * seen) / max(rms.count, 1e-4)))
+    lost = np.minimum(error, deviation) / np.sqrt(var + epsilon)
+    i = lost.argmax()
+    if lost[i] > ROUNDING:
+        raise ValueError(
+            f"number {i} of observation{key and f'[{key!r}]'} ({dtype}) has mean {mean[i]:.6g} and deviation "
+            f"{deviation[i]:.3g}, and the policy computes in single precision, which cannot tell such numbers apart: "
+            "keep VecNormalize, or subtract a constant in the environment and train again"
+        )
+    # A constant, as in Humanoid, loses nothing.
+    return np.where(deviation < error, mean + np.float32(seen) - seen, mean)
 
 
 def put_statistics(normalize: VecNormalize, statistics: dict[str, Any], path: Path) -> None:

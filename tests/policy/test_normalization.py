@@ -14,16 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import weights
 from stable_baselines3 import PPO as SB3PPO
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 from tensor_envs import twins
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from ppo_plus import Checkpoints, EvalAfterUpdates, PPO_Plus, Resumable, as_vec_env
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer
+from ppo_plus.policy.policies import Features
+from ppo_plus.saving.export.deployed import Deployed, raw_observations
 from ppo_plus.saving.statistics import write_statistics
 
 BOTH = {"normalize_observations": True, "normalize_values": True}
@@ -357,12 +363,14 @@ def test_sb3_gets_a_vec_normalize_beside_the_model(tmp_path, observation):
     env = vec(ACTIONS["box"], space)
     model = make(env, "MultiInputPolicy" if observation == "dict" else "MlpPolicy").learn(128)
     with pytest.warns(UserWarning) as said:
-        model.to_sb3(tmp_path / "theirs")
+        model.to_sb3(tmp_path / "best.v1.zip")
     assert "it learns without normalize_values=True" in str(said[0].message)
-    remedy = f"put its environment into VecNormalize.load({str(tmp_path / 'theirs_vecnormalize.pkl')!r}, venv)"
+    remedy = f"put its environment into VecNormalize.load({str(tmp_path / 'best.v1_vecnormalize.pkl')!r}, venv)"
     assert remedy in str(said[1].message) and said[1].filename == __file__
-    normalize = VecNormalize.load(str(tmp_path / "theirs_vecnormalize.pkl"), env)
-    theirs = SB3PPO.load(tmp_path / "theirs", env=normalize)
+    normalize = VecNormalize.load(str(tmp_path / "best.v1_vecnormalize.pkl"), env)
+    theirs = SB3PPO.load(tmp_path / "best.v1.zip", env=normalize)
+    with pytest.warns(UserWarning, match=r"best\.v1_vecnormalize\.pkl"):
+        model.to_sb3(tmp_path / "best.v1")
     obs = env.observation_space.sample()
     seen = normalize.normalize_obs(obs)
     np.testing.assert_allclose(
@@ -379,11 +387,99 @@ def test_sb3_gets_a_vec_normalize_beside_the_model(tmp_path, observation):
 
 
 def test_statistics_that_do_not_fit():
-    with pytest.raises(ValueError, match="source=None does not normalize observations: pass a VecNormalize that does"):
+    with pytest.raises(ValueError, match="source=None does not normalize observations that the policy sees: pass a"):
         make(normalize_observations=False).absorb_normalization()
     other = VecNormalize(vec(ACTIONS["box"]))
     with pytest.raises(ValueError, match=r"has statistics of shapes {'': \(5,\)}, and the policy needs {'': \(3,\)}"):
         make(normalize_observations=False).absorb_normalization(other)
+
+
+class Shrunk(VecEnvWrapper):
+    """Changes observations."""
+
+    def reset(self):
+        return 0.1 * self.venv.reset()
+
+    def step_wait(self):
+        obs, *rest = self.venv.step_wait()
+        return 0.1 * obs, *rest
+
+
+def test_a_vec_normalize_inside_other_wrappers_stays_there(tmp_path):
+    normalize = VecNormalize(make_vec_env(Scaled, 2), norm_reward=False)
+    model = make(Shrunk(normalize), **dict.fromkeys(BOTH, False)).learn(64)
+    write_statistics(normalize, tmp_path / "statistics")
+    for source in (None, normalize, tmp_path / "statistics"):
+        with pytest.raises(ValueError, match="VecNormalize is inside Shrunk, and so cannot be a part of the policy"):
+            model.absorb_normalization(source)
+    assert model.policy.observation_normalizer is None and normalize.norm_obs
+
+
+def test_entries_that_the_policy_does_not_see_are_left_out(tmp_path):
+    space = spaces.Dict(seen=VECTOR, hidden=spaces.Box(-1, 1, (2,)), unused=spaces.Box(-1, 1, (2,)))
+    normalize = VecNormalize(vec(ACTIONS["box"], space), norm_reward=False)
+    keys = {"actor_keys": ["seen"], "critic_keys": ["hidden"]}
+    model = make(normalize, "MultiInputPolicy", policy_kwargs=keys, **dict.fromkeys(BOTH, False)).learn(64)
+    obs = space.sample()
+    before = model.predict(normalize.normalize_obs(obs), deterministic=True)[0]
+    assert Deployed(model, raw_observations(model, "environment")).policy.observation_normalizer is not None
+    model.absorb_normalization()
+    np.testing.assert_allclose(model.predict(obs, deterministic=True)[0], before, rtol=0, atol=1e-6)
+    model.learn(64)
+
+
+@pytest.mark.parametrize("observation", ["image", "dict"])
+def test_images_in_a_vec_normalize_stay_there(tmp_path, observation):
+    image = OBSERVATIONS["image"]
+    space = spaces.Dict(image=image, vector=VECTOR) if observation == "dict" else image
+    policy = "MultiInputPolicy" if observation == "dict" else "MlpPolicy"
+    normalize = VecNormalize(vec(ACTIONS["box"], space), norm_reward=False)
+    model = make(normalize, policy, n_steps=8, batch_size=16, **dict.fromkeys(BOTH, False))
+    with pytest.raises(ValueError, match="normalizes images, .*: keep VecNormalize, or train without it on images"):
+        model.absorb_normalization()
+    assert model.policy.observation_normalizer is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mean", "loses"),
+    [(np.float32, 1e6, False), (np.float64, 50.0, False), (np.float64, 1e3, True)]
+    + [(np.int64, 1e6, False), (np.int64, 2.0**26, True)],
+)
+def test_numbers_that_single_precision_cannot_tell_apart_are_an_error(dtype, mean, loses):
+    space = spaces.Box(-(2**40), 2**40, (3,), dtype)
+    normalize = VecNormalize(vec(ACTIONS["box"], space), norm_reward=False)
+    model = make(normalize, **dict.fromkeys(BOTH, False), policy_kwargs={"ortho_init": False})
+    rng = np.random.default_rng(0)
+    rows = (mean + 3 * rng.normal(size=(500, 3))).astype(dtype)
+    # A constant, as in Humanoid, loses nothing.
+    rows[:, 2] = 8.90746214
+    for row in rows:
+        normalize.obs_rms.update(row[None])
+    before = model.predict(normalize.normalize_obs(rows), deterministic=True)[0]
+    if loses:
+        with pytest.raises(
+            ValueError, match=r"number [01] of observation \(.*64\) has mean .* and deviation .*: keep VecN"
+        ):
+            model.absorb_normalization()
+    else:
+        model.absorb_normalization()
+        np.testing.assert_allclose(model.predict(rows, deterministic=True)[0], before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_export_is_compared_with_the_vec_normalize(tmp_path):
+    pytest.importorskip("onnxruntime", reason="needs the extra export")
+    normalize = VecNormalize(vec(ACTIONS["box"], spaces.Box(-np.inf, np.inf, (3,), np.float64)), norm_reward=False)
+    model = make(normalize, **dict.fromkeys(BOTH, False), policy_kwargs={"net_arch": []})
+    rows = 100.0 + np.random.default_rng(0).normal(size=(500, 3))
+    rows[:, 2] = 8.90746214
+    for row in rows:
+        normalize.obs_rms.update(row[None])
+    model.export(tmp_path / "policy.onnx")
+    with th.no_grad():
+        model.policy.action_net.weight[:] = th.tensor([5.0, 0.0, 0.0])
+    with pytest.raises(RuntimeError, match="acts otherwise than predict.* or need double precision"):
+        model.export(tmp_path / "policy.onnx")
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
@@ -408,7 +504,11 @@ def test_statistics_that_do_not_fit():
         ({"normalize_observations": {"keys": ["vector"]}}, "keys names 'vector', which has no numbers to normalize"),
         (
             {"policy_kwargs": {"critic": lambda i, o: nn.Sequential(nn.Linear(i, o), nn.Identity())}},
-            r"Identity\(\) is not a torch.nn.Linear with a bias: end policy_kwargs=dict\(critic=...\) with one",
+            r"Identity\(\) is not a torch.nn.Linear with a bias and .*: end policy_kwargs=dict\(critic=...\) with one",
+        ),
+        (
+            {"policy_kwargs": {"critic": lambda i, o: nn.Sequential(nn.Tanh(), weight_norm(nn.Linear(i, o)))}},
+            "is not a torch.nn.Linear with a bias and without weight_norm or the like",
         ),
     ],
 )
@@ -439,6 +539,9 @@ def test_a_vec_normalize_that_does_the_same_raises_an_error(tmp_path):
         make(env(norm_reward=False))
     with pytest.raises(ValueError, match="normalize_values=True and a VecNormalize with norm_reward=True"):
         make(env(norm_obs=False))
+    inner = env(norm_reward=False)
+    with pytest.raises(ValueError, match=twice):
+        make(VecNormalize(inner, norm_obs=False), normalize_values=False)
     # Each for another part, they go together.
     make(env(norm_obs=False), normalize_values=False).learn(64)
     model = make(env(norm_reward=False), normalize_observations=False).learn(64)
@@ -451,14 +554,49 @@ def test_a_vec_normalize_that_does_the_same_raises_an_error(tmp_path):
         model.evaluate(1, env())
     with pytest.raises(ValueError, match=twice):
         model.set_env(env())
+    with pytest.raises(ValueError, match=twice):
+        model.learn(64, EvalCallback(env(training=False), verbose=0))
 
 
 def test_policies_that_override_methods_of_sb3_cannot_normalize():
-    from stable_baselines3.common.policies import ActorCriticPolicy
-
     class Own(ActorCriticPolicy):
         def forward(self, obs, deterministic=False):
             return super().forward(obs, deterministic)
 
     with pytest.raises(ValueError, match="normalize_values=True does not reach a policy class that overrides SB3's"):
         make(policy=Own, normalize_observations=False)
+
+
+def test_an_encoder_that_nothing_is_normalized_for_is_an_error():
+    class OfSB3(ActorCriticPolicy):
+        def extract_features(self, obs, features_extractor=None):
+            return self.features_extractor(preprocess_obs(obs, self.observation_space))
+
+    class Ours(PPO_Plus.policy_aliases["MlpPolicy"]):
+        def encode(self, obs):
+            return Features(obs, obs)
+
+    class Doubled(Ours):
+        def encode(self, obs):
+            features, _ = super(Ours, self).encode(obs)
+            return Features(2 * features, 2 * features)
+
+    for policy, name in ((OfSB3, "OfSB3.extract_features"), (Ours, "Ours.encode")):
+        with pytest.raises(ValueError, match=f"normalize_observations does not reach {name}: call super"):
+            make(policy=policy)
+        model = make(VecNormalize(make_vec_env(Scaled, 2)), policy=policy, **dict.fromkeys(BOTH, False)).learn(64)
+        with pytest.raises(ValueError, match=f"does not reach {name}"):
+            model.absorb_normalization()
+    make(policy=Doubled).learn(64)
+
+
+def test_a_custom_features_extractor_sees_normalized_observations():
+    class Recording(FlattenExtractor):
+        def forward(self, observations):
+            self.seen = observations
+            return super().forward(observations)
+
+    model = make(make_vec_env(Scaled, 1), n_steps=64, policy_kwargs={"features_extractor_class": Recording}).learn(128)
+    assert model.n_envs == 1 and model.policy.observation_normalizer.count == 128
+    model.predict(OFFSET + SCALE)
+    np.testing.assert_allclose(model.policy.features_extractor.seen, np.ones((1, 3)), atol=0.5)

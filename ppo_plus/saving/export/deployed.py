@@ -29,6 +29,7 @@ from ppo_plus.envs.checks import Numbers
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import normalized_by
 from ppo_plus.envs.resumable.state import Resumable
+from ppo_plus.policy.observations import parts_of
 from ppo_plus.policy.policies import n_rows
 from ppo_plus.public import version_of
 from ppo_plus.require import require_one_of
@@ -54,37 +55,39 @@ class Raw:
 def raw_observations(model: Any, normalization: Normalization) -> Raw:
     """The raw observations of a model; for errors see :meth:`ppo_plus.PPO_Plus.export`."""
     require_one_of("normalization", normalization, ("environment", None))
-    inside: list[Any] = []
-    env, space = model.env, model.observation_space
-    if env is None and normalization is not None and model._trained_normalized is not False:
+    if model.env is None and normalization is not None and model._trained_normalized is not False:
         raise ValueError(
             "the model has no environment, so whether its observations were normalized is unknown: load it with env=, "
             "in a VecNormalize with its statistics (ppo_plus.load_statistics), or pass normalization=None if they were "
             "not, or if you normalize them before"
         )
+    inside, env = outermost(model.env, normalization)
+    if normalization is not None and model.num_timesteps and any(rms.count < 1 for rms in normalized_by(model.env)):
+        raise ValueError("VecNormalize has no statistics yet: load the model's (ppo_plus.load_statistics)")
+    wrappers = [] if env is None else [one for one in layers(env) if isinstance(one, (VecEnvWrapper, gym.Wrapper))]
+    names = dict.fromkeys(_name(wrapper) for wrapper in wrappers if not isinstance(wrapper, HARMLESS))
+    return Raw(model.observation_space if env is None else env.observation_space, inside, [*names])
+
+
+def outermost(env: Any, normalization: Normalization = "environment") -> tuple[list[Any], Any]:
+    """The wrappers of an environment that can be a part of the policy (innermost first), and what they wrap.
+
+    :raises ValueError: a ``VecNormalize`` cannot, since other wrappers are around it
+    """
+    inside: list[Any] = []
     while isinstance(env, (VecTransposeImage, VecNormalize, *HARMLESS)):
         if isinstance(env, VecNormalize) and env.norm_obs and normalization is None:
             break
         if isinstance(env, (VecTransposeImage, VecNormalize)):
             inside.insert(0, env)
         env = env.venv  # type: ignore[union-attr]
-        space = env.observation_space
     further = None if env is None else unwrap_vec_normalize(env)
     if further is not None and further.norm_obs and normalization is not None:
         raise ValueError(
             f"VecNormalize is inside {type(env).__name__}, and so cannot be a part of the policy: train with it around "
-            "the other wrappers, or pass normalization=None and normalize observations before"
+            "the other wrappers, or keep it (to export, pass normalization=None and normalize observations before)"
         )
-    if normalization is not None and model.num_timesteps and any(rms.count < 1 for rms in normalized_by(model.env)):
-        raise ValueError("VecNormalize has no statistics yet: load the model's (ppo_plus.load_statistics)")
-    wrappers = [] if env is None else [one for one in layers(env) if isinstance(one, (VecEnvWrapper, gym.Wrapper))]
-    names = dict.fromkeys(_name(wrapper) for wrapper in wrappers if not isinstance(wrapper, HARMLESS))
-    return Raw(space, inside, [*names])
-
-
-def parts_of(space: spaces.Space) -> dict[str, Any]:
-    """The spaces of the entries of observations (``""``: the whole)."""
-    return dict(space.items()) if isinstance(space, spaces.Dict) else {"": space}
+    return inside, env
 
 
 def _name(wrapper: Any) -> str:
@@ -106,6 +109,8 @@ class Deployed(nn.Module):
     :raises ValueError: the policy cannot be exported, or cannot take the place of the environment's ``VecNormalize``
     """
 
+    trained: Any
+
     def __init__(self, model: Any, raw: Raw):
         super().__init__()
         if not model.policy.has_params:
@@ -119,9 +124,11 @@ class Deployed(nn.Module):
                 "model.policy.autocast = False, and evaluate the model before you export it"
             )
         policy = self.policy = copy.deepcopy(model.policy).to("cpu").requires_grad_(False).eval()
-        for wrapper in raw.wrappers:
-            if isinstance(wrapper, VecNormalize) and wrapper.norm_obs:
-                move_into(policy, wrapper)
+        #: What it must act like: the policy before (not a module of this one), and what normalizes its observations.
+        vars(self)["trained"] = copy.deepcopy(policy)
+        self.normalizes = [one for one in raw.wrappers if isinstance(one, VecNormalize) and one.norm_obs]
+        for wrapper in self.normalizes:
+            move_into(policy, wrapper)
         self.raw, self.space = raw, policy.action_space
         self._to_env = policy.distribution.tensors_to_env(th.device("cpu"))
         self.inputs = list(self._inputs(model))

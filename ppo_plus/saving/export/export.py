@@ -16,7 +16,9 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage
 from torch import nn
 
+from ppo_plus.envs.normalization import mean_seen, observation_moments
 from ppo_plus.policy.masking import nothing_allowed
+from ppo_plus.policy.observations import parts_of
 from ppo_plus.saving.export.deployed import (
     BATCH,
     FORMAT,
@@ -27,7 +29,6 @@ from ppo_plus.saving.export.deployed import (
     described_action,
     named,
     observation_like,
-    parts_of,
     raw_observations,
     shape_of,
 )
@@ -35,6 +36,7 @@ from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Refused, decoding
 from ppo_plus.saving.format.values import NATIVE, require_form
+from ppo_plus.saving.statistics import ROUNDING, UNIT
 from ppo_plus.trees import mapped
 
 OPSET = 18
@@ -112,6 +114,10 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 
             raw[key] = raw[key].clip(-10.0, 10.0)
             if key in moments:
                 mean, std = moments[key].numpy().reshape(2, *space.shape)
+                for wrapper in deployed.normalizes:
+                    mean = mean_seen(observation_moments(wrapper)[key])
+                    if space.dtype == np.float64:  # Where rounding matters, numbers are constants.
+                        std = np.where(np.abs(mean) * UNIT <= ROUNDING * std, std, 0.0)
                 raw[key] = mean + std * rng.standard_normal(raw[key].shape)
             raw[key] = (scale * raw[key]).clip(space.low, space.high)
     for described in deployed.inputs:
@@ -147,7 +153,12 @@ def predicted(deployed: Deployed, feeds: dict[str, np.ndarray], state: Any) -> t
     """What ``predict`` returns for named inputs, by the names of outputs, and its next state."""
     inputs, starts = as_tensors(feeds), feeds.get("episode_start")
     obs = mapped(th.Tensor.numpy, deployed.observations(inputs))
-    actions, state = deployed.policy.predict(obs, state, starts, True, inputs.get("action_masks"))
+    for wrapper in deployed.normalizes:
+        parts = obs if isinstance(obs, dict) else {"": obs}
+        moments = observation_moments(wrapper).items()
+        parts |= {key: wrapper._normalize_obs(parts[key], rms) for key, rms in moments if key in parts}
+        obs = parts.get("", parts)
+    actions, state = deployed.trained.predict(obs, state, starts, True, inputs.get("action_masks"))
     following = {f"next_memory.{i}": part for i, part in enumerate(state or ())}
     if not isinstance(actions, list):
         return {"action": actions} | following, state
@@ -198,7 +209,7 @@ def _nudged(deployed: Deployed, feeds: dict[str, np.ndarray]) -> Iterator[Tensor
 def _other(name: str, ours: Any, theirs: Any) -> RuntimeError:
     return RuntimeError(
         f"the exported policy acts otherwise than predict: its {name} is {ours}, not {theirs}. Nothing was written: a "
-        "custom network may draw random numbers, or depend on more than its input"
+        "custom network may draw random numbers, or depend on more than its input, or need double precision"
     )
 
 

@@ -23,6 +23,7 @@ from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
 from ppo_plus.saving.model import base_of
 from ppo_plus.saving.sb3.from_sb3 import change_logits
+from ppo_plus.saving.statistics import statistics_path
 
 #: Attributes that mean the same in both.
 _SHARED = (
@@ -80,7 +81,7 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
     with opened_to_write(path) as file:
         exported.save(file)
     if statistics is not None and isinstance(path, (str, Path)):
-        beside = Path(path).with_name(f"{Path(path).stem}_vecnormalize.pkl")
+        beside = Path(path).with_name(statistics_path(Path(path)).name).with_suffix(".pkl")
         with opened_to_write(beside) as file:
             pickle.dump(statistics, file)
         remedy = f"put its environment into VecNormalize.load({str(beside)!r}, venv)"

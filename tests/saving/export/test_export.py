@@ -18,8 +18,9 @@ from torch import nn
 from ppo_plus import PPO_Plus
 from ppo_plus.envs.checks import Numbers
 from ppo_plus.envs.layers import layers
+from ppo_plus.policy.observations import parts_of
 from ppo_plus.saving.export import export as room
-from ppo_plus.saving.export.deployed import Deployed, parts_of, raw_observations
+from ppo_plus.saving.export.deployed import Deployed, raw_observations
 from ppo_plus.saving.format.names import Damaged, Refused
 
 ort = pytest.importorskip("onnxruntime", reason="needs the extra export")
@@ -61,7 +62,7 @@ class Trained:
     """The policy in the wrappers that it was trained in, for ``room.predicted``."""
 
     def __init__(self, model, deployed):
-        self.policy, self.space, self.raw = model.policy, model.action_space, deployed.raw
+        self.trained, self.space, self.raw, self.normalizes = model.policy, model.action_space, deployed.raw, []
 
     def observations(self, inputs):
         given = {
