@@ -334,5 +334,5 @@ def not_finite(policy: nn.Module, obs: Any, step: int | None = None) -> Floating
         "the policy, not the environment, returned numbers that are not finite (action parameters, value or "
         f"log-probability){'' if step is None else f' at step {step}'}, so no action was taken: {why}. Continue with a "
         "model that was saved before, with a lower learning_rate, max_grad_norm or ent_coef (which raises log_std), or "
-        "normalize observations and rewards (VecNormalize)"
+        "with normalize_observations=True and normalize_values=True if it was trained without"
     )

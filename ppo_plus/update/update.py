@@ -153,8 +153,8 @@ class Updater:
                 raise FloatingPointError(
                     f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; no step was "
                     f"taken in them. It began {f'{self.age} updates ago' if self.age else 'in this update'}, in "
-                    f"{self.began}. Lower learning_rate or max_grad_norm, normalize rewards and observations "
-                    "(VecNormalize), or fix compute_loss"
+                    f"{self.began}. Lower learning_rate or max_grad_norm, pass normalize_observations=True and "
+                    "normalize_values=True if they are not, or fix compute_loss"
                 )
 
 

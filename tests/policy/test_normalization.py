@@ -241,6 +241,17 @@ def test_rewards_that_a_callback_changes_count():
 
 @needs_compiler
 @pytest.mark.usefixtures("traced")
+def test_the_first_minibatch_of_a_compiled_update_has_no_kl():
+    # One minibatch in one epoch, in the second rollout with other moments than in the first.
+    small = {"n_epochs": 1, "batch_size": 64, "policy_kwargs": {"ortho_init": False}}
+    model = make(compile=True, clip_range_vf=0.2, **small).learn(192)
+    assert model.policy.observation_normalizer.count == 192
+    logged = model.logger.name_to_value
+    assert abs(logged["train/approx_kl"]) < 1e-6 and logged["train/clip_fraction"] == 0
+
+
+@needs_compiler
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy"])
 def test_compiled_training_is_the_same(policy):
     eager, compiled = (make(policy=policy, compile=compile, clip_range_vf=0.2).learn(128) for compile in (False, True))
@@ -355,6 +366,17 @@ def test_statistics_of_a_vec_normalize_move_into_the_policy(tmp_path, observatio
         assert each.policy.observation_normalizer.count == count + 64
     with pytest.raises(ValueError, match="the policy normalizes already"):
         model.absorb_normalization(source)
+
+
+def test_a_model_that_sb3_trained_takes_raw_observations(tmp_path):
+    normalize = VecNormalize(make_vec_env(Scaled, 2, seed=3))
+    theirs = SB3PPO("MlpPolicy", normalize, n_steps=32, batch_size=32, device="cpu", seed=0).learn(256)
+    theirs.save(tmp_path / "theirs")
+    normalize.save(str(tmp_path / "vecnormalize.pkl"))
+    model = PPO_Plus.from_sb3(tmp_path / "theirs", device="cpu").absorb_normalization(tmp_path / "vecnormalize.pkl")
+    raw = OFFSET + SCALE * np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    before = theirs.predict(normalize.normalize_obs(raw), deterministic=True)[0]
+    np.testing.assert_allclose(model.predict(raw, deterministic=True)[0], before, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("observation", ["box", "dict"])

@@ -190,6 +190,23 @@ def test_normalize(settings, text, expected):
     assert load_experiment("Foo-v0", path).normalize == expected
 
 
+def test_normalization_inside_the_policy(settings):
+    path = settings("""
+CartPole-v1:
+  n_timesteps: 64
+  n_steps: 32
+  batch_size: 32
+  policy: MlpPolicy
+  normalize_observations: {clip: 5.0}
+  normalize_values: true
+""")
+    experiment = load_experiment("CartPole-v1", path)
+    model = make_model(experiment, make_envs(experiment), verbose=0).learn(64)
+    assert unwrap_vec_normalize(model.env) is None
+    assert model.policy.observation_normalizer.clip == 5.0
+    assert model.policy.observation_normalizer.count == model.policy.value_normalizer.count == 64
+
+
 def test_policy_kwargs_as_mapping_knows_classes(settings):
     text = "{activation_fn: nn.ELU, net_arch: [4], optimizer_class: th.optim.AdamW}"
     path = settings(f"default: {{n_timesteps: 1, policy_kwargs: {text}}}")
