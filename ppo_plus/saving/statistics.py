@@ -122,11 +122,8 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
             "or the file of its statistics, or load the model with its environments"
         )
     require_finite(normalize, Path(source if is_file else "the model"))
-    options = {
-        "epsilon": normalize.epsilon,
-        "clip": normalize.clip_obs,
-        "keys": [*moments] if "" not in moments else None,
-    }
+    keys = None if "" in moments else [*moments]
+    options = {"epsilon": normalize.epsilon, "clip": normalize.clip_obs, "keys": keys}
     normalizer = policy.make_observation_normalizer(options)
     shapes = {key: np.shape(rms.mean) or (1,) for key, rms in moments.items()}
     if shapes != normalizer.shapes:
@@ -142,9 +139,8 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
     means = [_mean_in_single(key, seen[key].dtype, moments[key], normalize.epsilon) for key in normalizer.shapes]
     variances = [np.ravel(moments[key].var) for key in normalizer.shapes]
     mean, var = (th.as_tensor(np.concatenate(parts)) for parts in (means, variances))
-    normalizer.load_state_dict(
-        {"count": th.tensor(min(rms.count for rms in moments.values())), "mean": mean, "var": var}
-    )
+    count = th.tensor(min(rms.count for rms in moments.values()))
+    normalizer.load_state_dict({"count": count, "mean": mean, "var": var})
     policy.observation_normalizer, policy.normalize_observations = normalizer.to(policy.device), options
     return options
 
