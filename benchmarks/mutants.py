@@ -1128,8 +1128,8 @@ ZOO = (
     Fault(
         "worst-first",
         "zoo/tune/study.py",
-        "(-trial.values[0], trial.user_attrs[JOB])",
-        "(trial.values[0], trial.user_attrs[JOB])",
+        "scores = -np.array([trial.values",
+        "scores = np.array([trial.values",
         "tests/zoo/tune/test_study.py",
     ),
     Fault(
