@@ -105,8 +105,8 @@ def to_play(model: PPO_Plus, experiment: Experiment) -> PPO_Plus:
     with closing(make_envs(experiment, n_envs=1)) as envs:
         small = make_model(experiment.with_hyperparams({"policy_kwargs": {"net_arch": {"pi": actor, "vf": []}}}), envs)
     trained, own = model.policy.state_dict(), small.policy.state_dict()
-    same = {name: tensor for name, tensor in own.items() if name in trained and trained[name].shape == tensor.shape}
-    small.policy.load_state_dict({**own, **{name: trained[name] for name in same}})
+    actors = {name: trained[name] for name in own.keys() & trained.keys() if trained[name].shape == own[name].shape}
+    small.policy.load_state_dict(own | actors)
     small.num_timesteps = model.num_timesteps
     for weight in small.policy.parameters():
         weight.data = weight.data.half()

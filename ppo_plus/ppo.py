@@ -1026,7 +1026,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             model's ``VecNormalize``, or images are normalized
         """
         own = self.get_vec_normalize_env()
-        outermost(self.env)
+        outermost(self.env)  # raises an error if other wrappers are around it
         self.normalize_observations = move_into(self.policy, own if source is None else source)
         self.built_layout = layout(self.policy)
         if own is not None:

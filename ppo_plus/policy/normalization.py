@@ -186,7 +186,7 @@ class ValueNormalizer(RunningMoments):
     """
 
     def __init__(self, last: nn.Module, n_values: int, epsilon: float):
-        # A parametrization computes weights anew, so that changing them has no effect.
+        # A parametrization recomputes weights, so that changing them has no effect.
         parts = (last.weight, last.bias) if isinstance(last, nn.Linear) else (None,)
         if not all(isinstance(part, nn.Parameter) for part in parts):
             raise ValueError(

@@ -116,7 +116,7 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 
                 mean, std = moments[key].numpy().reshape(2, *space.shape)
                 for wrapper in deployed.normalizes:
                     mean = mean_seen(observation_moments(wrapper)[key])
-                    if space.dtype == np.float64:  # Where rounding matters, numbers are constants.
+                    if space.dtype == np.float64:  # what rounding changes is a constant: `move_into` refuses others
                         std = np.where(np.abs(mean) * UNIT <= ROUNDING * std, std, 0.0)
                 raw[key] = mean + std * rng.standard_normal(raw[key].shape)
             raw[key] = (scale * raw[key]).clip(space.low, space.high)

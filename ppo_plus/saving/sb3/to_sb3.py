@@ -81,7 +81,7 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
     with opened_to_write(path) as file:
         exported.save(file)
     if statistics is not None and isinstance(path, (str, Path)):
-        beside = Path(path).with_name(statistics_path(Path(path)).name).with_suffix(".pkl")
+        beside = statistics_path(Path(path)).with_suffix(".pkl")
         with opened_to_write(beside) as file:
             pickle.dump(statistics, file)
         remedy = f"put its environment into VecNormalize.load({str(beside)!r}, venv)"

@@ -299,8 +299,11 @@ def _upload(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any]) 
 
 def _with_run(run: "Run", args: argparse.Namespace) -> list[str]:
     """The options with which a command that plays can import what the run did."""
-    packages = ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
-    return packages + (["--trust-model"] if args.trust_config or args.trust_model else [])
+    return _packages(run) + (["--trust-model"] if args.trust_config or args.trust_model else [])
+
+
+def _packages(run: "Run") -> list[str]:
+    return ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
 
 
 def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) -> None:
@@ -315,10 +318,9 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
         print(f"{what}:", command(play, "--env", run.experiment.env_id, *folder, *_with_run(run, args)))
     elif checkpoints := files(run.folder.checkpoints):
         processes = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
-        packages = ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
         trust = ["--trust-config"] if args.trust_config else []
         logs = ["-tb", run.options.tensorboard_log] if run.options.tensorboard_log else []
-        resume = command("train", "--resume", run.folder.path, *processes, *packages, *trust, *logs)
+        resume = command("train", "--resume", run.folder.path, *processes, *_packages(run), *trust, *logs)
         print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)
 
 
@@ -421,8 +423,8 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
 
     if not args.env:
         raise ValueError("the following arguments are required: --env")
-    name = args.study_name or "/".join(filter(None, ("+".join(args.env), args.variant)))
-    args.env, *also = args.env
+    args.env, *also = dict.fromkeys(args.env)
+    name = args.study_name or "/".join(filter(None, ("+".join([args.env, *also]), args.variant)))
     args.pruner = args.pruner or ("none" if also else "median")
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
