@@ -20,24 +20,22 @@ from typing import Any
 
 import learning_memory as velocities
 import learning_together as together
-import numpy as np
 import torch as th
 from campaign import claim, lock_path, python, versions, work
 from learning_actions import Unmasked
 from learning_returns import Episodes, curve
 from memory_tasks import RepeatPrevious, TMaze
-from report.markdown import markdown
-from report.plan import Cell, Job, in_order, read
-from report.results import RESULTS, append_line
+from report.memory_kinds import FILE, JOBS, table
+from report.plan import Job, read
+from report.results import append_line
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus import PPO_Plus, linear
 from ppo_plus.zoo.cli.arguments import whole_number
-from ppo_plus.zoo.results import iqm_interval
 
-SCRIPT, FILE = "benchmarks/learning_memory_kinds.py", RESULTS / "memory_kinds.jsonl"
+SCRIPT = "benchmarks/learning_memory_kinds.py"
 CONTENDERS: dict[str, tuple[type[Any], str]] = {
     "LSTM": (PPO_Plus, "MlpLstmPolicy"),
     "GRU": (PPO_Plus, "MlpGruPolicy"),
@@ -45,8 +43,6 @@ CONTENDERS: dict[str, tuple[type[Any], str]] = {
     "Attention": (PPO_Plus, "MlpAttentionPolicy"),
     "RecurrentPPO": (RecurrentPPO, "MlpLstmPolicy"),
 }
-#: Seeds that no setting was chosen with.
-SEEDS = range(10, 15)
 #: Hyperparameters of the tasks of :mod:`memory_tasks`.
 RECALL: dict[str, Any] = dict(n_steps=256, batch_size=512, learning_rate=linear(1e-3), ent_coef=0.01)
 
@@ -89,9 +85,6 @@ TASKS = {
     "RepeatPrevious-32": Task(partial(recall, partial(RepeatPrevious, 32)), 500_000, RECALL, {"sequence_length": 64}),
     "TMaze-50": Task(partial(recall, partial(TMaze, 50)), 500_000, RECALL | {"gamma": 0.998}, {"sequence_length": 64}),
 }
-#: RecurrentPPO last: it takes longer than all others together.
-STAGES = [arm for arm in CONTENDERS if arm != "RecurrentPPO"], ["RecurrentPPO"]
-JOBS = in_order([[Cell(arm, task, SEEDS) for task in TASKS for arm in arms] for arms in STAGES])
 
 
 def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
@@ -125,31 +118,6 @@ def run(job: Job, file: Path, steps: int | None = None) -> None:
         if mine and not read(file, [job]):
             append_line(file, learn(job, steps))
             print(f"{time.strftime('%d %b %H:%M:%S')} {job}", flush=True)
-
-
-def return_after(result: dict[str, Any], share: float) -> float:
-    """The mean return of the training episodes that ended in the tenth of a run before this share of it."""
-    points = result["curve"]["return"]
-    end = max(1, round(share * len(points)))
-    found = [point for point in points[max(0, end - len(points) // 10) : end] if point is not None]
-    return float(np.mean(found)) if found else float("nan")
-
-
-def table(file: Path) -> list[str]:
-    """Returns at the end, and after the time that the fastest contender takes for all of its steps. A run's time is
-    taken as proportional to its steps. A contender's is the median of its runs: the first one may compile."""
-    rows, done = [], read(file, JOBS)
-    for task in TASKS:
-        by_arm = {arm: [done[job] for job in done if (job.arm, job.task) == (arm, task)] for arm in CONTENDERS}
-        by_arm = {arm: runs for arm, runs in by_arm.items() if runs}
-        times = {arm: float(np.median([run["cpu_seconds"] for run in runs])) for arm, runs in by_arm.items()}
-        for arm, runs in by_arm.items():
-            share = min(times.values()) / times[arm]
-            scores = [[return_after(run, part) for run in runs] for part in (1.0, share)]
-            cells = [f"{iqm_interval(each):.2f}" for each in scores]
-            rows.append([task, arm, f"{runs[0]['steps']:,}", *cells, f"{times[arm]:,.0f}", str(len(runs))])
-    header = ["task", "memory", "steps", "return at the end", "return in the time of the fastest", "CPU s", "seeds"]
-    return markdown(header, rows)
 
 
 def main() -> None:

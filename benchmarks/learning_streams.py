@@ -26,8 +26,9 @@ import torch as th
 from campaign import claim, is_claimed, lock_path, python, versions, work  # the modules beside this one
 from gymnasium import spaces
 from gymnasium.wrappers import FlattenObservation
-from report.plan import Cell, Job, in_order, read
-from report.results import RESULTS, append_line
+from report.plan import Job, read
+from report.results import append_line
+from report.streams import FILE, JOBS, table
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
@@ -35,7 +36,6 @@ from ppo_plus import Cost, PPO_Plus, RandomNetworkDistillation
 from ppo_plus.zoo.cli.arguments import whole_number
 
 SCRIPT = "benchmarks/learning_streams.py"
-FILE = RESULTS / "streams.jsonl"
 N_POINTS, N_LAST = 50, 100
 LIMIT = 10.0
 
@@ -90,10 +90,6 @@ STREAMS: dict[str, list[Any]] = {
     "limit": [Cost("cost", limit=LIMIT)],
     "curiosity": [RandomNetworkDistillation()],
 }
-SEEDS = range(5)
-CELLS = [Cell(arm, task, SEEDS) for task in TASKS for arm in ("none", "limit" if task == "Hazards" else "curiosity")]
-#: MiniGrid's tasks last: their runs take the longest.
-JOBS = in_order([[cell for cell in CELLS if cell.task.startswith("MiniGrid") is last] for last in (False, True)])
 
 
 def make_env(task: str, n_envs: int, seed: int) -> Any:
@@ -168,18 +164,6 @@ def run(job: Job, file: Path, steps: int | None) -> None:
         result = learn(job, steps)
         append_line(file, result)
     print(f"{time.strftime('%d %b %H:%M:%S')} {job}: {result['last']}, {result['cpu_seconds']} s", flush=True)
-
-
-def table(file: Path) -> list[str]:
-    """Return and cost of the last 100 training episodes, mean and range over seeds."""
-    lines = ["| task | streams | seeds | return | cost | CPU seconds |", "|---|---|---|---|---|---|"]
-    for cell in CELLS:
-        done = list(read(file, in_order([[cell]])).values())
-        parts = [[result["last"][name] or 0.0 for result in done] for name in ("return", "cost")]
-        texts = [f"{np.mean(part):.2f} [{min(part):.2f}, {max(part):.2f}]" if part else "" for part in parts]
-        seconds = f"{np.mean([result['cpu_seconds'] for result in done]):.0f}" if done else ""
-        lines.append(f"| {cell.task} | {cell.arm} | {len(done)} | {' | '.join(texts)} | {seconds} |")
-    return lines
 
 
 def main() -> None:

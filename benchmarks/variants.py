@@ -46,3 +46,27 @@ class Rpo(PPO_Plus):
         mean, std = params.chunk(2, dim=1)
         noise = self.alpha * (2 * th.rand_like(mean) - 1)
         return self.objective(self.policy.distribution, values, th.cat([mean + noise, std], 1), batch, coefficients)
+
+
+class Chain(PPO_Plus):
+    """Churn reduction (CHAIN, arXiv:2409.04792): a penalty on how much the last gradient step has changed the mean
+    actions in the states of another minibatch, the KL divergence of Gaussians. Its weight keeps it at a tenth of the
+    policy's loss."""
+
+    beta = 0.1
+    #: The last minibatch; one before it, and the mean actions for that one before the last step.
+    last: Any = None
+    other: Any = None
+    before: Any = None
+
+    def compute_loss(self, batch: Any, coefficients: Any) -> Any:
+        losses, term = super().compute_loss(batch, coefficients), th.zeros(())
+        if self.other is not None:
+            mean, std = self.policy.evaluate_batch(self.other)[1].chunk(2, dim=1)
+            churn = (((mean - self.before) / std.detach()) ** 2).sum(1).mean() / 2
+            term = self.beta * losses.diagnostics["policy_gradient_loss"].abs() * churn / churn.detach().clamp(min=1e-8)
+        if self.last is not None:
+            with th.no_grad():
+                self.other, self.before = self.last, self.policy.evaluate_batch(self.last)[1].chunk(2, dim=1)[0]
+        self.last = batch
+        return losses.plus("churn_loss", term)

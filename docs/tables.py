@@ -21,12 +21,14 @@ sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 from ppo_plus.zoo.results import iqm_interval  # noqa: E402
 from report import (  # noqa: E402
     exploration,
+    memory_kinds,
     processes,
     reliability,
     returns,
     scaling,
     scores,
     speed,
+    streams,
     vec_envs,
     zoo,
 )
@@ -430,9 +432,12 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "gpu-tensors": lambda: speed.iterations(read("gpu_tensor_env")["results"]),
     "gpu-tensors-about": lambda: about("gpu_tensor_env"),
     "memory-speed": lambda: speeds(
-        WORKLOADS, "memory_speed", corner=LSTM, others=False
+        WORKLOADS, "memory_speed", "memory_kinds_speed", corner=LSTM, others=False
     ),
     "memory-speed-about": lambda: about("memory_speed"),
+    "memory-kinds-speed-about": lambda: about("memory_kinds_speed"),
+    "memory-kinds": memory_kinds.table,
+    "streams": streams.table,
     "normalization-speed": lambda: speeds(
         WORKLOADS,
         "normalization_speed",

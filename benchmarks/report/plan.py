@@ -129,6 +129,7 @@ ARMS = {
         },
     ),
     "rpo": Arm("variants.Rpo", {"compile": False}, entry="{task}"),
+    "chain": Arm("variants.Chain", {"compile": False}, entry="{task}"),
     "parallel-swimmer": Arm(settings=RECIPE | {"gamma": 0.9999}),
     "parallel-swimmer-98": Arm(settings=RECIPE | {"gamma": 0.9999, "gae_lambda": 0.98}),
 }
@@ -327,6 +328,7 @@ NAMES = {
     "raw-values": "normalized values, gamma 0.995, lambda 0.97",
     "residual": "a residual actor",
     "rpo": "RPO",
+    "chain": "CHAIN",
     "parallel-swimmer": "the recipe with gamma 0.9999",
     "parallel-swimmer-98": "the recipe with gamma 0.9999, lambda 0.98",
     "recipe": "the recipe",
@@ -431,6 +433,7 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell(arm, "Hopper-v5", range(50, 60)) for arm in ("simulators", "simulators-256", "tenth", "raw-values")),
         *(Cell("residual", task, range(50, 60)) for task in ("Hopper-v5", "Ant-v5")),
         Cell("rpo", "Walker2d-v5", range(50, 60)),
+        *(Cell("chain", task, range(50, 60)) for task in ("Hopper-v5", "Ant-v5")),
     ],
     # Normalization inside the policy, with the first seeds of the table.
     "inside": [
