@@ -206,8 +206,8 @@ class Estimate(NamedTuple):
     high: float
 
     def __format__(self, spec: str) -> str:
-        """Each of the three in a number's format, by default with one decimal."""
-        spec = spec or ".1f"
+        """Each of the three in a number's format, by default with one decimal, or with three where all are below 1."""
+        spec = spec or (".1f" if max(abs(self.low), abs(self.high)) >= 1 else ".3f")
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
     def __str__(self) -> str:

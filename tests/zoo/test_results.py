@@ -187,3 +187,10 @@ def test_one_score_says_nothing_about_its_spread():
 def test_an_estimate_is_written_with_its_interval():
     estimate = Estimate(0.5, 0.25, 1.0)
     assert f"{estimate}" == str(estimate) == "0.5 [0.2, 1.0]" and f"{estimate:+.0%}" == "+50% [+25%, +100%]"
+
+
+@pytest.mark.parametrize(
+    ("estimate", "text"), [((-150, -164, -9), "-150.0 [-164.0, -9.0]"), ((0.964, 0.95, 0.97), "0.964 [0.950, 0.970]")]
+)
+def test_returns_of_every_scale_can_be_told_apart(estimate, text):
+    assert str(Estimate(*estimate)) == text

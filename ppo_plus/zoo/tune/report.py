@@ -237,7 +237,7 @@ def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
     for name, finalist in {**verdict.baselines, **{finalist.name: finalist for finalist in verdict.finalists}}.items():
         bold = "**" if finalist is winner else ""
         gains = [f"{bold}{gain or 'none'}{bold}" for gain in finalist.gains.values()] or [""] * len(baselines)
-        returns = ", ".join(f"{score:.1f}" for score in finalist.scores)
+        returns = ", ".join(f"{score:.2f}" for score in finalist.scores)
         rows.append([name, finalist.iqm if finalist.scores else "none", *gains, finalist.n_failed, returns])
     columns = ["settings", "return, IQM", *(f"gain over {name}" for name in baselines), "failed runs", "returns"]
     yield from _table(columns, rows)
