@@ -310,8 +310,8 @@ def more_seeds() -> Lines:
 
 
 def tuning() -> Lines:
-    """The confirmation in the report of the study on Pendulum-v1, without the single returns."""
-    report = (DOCS / "tuning" / "pendulum" / "report.md").read_text(encoding="utf-8")
+    """The confirmation in the report of the example's study, without the single returns."""
+    report = (DOCS / "tuning" / "lunarlander" / "report.md").read_text(encoding="utf-8")
     lines = report.split("## Confirmation")[1].split("\n## ")[0].splitlines()
     rows = [line.strip("|").split("|")[:4] for line in lines if line.startswith("|")]
     return ["|" + "|".join(row) + "|" for row in rows]

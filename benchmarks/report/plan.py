@@ -342,7 +342,7 @@ NAMES = {
 }
 #: Tasks with entries of rl_zoo3's that were not run when they were taken over, the quick ones first.
 MINIGRID = ("Unlock", "DoorKey-5x5", "Empty-Random-5x5", "KeyCorridorS3R1", "RedBlueDoors-6x6")
-ZOO = ("LunarLanderContinuous-v3", "InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Pusher-v5")
+ZOO = ("InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Pusher-v5")
 ZOO_LONG = ("HumanoidStandup-v5", "BipedalWalkerHardcore-v3", "CarRacing-v3")
 MINIGRID_LONG = (
     *("FourRooms", "Fetch-5x5-N2", "GoToDoor-5x5", "PutNear-6x6-N2"),
@@ -418,6 +418,8 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("gSDE", task, range(20, 25)) for task in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")),
         *(Cell("entry", task, range(20, 25)) for task in ZOO),
         *(Cell(arm, "BipedalWalker-v3", range(20, 25)) for arm in ("entry", "zoo")),
+        Cell("entry", "LunarLanderContinuous-v3", range(20, 30)),
+        Cell("zoo", "LunarLanderContinuous-v3", range(20, 25)),
     ],
     # Runs of an hour and of many hours; first, more seeds of rl_zoo3's settings.
     "zoo-long": [
