@@ -21,14 +21,12 @@ sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 from ppo_plus.zoo.results import iqm_interval  # noqa: E402
 from report import (  # noqa: E402
     exploration,
-    memory_kinds,
     processes,
     reliability,
     returns,
     scaling,
     scores,
     speed,
-    streams,
     vec_envs,
     zoo,
 )
@@ -436,8 +434,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     ),
     "memory-speed-about": lambda: about("memory_speed"),
     "memory-kinds-speed-about": lambda: about("memory_kinds_speed"),
-    "memory-kinds": memory_kinds.table,
-    "streams": streams.table,
     "normalization-speed": lambda: speeds(
         WORKLOADS,
         "normalization_speed",

@@ -419,7 +419,6 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("entry", task, range(20, 25)) for task in ZOO),
         *(Cell(arm, "BipedalWalker-v3", range(20, 25)) for arm in ("entry", "zoo")),
         Cell("entry", "LunarLanderContinuous-v3", range(20, 30)),
-        Cell("zoo", "LunarLanderContinuous-v3", range(20, 25)),
     ],
     # Runs of an hour and of many hours; first, more seeds of rl_zoo3's settings.
     "zoo-long": [
