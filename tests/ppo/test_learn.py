@@ -101,9 +101,17 @@ def test_a_copied_model_learns_as_the_original_does(twin_of):
     np.testing.assert_array_equal(model.rollout_buffer.advantages, twin.rollout_buffer.advantages)
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: cloudpickle.loads(cloudpickle.dumps(model))])
+def pickled(model):
+    return cloudpickle.loads(cloudpickle.dumps(model))
+
+
 @pytest.mark.parametrize(
-    "kind", ["arrays", "tensors", "normalized", pytest.param("compiled", marks=[needs_compiler, pytest.mark.slow])]
+    ("kind", "duplicate"),
+    [
+        *((kind, duplicate) for kind in ("arrays", "tensors", "normalized") for duplicate in (copy.deepcopy, pickled)),
+        # Both take the same attributes of a model, and each copy compiles again.
+        pytest.param("compiled", copy.deepcopy, marks=[needs_compiler, pytest.mark.slow]),
+    ],
 )
 def test_callbacks_copy_a_model_in_every_hook(kind, duplicate):
     env = as_vec_env(list(twins(ACTIONS["box"], 2))[kind == "tensors"])
