@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from ppo_plus import PPO_Plus, SupervisedVecEnv
+from ppo_plus import EnvFault, PPO_Plus, SupervisedVecEnv
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import EVENTS
 from ppo_plus.zoo.cli import main
@@ -174,19 +174,14 @@ def command(*words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "reason"), [("kill", "died with its process .SIGKILL"), ("hang", "gave no answer ")])
-def test_processes_that_die_or_hang_end_or_are_replaced(fault, reason, package):
-    limit = ["--vec-env", "subproc", "--env-timeout", "10"]
-    options = {"capture_output": True, "text": True, "timeout": 600}
-    done = subprocess.run(command(*arguments(fault, *limit)), **options)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert re.match(rf".*EnvFault: environment 0, <.*Fails-{fault}-v0.*, seed 3, step 50: {reason}", last)
-    run = run_of(package, fault).relative_to(package)
-    go_on = f" train --resume {run} --gym-packages failing_environments"
-    assert re.search(rf"^resume from \d+ timesteps: .*{go_on}$", done.stdout, re.MULTILINE)
-    again = subprocess.run(command(*go_on.split(), "--restart-envs", "2", "--no-progress"), **options)
-    assert again.returncode == 0, again.stderr
-    assert len(re.findall(rf"{reason}.*restarted", again.stderr)) == 2
+def test_processes_that_die_or_hang_end_or_are_replaced(fault, reason, package, capsys):
+    message = rf"environment 0, <.*Fails-{fault}-v0.*, seed 3, step 50: {reason}"
+    with pytest.raises(EnvFault, match=message):
+        main(arguments(fault, "--vec-env", "subproc", "--env-timeout", "10"))
+    go_on = f" train --resume {run_of(package, fault).relative_to(package)} --gym-packages failing_environments"
+    assert re.search(rf"^resume from \d+ timesteps: .*{go_on}$", capsys.readouterr().out, re.MULTILINE)
+    main([*go_on.split(), "--restart-envs", "2", "--no-progress"])
+    assert len(re.findall(rf"{reason}.*restarted", capsys.readouterr().err)) == 2
 
 
 @pytest.mark.slow

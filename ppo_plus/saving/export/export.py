@@ -46,7 +46,6 @@ TOLERANCE = 1e-5
 BATCHES, STEPS = (1, 5), 3
 #: A further step has observations so many times as large, where only much larger differences than rounding count.
 EXTREME, COARSE = 1e3, 0.1
-ANY_SIZE = th.export.Dim(BATCH, min=1)
 #: The key of the description in the metadata of an ONNX file.
 METADATA = "ppo_plus"
 
@@ -62,7 +61,9 @@ def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
     with th.no_grad(), _quiet():
         outputs = deployed(example)
         text = json.dumps(deployed.description(outputs) | {"opset": OPSET}, indent=2)
-        shapes = {described["name"]: {described["shape"].index(BATCH): ANY_SIZE} for described in deployed.inputs}
+        # Made here: it imports sympy, which would take half a second of `import ppo_plus`.
+        any_size = th.export.Dim(BATCH, min=1)
+        shapes = {described["name"]: {described["shape"].index(BATCH): any_size} for described in deployed.inputs}
         options: Any = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
         options |= {"input_names": [*example], "output_names": [*outputs]}
         calls = _calls(deployed.policy)

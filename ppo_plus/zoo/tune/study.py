@@ -14,7 +14,6 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from scipy.stats import rankdata
 
 from ppo_plus.require import require_int
 from ppo_plus.zoo.hyperparams import shortened
@@ -162,6 +161,8 @@ def is_baseline(trial: FrozenTrial) -> bool:
 def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The trials that have a score, best first; with several environments, by the mean of their ranks in these. (The
     value of a pruned one in Optuna is its last report.)"""
+    from scipy.stats import rankdata  # takes a second, which no worker needs
+
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     scores = -np.array([trial.values for trial in complete])
     ranks = rankdata(scores, axis=0).mean(axis=1) if complete else scores

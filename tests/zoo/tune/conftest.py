@@ -139,10 +139,10 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
     experiment = load_experiment("Aiming-v0", overrides={"n_envs": 1, "n_steps": 128})
     space = {
-        "learning_rate": {"choices": [0.005, 0.01]},
+        "learning_rate": {"choices": [0.01, 0.02]},
         "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}},
     }
-    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=3, n_finalists=1, seed=3)
+    plan = Plan(1024, n_evals=1, last_evals=1, n_eval_episodes=3, n_finalists=1, seed=3)
     study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
     allowed = {"packages": (*ALLOWED_PACKAGES, "tuning_envs"), "gym_packages": ("tuning_envs",)}
     verdict = tune(experiment, space, study, plan, 3, folder, **allowed)

@@ -297,7 +297,7 @@ def write_space(folder):
 
 #: The study of the fixture `tuned`, as a command.
 TUNED = (
-    "--env Aiming-v0 --gym-packages tuning_envs -n 2048 --n-envs 1 -params n_steps:128 --seed 3 "
+    "--env Aiming-v0 --gym-packages tuning_envs -n 1024 --n-envs 1 -params n_steps:128 --seed 3 "
     "--n-evaluations 1 --last-evals 1 --eval-episodes 3 --finalists 1 --max-total-trials 3 "
     "--study-name whole"
 ).split()
@@ -312,7 +312,7 @@ def test_stages_of_a_study(tuned):
     assert seeds == set(range(1_000_003, 1_010_003, 1000))
     assert [trial.user_attrs.get("baseline") for trial in stages["screening"]] == ["default", "settings file", None]
     assert stages["screening"][0].user_attrs[SETTINGS] == {
-        "n_timesteps": 2048,
+        "n_timesteps": 1024,
         "n_envs": 1,
         "policy": "MlpPolicy",
     }
@@ -387,7 +387,7 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     )
     going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
     assert going_on == f"study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
-    assert plan == "at most 3 runs of the search and 30 of the confirmation, with 2,048 timesteps each"
+    assert plan == "at most 3 runs of the search and 30 of the confirmation, with 1,024 timesteps each"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
     assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
@@ -410,7 +410,7 @@ def test_an_environment_that_hangs_is_restarted_in_its_run(tmp_path, monkeypatch
     create(study, task, 2)
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     # More restarts than one, since a busy machine may seem to hang.
-    supervise(study, task, Workers(1, url, supervision={"restarts": 100, "timeout": 10}))
+    supervise(study, task, Workers(1, url, supervision={"restarts": 100, "timeout": 5}))
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
     assert not is_alive(int(marker.read_text()))
 
