@@ -4,7 +4,9 @@ A predictor learns the outputs of a target network, whose weights are random and
 observations are new: :math:`r_t = \mathrm{mean}_j (\hat f_j(s_{t+1}) - f_j(s_{t+1}))^2`. Observations are normalized by
 running moments, which have those of a rollout before its rewards are computed, and clipped to ±5.
 
-Source: Burda, Edwards, Storkey & Klimov 2018 (arXiv:1810.12894).
+Source: Burda, Edwards, Storkey & Klimov 2018 (arXiv:1810.12894). There, rewards are divided by the deviation of their
+discounted sums in all rollouts. Errors of the first rollouts, which may be a thousand times as large as later ones,
+then hide what is new later, so here only those of the same rollout count.
 """
 
 import copy
@@ -16,6 +18,7 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
+from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.normalization import ObservationNormalizer
 from ppo_plus.policy.observations import make_preprocess, to_tensor
 from ppo_plus.policy.streams import Pool, Stream, StreamPart
@@ -43,6 +46,7 @@ class Distillation(StreamPart):
 
     def __init__(self, stream: Stream, policy: Any, n: int = 128):
         super().__init__(stream)
+        self.epsilon = 1e-16  # errors may be small
         space = copy.deepcopy(policy.actor_space)
         self._preprocess = make_preprocess(space, policy.normalize_images)
         inputs = self._preprocess(to_tensor(space.sample(), space, th.device("cpu"))[0])
@@ -58,6 +62,11 @@ class Distillation(StreamPart):
 
     def observe(self, next_observations: Any, pool: Pool) -> None:
         self.normalizer.add(pool(self.normalizer.moments_of(self._preprocess(next_observations))))
+
+    def add(self, moments: Moments) -> None:
+        """Forget earlier moments: what is new is relative to the same rollout."""
+        self.count.zero_()
+        super().add(moments)
 
     def rewards(self, observations: Any, actions: Any, next_observations: Any) -> th.Tensor:
         inputs = self.normalizer(self._preprocess(next_observations))

@@ -64,3 +64,15 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_sums():
     assert part.normalizer.count == 128
     assert part.normalizer.mean[0].item() == pytest.approx(numbers.mean().item())
     assert part.normalizer.var[0].item() == pytest.approx(numbers.var(correction=0).item())
+
+
+def test_large_errors_at_the_start_do_not_make_later_rewards_tiny():
+    model = make(env=counting(2), n_steps=64, batch_size=32, learning_rate=3e-3)
+    part, errors, rewards = model.policy.streams.parts[0], [], []
+    for rollouts in (1, 8):
+        model.learn(128 * rollouts, reset_num_timesteps=False)
+        normalized = model.rollout_buffer.streams[0].rewards
+        errors.append(normalized.mean() * part.std.item())
+        rewards.append(normalized.std())
+    assert errors[1] < errors[0] / 20
+    assert rewards[1] > rewards[0] / 5, (errors, rewards)
