@@ -27,6 +27,7 @@ from report import (  # noqa: E402
     scaling,
     scores,
     speed,
+    streams,
     vec_envs,
     zoo,
 )
@@ -454,6 +455,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "learning-check-about": lambda: about("learning_check"),
     "returns": lambda: returns.contenders(reported()),
     "zoo": zoo.table,
+    "streams": streams.table,
     "returns-over-tasks": lambda: returns.comparison(reported()),
     "returns-each-task": lambda: returns.each_task(reported()),
     **{

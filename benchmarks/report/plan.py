@@ -413,7 +413,10 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 25)) for name in MINIGRID),
         *(
             Cell("zoo", task, range(20, 25))
-            for task in ("MountainCarContinuous-v0", "MountainCar-v0", "LunarLander-v3", "LunarLanderContinuous-v3")
+            for task in (
+                *("MountainCarContinuous-v0", "MountainCar-v0", "LunarLander-v3", "LunarLanderContinuous-v3"),
+                "InvertedDoublePendulum-v5",
+            )
         ),
         *(Cell("gSDE", task, range(20, 25)) for task in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")),
         *(Cell("entry", task, range(20, 25)) for task in ZOO),
