@@ -39,10 +39,10 @@ train: $(RUNTIME)
 	@echo "or: source $(BIN)/activate, and then ppo-plus enjoy --env CartPole-v1 (ppo-plus --help lists all commands)"
 
 test: $(DEV)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests
+	$(BIN)/pytest -n 3 --dist worksteal -m "not slow" tests
 
 test-all: $(DEV)
-	$(BIN)/pytest -n 2 --dist worksteal tests
+	$(BIN)/pytest -n 3 --dist worksteal tests
 
 # In a separate process, since the simulated GPU changes torch.
 test-gpu: $(DEV)

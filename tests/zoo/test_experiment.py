@@ -123,12 +123,13 @@ def test_builtin_entries_build(name):
 @pytest.mark.filterwarnings("ignore:.*is out of date")
 def test_entries_of_minigrid_are_vectors():
     pytest.importorskip("minigrid", reason="pip install minigrid")
-    names = [name for name in BUILTIN if name.startswith("MiniGrid-")]
-    assert len(names) == 12
-    for name in names:
+    names = [name.split("/") for name in BUILTIN if name.startswith("MiniGrid-")]
+    assert len(names) == 13
+    for name, *variant in names:
         find_env(name)
-        env = make_envs(load_experiment(name, overrides={"n_envs": 1}))
-        assert env.reset().shape == (1, 2835)
+        env = make_envs(load_experiment(name, overrides={"n_envs": 1}, variant=variant[0] if variant else None))
+        # The image alone, or with the mission's text.
+        assert env.reset().shape == ((1, 147) if name.startswith("MiniGrid-MultiRoom") and not variant else (1, 2835))
         env.step(np.array([0]))
         env.close()
 
