@@ -38,6 +38,7 @@ train: $(RUNTIME)
 	$(BIN)/ppo-plus train --env CartPole-v1
 	@echo "or: source $(BIN)/activate, and then ppo-plus enjoy --env CartPole-v1 (ppo-plus --help lists all commands)"
 
+# Many tests wait for processes, so that three of pytest's keep two cores busy.
 test: $(DEV)
 	$(BIN)/pytest -n 3 --dist worksteal -m "not slow" tests
 

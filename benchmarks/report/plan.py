@@ -352,6 +352,11 @@ LSTM = (
     *("Acrobot-v1", "InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Hopper-v5", "Walker2d-v5"),
     *("HalfCheetah-v5", "Swimmer-v5", "Ant-v5", "BipedalWalker-v3", "CarRacing-v3"),
 )
+#: Tasks with entries of our own, where rl_zoo3's settings are run as well.
+RL_ZOO3_TOO = (
+    *("MountainCarContinuous-v0", "MountainCar-v0", "LunarLander-v3", "LunarLanderContinuous-v3"),
+    "InvertedDoublePendulum-v5",
+)
 #: What is to be done, in this order.
 STAGES: dict[str, list[Cell]] = {
     # Whether PPO_Plus is SB3's algorithm at SB3's settings; and whether the low first returns of Hopper with rl_zoo3's
@@ -411,13 +416,7 @@ STAGES: dict[str, list[Cell]] = {
     # Entries that were copied from rl_zoo3 and never run, and rl_zoo3's settings beside ours: first what takes minutes.
     "zoo": [
         *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 25)) for name in MINIGRID),
-        *(
-            Cell("zoo", task, range(20, 25))
-            for task in (
-                *("MountainCarContinuous-v0", "MountainCar-v0", "LunarLander-v3", "LunarLanderContinuous-v3"),
-                "InvertedDoublePendulum-v5",
-            )
-        ),
+        *(Cell("zoo", task, range(20, 25)) for task in RL_ZOO3_TOO),
         *(Cell("gSDE", task, range(20, 25)) for task in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")),
         *(Cell("entry", task, range(20, 25)) for task in ZOO),
         *(Cell(arm, "BipedalWalker-v3", range(20, 25)) for arm in ("entry", "zoo")),

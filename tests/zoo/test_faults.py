@@ -175,7 +175,7 @@ def command(*words):
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "reason"), [("kill", "died with its process .SIGKILL"), ("hang", "gave no answer ")])
 def test_processes_that_die_or_hang_end_or_are_replaced(fault, reason, package, capsys):
-    message = rf"environment 0, <.*Fails-{fault}-v0.*, seed 3, step 50: {reason}"
+    message = rf"^environment 0, <.*Fails-{fault}-v0.*, seed 3, step 50: {reason}"
     with pytest.raises(EnvFault, match=message):
         main(arguments(fault, "--vec-env", "subproc", "--env-timeout", "10"))
     go_on = f" train --resume {run_of(package, fault).relative_to(package)} --gym-packages failing_environments"

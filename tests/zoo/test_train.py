@@ -255,21 +255,24 @@ def command(*arguments):
 @pytest.mark.slow
 def test_a_killed_run_resumes_with_identical_results(tmp_path):
     """With environments in processes, and the other run, which is not killed, in one."""
-    options = ["--env", "CartPole-v1", *"-n 2000 --seed 3 --eval-freq 500 --save-freq 200 --no-progress".split()]
+    options = ["--env", "CartPole-v1", *"-n 4000 --seed 3 --eval-freq 1000 --save-freq 400 --no-progress".split()]
     options += "-params n_envs:2 n_steps:128 batch_size:64 compile:False".split()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     main(["train", *options, "-f", str(tmp_path / "whole")])
     run = tmp_path / "cut" / "ppo_plus" / "CartPole-v1_1"
     arguments = [*options, "--vec-env", "subproc", "-f", str(tmp_path / "cut")]
-    process = subprocess.Popen(command(*arguments), env=environment, start_new_session=True)
-    # So that there is something to resume; then at any moment.
-    while not names_of(run / "checkpoints"):
-        assert process.poll() is None
-        time.sleep(0.01)
-    time.sleep(np.random.default_rng().uniform(0, 0.5))
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    subprocess.run(command("--resume", str(run), "--no-progress"), check=True, env=environment)
+    for wait in np.random.default_rng(0).uniform(0, 0.5, size=2):
+        process = subprocess.Popen(command(*arguments), env=environment, start_new_session=True)
+        # So that it comes further each time; then at any moment.
+        before = names_of(run / "checkpoints")
+        while names_of(run / "checkpoints") <= before:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(wait)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        arguments = ["--resume", str(run), "--no-progress"]
+    subprocess.run(command(*arguments), check=True, env=environment)
     assert_same_results(open_run(run), open_run(tmp_path / "whole" / "ppo_plus" / "CartPole-v1_1"))
 
 

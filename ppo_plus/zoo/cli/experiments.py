@@ -237,7 +237,8 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
 #: What to do where a tracker cannot be reached.
 NO_TRACKER = {
     "wandb": "Log in (wandb login), or set WANDB_MODE=offline",
-    "mlflow": "If the server of MLFLOW_TRACKING_URI does not answer, start it, or leave the variable out",
+    "mlflow": "If the server of MLFLOW_TRACKING_URI does not answer, start it, or leave the variable out to log to a "
+    "file",
 }
 
 
