@@ -44,6 +44,8 @@ from ppo_plus.rollout.tensor_collector import in_tensors
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
+#: The losses ``train/<name>_loss`` that are not those of streams.
+LOSSES = ("value", "policy_gradient", "entropy")
 
 #: What ``n_threads`` is at most: more than a machine has cores, since models move between machines.
 MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))
@@ -266,8 +268,8 @@ def _check_kinds(settings: Settings) -> None:
     for stream in streams:
         require_kind("streams", stream, Stream, remedy)
     names = [stream.name for stream in streams]
-    if len({*names}) < len(names):
-        raise ValueError(f"streams={streams!r} have the names {names}: give each another name=")
+    if len({*names, *LOSSES}) < len(names) + len(LOSSES):
+        raise ValueError(f"streams={streams!r} have the names {names}: give each another name=, none of {LOSSES}")
     require_kind("rollout_buffer_kwargs", settings.rollout_buffer_kwargs, dict, "a dict")
     require_kind("tensorboard_log", settings.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
 

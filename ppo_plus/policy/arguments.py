@@ -85,6 +85,7 @@ def _check_names(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
         likely = nearest(name, accepted)
         names = ", ".join(sorted(accepted - {*PASSED_BY_PPO_PLUS}))
         remedy = f"it takes {names}" if likely is None else f"did you mean {likely}?"
+        remedy = "only policies with an LSTM or GRU take it" if name == "lstm_kwargs" else remedy
         raise TypeError(f"policy_kwargs: {name}={value!r} is not an argument of {policy_class.__name__}: {remedy}")
 
 

@@ -40,21 +40,30 @@ class AttentionLayer(nn.Module):
             ``(N, window - 1, 2 size / n_heads + 1)``
         :param starts: booleans of shape ``(N, T)``
         """
-        normed = self.norm(x)
+        normed, n_steps = self.norm(x), x.shape[1]
         seen = th.cat([past, F.pad(self.keys_and_values(normed), (0, 1), value=1.0)], dim=1)
         episode = F.pad(starts.long().cumsum(dim=1), (self.n_past, 0))
+        following = (seen * (episode == episode[:, -1:])[..., None])[:, n_steps:]
+        queries = self.queries(normed).unflatten(-1, (self.n_heads, -1))
+        length = min(n_steps, 1 + self.n_past)
+
+        def pieces(part: th.Tensor, n_past: int = 0) -> th.Tensor:
+            """Pieces of at most a window as rows of the batch, so that the cost of a step does not grow with ``T``. The
+            last one is padded by ones: each step sees itself."""
+            part = F.pad(part, (0, 0) * (part.ndim - 2) + (0, -n_steps % length), value=1)
+            return th.cat([part[:, i : i + n_past + length] for i in range(0, n_steps, length)])
+
+        queries, seen, episode = pieces(queries), pieces(seen, self.n_past), pieces(episode, self.n_past)
         times = th.arange(seen.shape[1], device=x.device)
         age = times[self.n_past :, None] - times
         visible = (episode[:, self.n_past :, None] == episode[:, None]) & (seen[:, None, :, -1] > 0)
         visible = visible & (age >= 0) & (age <= self.n_past)
         keys, values = seen[..., :-1].chunk(2, dim=-1)
-        queries = self.queries(normed).unflatten(-1, (self.n_heads, -1))
         scores = th.einsum("nthd,nsd->nhts", queries * keys.shape[-1] ** -0.5, keys)
         scores = scores + (AGE_SCALE * self.age_bias)[:, age.clamp(0, self.n_past)]
         weights = scores.masked_fill(~visible[:, None], -th.inf).softmax(dim=-1)
-        x = x + self.outputs(th.einsum("nhts,nsd->nthd", weights, values).flatten(2))
-        following = seen * (episode == episode[:, -1:])[..., None]
-        return x, following[:, x.shape[1] :]
+        attended = th.einsum("nhts,nsd->nthd", weights, values).flatten(2)
+        return x + self.outputs(th.cat(attended.split(len(x)), dim=1)[:, :n_steps]), following
 
 
 class Attention(MemoryLayer):
@@ -89,7 +98,7 @@ class AttentionMemory(LayerMemory):
     def __init__(self, *args: Any, attention_window: int = 64, attention_heads: int = 4, **kwargs: Any):
         require_int("policy_kwargs: attention_window", attention_window, 2)
         require_int("policy_kwargs: attention_heads", attention_heads, 1)
-        self.multiple_of = attention_heads
+        self.multiple_of = attention_heads, "attention_heads"
         self.layer_kwargs = {"window": attention_window, "n_heads": attention_heads}
         super().__init__(*args, **kwargs)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch as th
 
 from ppo_plus.policy.streams import Stream, StreamPart
-from ppo_plus.require import require_number
+from ppo_plus.require import LARGEST, require_number
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Cost(Stream):
 
     def __post_init__(self) -> None:
         for name in ("limit", "k_p", "k_i", "k_d"):
-            require_number(f"Cost: {name}", getattr(self, name), 0)
+            require_number(f"Cost: {name}", getattr(self, name), 0, LARGEST)
         super().__post_init__()
 
     def part(self, policy: Any) -> StreamPart:

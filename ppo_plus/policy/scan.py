@@ -73,8 +73,9 @@ class LRULayer(nn.Module):
         rate = self.log_rate.exp()
         decay, scale = th.exp(-rate), (-th.expm1(-2 * rate)).sqrt()
         b = scale * self.inputs(x).unflatten(-1, (2, -1))
-        # In a frame that rotates with the state, the factors are real.
-        angle = th.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device)[:, None] * self.angle
+        # In a frame that rotates with the state, the factors are real. Large angles need double precision.
+        angle = th.arange(1, x.shape[1] + 1, device=x.device)[:, None] * self.angle.double()
+        angle = angle.remainder(2 * math.pi).to(x.dtype)
         h = linear_recurrence(decay * keep, rotated(b, -angle), h.unflatten(-1, (2, -1)))
         return rotated(h, angle).flatten(2)
 
@@ -105,7 +106,7 @@ class LRUMemory(LayerMemory):
 
     layer = LRU
     layer_name = "lru"
-    multiple_of = 2  # complex numbers
+    multiple_of = 2, "as its numbers are complex"
 
     def memory_dim(self, features_dim: int) -> int:
         return self.lstm_hidden_size + features_dim

@@ -5,6 +5,7 @@ where :math:`A` is that of the environment's reward and :math:`C` are the costs 
 loss is the sum over all heads. ``K - 1`` is the number of streams, and so ``K`` that of values.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,8 @@ class Stream:
     :param gamma: its discount, in ``[0, 1]``; ``None``: that of the reward
     :param gae_lambda: its λ, in ``[0, 1]``; ``None``: that of the reward
     :param episodic: whether its returns end with episodes; otherwise they continue in the next one
-    :param normalize: whether it is divided by the standard deviation of its discounted sums, as by ``VecNormalize``
+    :param normalize: whether it is divided by the standard deviation of its discounted sums, and
+        clipped to ±10, as by ``VecNormalize``
     :param name: its name in logs; ``None``: the last key, or the function's name
     :raises ValueError: an argument is out of range
     :raises TypeError: an argument is of the wrong kind
@@ -62,6 +64,8 @@ class Stream:
         if self.name is None:
             object.__setattr__(self, "name", path[-1] if path else getattr(self.source, "__name__", title))
         require_kind(f"{title}: name", self.name, str, "text")
+        for argument in ("episodic", "normalize"):
+            require_kind(f"{title}: {argument}", getattr(self, argument), bool, "True or False")
 
     @property
     def is_computed(self) -> bool:
@@ -111,6 +115,11 @@ class StreamPart(RunningMoments):
     def rewards(self, observations: Any, actions: th.Tensor, next_observations: Any) -> th.Tensor:
         """The rewards of ``B`` transitions, ``(B,)``, if they are computed."""
         return self.stream.source(observations, actions, next_observations)  # type: ignore[no-any-return]
+
+    def take_raw(self) -> None:
+        """Observations are raw from now on: the policy normalizes them itself."""
+        if self.stream.is_computed:
+            warnings.warn(f"the stream {self.stream.name!r} is computed from raw observations now", stacklevel=4)
 
     def end_rollout(self, mean: float) -> None:
         """Adapt to the mean sum of rewards of the episodes that have ended in a rollout, if any have."""

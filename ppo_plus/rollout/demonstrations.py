@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Mapping
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,9 +90,9 @@ def record_demonstrations(
         obs: Any = vec_env.reset()
         while any(left):
             seen = [row_of(obs if normalize is None else normalize.get_original_obs(), i) for i in range(n_envs)]
-            masks = {} if source is None or predict is None else {MASKS: source.read(vec_env, obs, n_steps)}
+            masks = {} if source is None else {MASKS: source.read(vec_env, obs, n_steps)}
             if predict is None:
-                actions: Any = [mapped(np.array, demonstrator(row)) for row in seen]
+                actions: Any = [_action(demonstrator(row), vec_env.action_space) for row in seen]
                 actions = actions if vec_env.action_space.shape is None else np.stack(actions)
             else:
                 actions, state = predict(obs, state, dones, deterministic, **masks)
@@ -109,6 +110,17 @@ def record_demonstrations(
     return tree_map(lambda *rows: np.stack(rows), *recorded)  # type: ignore[no-any-return]
 
 
+def _action(action: Any, space: spaces.Space) -> Any:
+    """What a demonstrator returned, if it is an action of the space."""
+    try:
+        return _cast(mapped(_as_array, action), space, (), True)
+    except MISTAKES as error:
+        raise ValueError(
+            f"the demonstrator returned {action!r:.200}: {error}. Pass a model itself, or a function that returns an "
+            "action alone"
+        ) from error
+
+
 def read_demonstrations(model: Any, dataset: Any) -> dict[str, Any]:
     """A data set (see :meth:`ppo_plus.PPO_Plus.pretrain`) as tensors on the model's device, with a row per transition:
     ``observations`` as the policy sees them, internal ``actions``, and if they are known ``rewards``, ``ends`` of
@@ -118,6 +130,10 @@ def read_demonstrations(model: Any, dataset: Any) -> dict[str, Any]:
 
     :raises ValueError: something is missing, unknown, or does not fit the spaces: names the row
     """
+    if dataset is None or isinstance(dataset, (str, Path)):
+        raise TypeError(
+            f"dataset={dataset!r} must be a dict of arrays or a list of episodes: np.load reads a .npz file"
+        )
     if isinstance(dataset, Mapping):
         data = _checked(model, "dataset", dataset)
     else:
@@ -160,6 +176,8 @@ def _episode(episode: Any) -> dict[str, Any]:
         # imitation does not say how an episode has ended, but its infos may.
         terminated = bool(get("terminal")) and not (infos is not None and infos[-1].get(TIMEOUT, False))
         data["truncations"] = np.arange(n) == n - 1
+        if get("terminal") is None and "terminations" not in data:
+            data.pop("rewards", None)  # returns are unknown where the way an episode ended is
         data.setdefault("terminations", data["truncations"] & terminated)
     return data
 
@@ -201,7 +219,7 @@ def _rows(name: str, rows: Any, space: spaces.Space, n: int, bounded: bool) -> A
 
     :param bounded: whether the bounds of a Box are checked
     """
-    rows = mapped(lambda part: part.numpy(force=True) if isinstance(part, th.Tensor) else part, rows)
+    rows = mapped(_as_array, rows)
     try:
         is_nested = isinstance(rows, list) and isinstance(rows[0], (dict, tuple))
         return _cast(tree_map(lambda *parts: np.stack(parts), *rows) if is_nested else rows, space, (n,), bounded)
@@ -215,6 +233,10 @@ def _rows(name: str, rows: Any, space: spaces.Space, n: int, bounded: bool) -> A
         except MISTAKES as error:
             raise ValueError(f"row {i} of {name} is {row!r:.200}: {error}") from None
     raise ValueError(f"{name}: {whole}")
+
+
+def _as_array(part: Any) -> Any:
+    return part.numpy(force=True) if isinstance(part, th.Tensor) else part
 
 
 def _cast(rows: Any, space: Any, n: tuple[int, ...], bounded: bool) -> Any:

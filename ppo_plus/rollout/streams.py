@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from ppo_plus.envs.checks import is_reset
+from ppo_plus.envs.checks import InvalidOutput, as_reward, is_reset
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.formulas.losses import gae
 from ppo_plus.formulas.moments import Moments
@@ -16,19 +16,28 @@ from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
 from ppo_plus.rollout.reestimate import values_of
 from ppo_plus.trees import to_device, tree_map
 
+#: Bound of normalized rewards, as that of ``VecNormalize``.
+CLIP = 10.0
+
 
 def from_infos(streams: Streams, new_obs: Any, dones: np.ndarray, infos: Sequence[Mapping[str, Any]]) -> Any:
     """What a step adds to the buffer: the observations after it, also of episodes that it has ended, if streams are
     computed from them; and the rewards in ``info``, ``(N, K - 1)``, which are 0 where an environment only reset.
 
     :raises KeyError: one is missing
+    :raises ValueError: one is not a number
     """
     rewards = np.zeros((len(dones), len(streams.parts)), dtype=np.float32)
     for k, part in enumerate(streams.parts):
         for i in range(0 if part.stream.is_computed else len(dones)):
             info: Any = infos[i] if i < len(infos) else {}
             if not is_reset(info) and RESTART not in info:
-                rewards[i, k] = part.stream.find(info, f" of environment {i}")
+                found = part.stream.find(info, f" of environment {i}")
+                try:
+                    rewards[i, k] = as_reward(found)
+                except InvalidOutput:
+                    message = f"the stream {part.stream.name!r} is {found!r:.200} in the info of environment {i}"
+                    raise ValueError(f"{message}: it must be one number") from None
     if not any(part.stream.is_computed for part in streams.parts):
         return None, rewards
     after = copy.deepcopy(new_obs)
@@ -39,8 +48,11 @@ def from_infos(streams: Streams, new_obs: Any, dones: np.ndarray, infos: Sequenc
 
 
 def from_tensors(streams: Streams, infos: Mapping[str, Any], like: th.Tensor) -> th.Tensor:
-    """The rewards in the infos of environments in tensors, ``(N, K - 1)``."""
+    """The rewards in the infos of environments in tensors, ``(N, K - 1)``; errors as :func:`from_infos`."""
     rows = [like * 0.0 if part.stream.is_computed else part.stream.find(infos) for part in streams.parts]
+    for part, row in zip(streams.parts, rows, strict=True):
+        if np.shape(row) not in ((len(like),), (len(like), 1)):
+            raise ValueError(f"the stream {part.stream.name!r} is {row!r:.200} in infos: return {len(like)} numbers")
     return th.stack([th.as_tensor(row).reshape(-1).to(like) for row in rows], dim=1)
 
 
@@ -78,7 +90,7 @@ def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th
             part.end_rollout(means[stream.name])
         if stream.normalize:
             part.add(pool(Moments.of(discounted.flatten())))
-            rewards /= part.std.item()
+            rewards.div_(part.std.item()).clamp_(-CLIP, CLIP)
         streams.append(own)
     buffer.streams = streams
     buffer.put_values(values_of(policy, policy.prepare_rollout(buffer.on_device())))
@@ -87,6 +99,14 @@ def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th
 
 def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
     """The rewards of a stream that are computed from transitions, ``(T, N)``."""
+
+    def rewards(observations: Any, actions: th.Tensor, next_observations: Any) -> th.Tensor:
+        found, n = part.rewards(observations, actions, next_observations), len(actions)
+        if not isinstance(found, th.Tensor) or found.shape != (n,):
+            what = f"rewards of shape {tuple(np.shape(found))}, {type(found).__name__}"
+            raise ValueError(f"the stream {part.stream.name!r} has {what}: return a tensor of shape ({n},)")
+        return found
+
     names = ("observations", "actions", "final_observations")
     whole = [tree_map(lambda rows: rows.flatten(0, 1), buffer.stored(name)) for name in names]
     size, device, n = AT_ONCE // 4, part.mean.device, buffer.buffer_size * buffer.n_envs
@@ -94,11 +114,7 @@ def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
     with th.no_grad():
         for _, _, next_obs in pieces:
             part.observe(next_obs, pool)
-        rewards = th.cat([part.rewards(*piece) for piece in pieces])
-    if rewards.shape != (n,):
-        name, shape = part.stream.name, tuple(rewards.shape)
-        raise ValueError(f"the stream {name!r} has rewards of shape {shape}: return one for each transition, ({n},)")
-    return rewards.view(buffer.buffer_size, buffer.n_envs)
+        return th.cat([rewards(*piece) for piece in pieces]).view(buffer.buffer_size, buffer.n_envs)
 
 
 def discounted_sums(rewards: th.Tensor, before: th.Tensor, starts: th.Tensor, gamma: float) -> th.Tensor:

@@ -333,6 +333,9 @@ def assemble(
     in_file, weights = _by_attribute(cls, saved, changes), saved["parameters"]["policy"]
     unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in cls.scheduled}
     values = unknown | in_file | changes
+    before, now = ([getattr(one, "name", "") for one in x.get("streams") or ()] for x in (in_file, changes))
+    if before != now and sorted(before) == sorted(now):
+        raise ValueError(f"streams={changes['streams']!r} are in another order than in the file: make it {before}")
     _require_buildable(values, changes, weights)
     if env is not None:
         env = cls._wrap_env(env, values.get("verbose", 0))

@@ -142,6 +142,8 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
     count = th.tensor(min(rms.count for rms in moments.values()))
     normalizer.load_state_dict({"count": count, "mean": mean, "var": var})
     policy.observation_normalizer, policy.normalize_observations = normalizer.to(policy.device), options
+    for part in policy.streams.parts if policy.streams else ():
+        part.take_raw()
     return options
 
 

@@ -155,14 +155,13 @@ def expected_returns() -> dict[str, str]:
 def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[str, dict[str, Any]]:
     """The entry of an environment in a settings file: its own, else ``atari`` for an ALE game, else ``default``.
 
-    :param variant: use the entry ``env_id/variant``, and no other
+    :param variant: use the entry ``env_id/variant``, or ``atari/variant``, and no other
     :return: name of the entry, and its settings
     :raises ValueError: invalid YAML, or no entry
     """
     entries, env_id = read_mapping(source), env_id.rpartition(":")[2]
-    names = (
-        [env_id, *(["atari"] if is_atari(env_id) else []), "default"] if variant is None else [f"{env_id}/{variant}"]
-    )
+    names = [env_id, *(["atari"] if is_atari(env_id) else [])]
+    names = [*names, "default"] if variant is None else [f"{name}/{variant}" for name in names]
     for name in names:
         if name in entries:
             return name, require_mapping(f"{source}, {name}: the entry", entries[name])

@@ -35,12 +35,25 @@ def test_a_step_sees_its_window_and_its_episode(window, n_past):
     assert th.equal(influences(starts, window, n_past), expected)
 
 
+def test_memory_grows_with_the_sequence_and_not_with_its_square():
+    def numbers(length):
+        """Numbers that the gradient of a sequence needs."""
+        sizes = []
+        with th.autograd.graph.saved_tensors_hooks(lambda part: sizes.append(part.numel()) or part, lambda part: part):
+            layer = AttentionLayer(6, 9, 2)
+            layer(th.randn(1, length, 6), th.zeros(1, 8, 7), th.zeros(1, length, dtype=th.bool))
+        return sum(sizes)
+
+    assert numbers(9 * 64) < 10 * numbers(9 * 8)
+
+
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
         (dict(attention_window=1), "attention_window=1 must be at least 2"),
         (dict(attention_heads=0), "attention_heads=0 must be at least 1"),
-        (dict(attention_heads=5), "lstm_hidden_size=12 must be a multiple of 5"),
+        (dict(lstm_kwargs=dict(bias=False)), "only policies with an LSTM or GRU take it"),
+        (dict(attention_heads=5), "lstm_hidden_size=12 must be a multiple of 5, attention_heads"),
     ],
 )
 def test_arguments_are_checked(memory, message):

@@ -119,6 +119,19 @@ def test_sequences_are_steps_one_at_a_time(kind, n_layers, length, p_start, seed
         th.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+def test_long_sequences_are_steps_in_single_precision(kind):
+    layers, x, state, starts = layers_and_inputs(kind, 2, 2, 700, 0.002, 0)
+    layers, x, memory = layers.float(), x.float(), tuple(part.float() for part in state)
+    with th.no_grad():
+        whole, steps = layers(x, memory, starts)[0], []
+        for t in range(700):
+            y, memory = layers.step(x[:, t], memory, starts[:, t])
+            steps.append(y)
+    assert starts.any()
+    th.testing.assert_close(whole, th.stack(steps, dim=1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [th.float32, th.float64])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_nothing_passes_the_start_of_an_episode(kind, dtype):

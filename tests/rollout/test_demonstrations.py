@@ -453,6 +453,13 @@ def test_a_function_is_recorded():
     assert np.flatnonzero(cut["truncations"]).tolist() == [3, 7, 11] and not cut["terminations"].any()
 
 
+def test_the_masks_are_recorded_beside_the_actions_of_a_function():
+    env = MaskedEnv(ACTIONS["discrete"])
+    data = record_demonstrations(lambda obs: int(np.flatnonzero(env.action_masks())[0]), env, 2, seed=0)
+    assert data["action_masks"][np.arange(len(data["actions"])), data["actions"]].all()
+    assert not data["action_masks"].all()
+
+
 def test_the_episodes_of_several_environments_stay_in_order():
     """Also where a vector environment has steps that only reset."""
     single = record_demonstrations(linear, Follow(), 5, seed=3)
@@ -512,6 +519,9 @@ def test_what_cannot_be_recorded():
         record_demonstrations(3, Follow(), 1)
     with pytest.raises(ValueError, match="n_episodes=0 must be at least 1"):
         record_demonstrations(linear, Follow(), 0)
+    for wrong in (lambda obs: (linear(obs), None), lambda obs: 1.0, lambda obs: linear(obs) * np.nan):
+        with pytest.raises(ValueError, match="the demonstrator returned .* Pass a model itself, or a function"):
+            record_demonstrations(wrong, Follow(), 1)
 
 
 # --- data sets -------------------------------------------------------------------------------------------------------
@@ -612,6 +622,18 @@ def test_episodes_as_objects_and_dicts():
     check(model, dicts, [True, True, True])
 
 
+@pytest.mark.parametrize("dataset", [None, "data.npz"])
+def test_what_is_not_a_data_set_is_named(dataset):
+    with pytest.raises(TypeError, match="dataset=.* must be a dict of arrays or a list of episodes"):
+        make_model(env=vec(BOX)).pretrain(dataset)
+
+
+def test_the_critic_stays_where_dicts_do_not_say_how_episodes_end():
+    dicts = [dict(observations=obs, actions=acts, rewards=rews) for obs, acts, rews in episodes()]
+    data = read_demonstrations(make_model(env=vec(BOX)), dicts)
+    assert "rewards" not in data and data["ends"].nonzero().flatten().tolist() == [3, 8, 14]
+
+
 def test_tensors_and_files(tmp_path):
     model, data = make_model(env=vec(BOX)), pairs(32)
     expected = read_demonstrations(model, data)
@@ -627,6 +649,7 @@ def changed(row, value, name="actions"):
     return data
 
 
+ENDING = dict(rewards=np.zeros(4), terminations=np.arange(4) == 3)
 WRONG = {
     "an action outside": (
         changed(5, [2.0, 0.0]),
@@ -689,7 +712,7 @@ WRONG = {
     ),
     "nothing": (dict(observations=np.zeros((0, 5)), actions=np.zeros((0, 2))), "dataset is empty"),
     "no episode": ([], "dataset has no episodes"),
-    "some rewards": ([pairs(4) | dict(rewards=np.zeros(4)), pairs(4)], "only some of them have rewards"),
+    "some rewards": ([pairs(4) | ENDING, pairs(4)], "only some of them have rewards"),
     "an episode": ([pairs(4), changed(3, 5.0)], r"row 3 of dataset\[1\]\['actions'\] is array\(\[5\., 5\.\]"),
     "lengths of an episode": (
         [pairs(4) | dict(observations=np.zeros((6, 5)))],

@@ -21,6 +21,18 @@ from ppo_plus.rollout.streams import discounted_sums
 T, N = 32, 3
 
 
+class Costing(Counting):
+    """Its cost is always the same."""
+
+    def __init__(self, cost):
+        super().__init__()
+        self.cost = cost
+
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, {**info, "cost": self.cost}
+
+
 class Facts(BaseCallback):
     """What the environments gave, step by step, of each rollout."""
 
@@ -327,6 +339,16 @@ def test_environments_in_tensors_have_streams():
     assert facts.logged[-1]["rollout/ep_progress_mean"] == pytest.approx((5 * 4 + 4 * 5) / 9)
 
 
+@pytest.mark.parametrize("cost", [th.tensor(1.0), None, th.ones(3), th.ones(2, 2)])
+def test_what_a_simulator_gives_is_checked(cost):
+    class Wrong(CountingTensors):
+        def step(self, actions):
+            return super().step(actions)._replace(infos={"cost": cost})
+
+    with pytest.raises(ValueError, match="(?s)the stream 'cost' is .* in infos: return 2 numbers"):
+        make(as_vec_env(Wrong()), streams=[Stream("cost")]).learn(T * N)
+
+
 def test_a_simulator_without_the_key_is_told_of_it():
     model = make(as_vec_env(CountingTensors(gives=False)), streams=[Cost(("terms", "cost"), limit=3.0)])
     with pytest.raises(
@@ -336,6 +358,23 @@ def test_a_simulator_without_the_key_is_told_of_it():
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cost", [np.array([0.5]), [0.5], th.tensor(0.5)])
+def test_one_number_in_any_form_is_a_reward(cost):
+    model = make(Costing(cost), streams=[Stream("cost")]).learn(T)
+    assert (model.rollout_buffer.stored("stream_rewards") == 0.5).all()
+
+
+@pytest.mark.parametrize("cost", [{"a": 1.0}, "0.5", None, [1.0, 2.0]])
+def test_what_is_not_a_number_is_named_with_its_environment(cost):
+    with pytest.raises(ValueError, match="the stream 'cost' is .* in the info of environment 0: it must be one number"):
+        make(Costing(cost), streams=[Stream("cost")]).learn(T)
+
+
+def test_normalized_rewards_are_clipped_as_by_vec_normalize():
+    model = make(Costing(1.0), streams=[Stream("cost", gamma=0.0, normalize=True)]).learn(T)
+    assert (model.rollout_buffer.streams[0].rewards == 10.0).all()
 
 
 def test_a_missing_key_is_named_with_its_environment():
@@ -357,7 +396,9 @@ def test_a_missing_key_is_named_with_its_environment():
 
 
 def test_what_a_function_returns_is_checked():
-    with pytest.raises(ValueError, match=r"the stream 'f' has rewards of shape \(96, 2\): return one"):
+    with pytest.raises(ValueError, match=r"'f' has rewards of shape \(96, 2\), Tensor: return a tensor of shape"):
         make(streams=[Stream(lambda obs, actions, following: obs, name="f")]).learn(T * N)
+    with pytest.raises(ValueError, match=r"the stream 'f' has rewards of shape \(96,\), ndarray: return a tensor"):
+        make(streams=[Stream(lambda obs, *_: obs[:, 0].numpy(), name="f")]).learn(T * N)
     with pytest.raises(FloatingPointError, match="the stream 'f' is not finite in step 0 of environment 0"):
         make(streams=[Stream(lambda obs, *_: obs[:, 0] / 0.0 * 0.0, name="f")]).learn(T * N)

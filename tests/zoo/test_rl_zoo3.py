@@ -20,7 +20,7 @@ from parametrization import sample
 from ppo_plus import PPO_Plus
 from ppo_plus.formulas.schedules import make_schedule
 from ppo_plus.zoo.experiment import PARTS, load_experiment, make_envs, make_model, parse_settings
-from ppo_plus.zoo.hyperparams import builtin_file
+from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.find_spec("rl_zoo3")
@@ -93,6 +93,28 @@ def comparable(experiment):
         for name, value in plain["hyperparams"].items()
     }
     return plain
+
+
+#: What differs on purpose: rl_zoo3's wrappers, and minibatches larger than a rollout.
+OTHER = {"CarRacing": "env_wrapper", "InvertedPendulum": "batch_size", "InvertedDoublePendulum": "batch_size"}
+
+
+def test_the_variant_lstm_is_rl_zoo3s():
+    theirs = yaml.safe_load((ZOO_FILES / "ppo_lstm.yml").read_bytes())
+    ours = {
+        name.removesuffix("/lstm"): entry for name, entry in read_mapping(builtin_file()).items() if "/lstm" in name
+    }
+    ours = {name.partition("-")[0]: entry for name, entry in ours.items()}
+    # PyBullet's tasks are not among those of the settings file.
+    wanted = {name.partition("-")[0]: e for name, e in theirs.items() if name != "default" and "Bullet" not in name}
+    assert ours.keys() == wanted.keys() and len(ours) == 21
+
+    def plain(name, entry):
+        text = {key: "".join(str(value).split()).replace(",)", ")") for key, value in entry.items()}
+        return {key: value for key, value in text.items() if key != OTHER.get(name)}
+
+    for name in ours:
+        assert plain(name, ours[name]) == plain(name, wanted[name]), name
 
 
 ENTRIES = [

@@ -153,6 +153,8 @@ class GymTensors(Adapter, TensorEnv):
         obs, rewards, terminated, truncated = as_tensor(tuple(results), self.device)
         final = infos.get("final_obs", infos.get("final_observation"))
         final = None if final is None else as_tensor(final, self.device)
+        if isinstance(infos.get("final_info"), Mapping):
+            infos = _of_step(infos, infos["final_info"], as_tensor(infos["_final_info"], self.device))
         return Transition(obs, rewards, terminated, truncated, final, infos=infos)
 
     @property
@@ -167,6 +169,20 @@ class GymTensors(Adapter, TensorEnv):
 
     def close(self) -> None:
         self.env.close()
+
+
+def _of_step(infos: Mapping[str, Any], final: Mapping[str, Any], ended: th.Tensor) -> dict[str, Any]:
+    """The infos of a step: those in ``final`` of the episodes that it has ended, where others may be of the reset."""
+    merged = dict(infos)
+    for key, value in final.items():
+        other = infos.get(key)
+        if isinstance(value, Mapping):
+            merged[key] = _of_step(other if isinstance(other, Mapping) else {}, value, ended)
+        elif np.shape(value)[:1] == ended.shape:
+            value = as_tensor(value, ended.device)
+            mask = ended.view(-1, *[1] * (value.ndim - 1))
+            merged[key] = value if other is None else value.where(mask, as_tensor(other, ended.device))
+    return merged
 
 
 def as_tensor(value: Any, device: th.device) -> Any:

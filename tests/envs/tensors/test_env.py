@@ -97,6 +97,26 @@ def test_a_vector_environment_in_tensors_is_the_same_task(key):
     assert vector.seeds == [0]
 
 
+@pytest.mark.parametrize("at_reset", [{}, {"cost": th.zeros(2), "terms": {"energy": th.zeros(2)}}])
+def test_infos_of_the_last_step_are_those_before_the_reset(at_reset):
+    class Crashing(InTensors):
+        """A crash, which ends the episode of the second environment, costs 100."""
+
+        def step(self, actions):
+            obs, rewards, terminated, truncated, _ = super().step(actions)
+            ended = th.tensor([False, True])
+            cost = 1.0 + 99.0 * ended
+            final = {"cost": cost, "terms": {"energy": th.stack([cost, -cost], dim=1)}, "note": "none"}
+            return obs, rewards, ended, truncated, {**at_reset, "final_info": final, "_final_info": ended}
+
+    env = as_vec_env(Crashing(TensorTwin(2, ACTIONS["discrete"])))
+    env.reset()
+    infos = env.env.step(th.zeros(2, dtype=th.long)).infos
+    before = 0.0 if at_reset else 1.0
+    assert infos["cost"].tolist() == [before, 100.0]
+    assert infos["terms"]["energy"][1].tolist() == [100.0, -100.0] and "note" not in infos
+
+
 def test_options_are_passed_where_there_are_any():
     env = as_vec_env(InTensors(TensorTwin(3, ACTIONS["discrete"])))
     env.set_options({"level": 3})
