@@ -109,6 +109,8 @@ ARMS = {
     "lstm": Arm(entry="{task}/lstm", steps=None),
     # Ten million frames, four to each action: training episodes are as long as their actions, others as their frames.
     "atari": Arm(entry="atari", steps=2_500_000, vec_env="subproc"),
+    # As rl_zoo3 trains it.
+    "atari-10M": Arm(entry="atari", steps=None, vec_env="subproc"),
     "trpo": Arm(
         "sb3_contrib.TRPO",
         ZOO_TRPO,
@@ -426,7 +428,9 @@ STAGES: dict[str, list[Cell]] = {
     "zoo-long": [
         *(Cell("rl_zoo3", task, range(5)) for task in TASKS),
         *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 23)) for name in MINIGRID_LONG),
+        Cell("zoo", "MiniGrid-MultiRoom-N4-S5-v0", range(20, 23)),
         *(Cell("entry", task, range(20, 23)) for task in ZOO_LONG),
+        *(Cell("atari-10M", f"{game}NoFrameskip-v4", [20]) for game in ("Pong", "Breakout")),
     ],
     "zoo-lstm": [Cell("lstm", task, range(20, 23)) for task in LSTM],
     # Looks at the goals, with ten fresh seeds: what two runs of HalfCheetah and six of Hopper were well with, and what

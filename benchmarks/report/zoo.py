@@ -7,6 +7,7 @@ are sampled, as in rl_zoo3.
 from statistics import fmean
 from typing import Any
 
+from ppo_plus.zoo.experiment import parse_settings
 from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
 from ppo_plus.zoo.results import iqm_interval
 from report.markdown import markdown
@@ -35,6 +36,7 @@ PUBLISHED = {
     "Swimmer-v5": 281.6,
     "Walker2d-v5": 3478.8,
     "PongNoFrameskip-v4": 20.989,
+    "BreakoutNoFrameskip-v4": 398.033,
     "MiniGrid-Empty-Random-5x5-v0": 0.968,
     "MiniGrid-DoorKey-5x5-v0": 0.964,
     "MiniGrid-Unlock-v0": 0.963,
@@ -49,8 +51,8 @@ PUBLISHED = {
 }
 #: Tasks that rl_zoo3 has no entry for.
 NOT_IN_RL_ZOO3 = ("Pusher-v5",)
-#: The environment whose runs have the entry for Atari.
-PONG = "PongNoFrameskip-v4"
+#: The environments whose runs have the entry for Atari.
+ATARI = ("PongNoFrameskip-v4", "BreakoutNoFrameskip-v4")
 
 Runs = list[dict[str, Any]]
 
@@ -59,24 +61,29 @@ def entries() -> dict[str, Any]:
     """The entries of single environments. Those of version 4 are left out: they equal those of version 5."""
     found = read_mapping(builtin_file())
     single = {name: entry for name, entry in found.items() if "-v" in name and not _is_version_4_of_5(name, found)}
-    return {**single, PONG: found["atari"]}
+    return {**single, **dict.fromkeys(ATARI, found["atari"])}
 
 
 def _is_version_4_of_5(name: str, found: dict[str, Any]) -> bool:
     return "-v4" in name and name.replace("-v4", "-v5") in found
 
 
+def same(task: str, entry: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether the settings of a run are those of an entry, but for the number of timesteps."""
+    one, other = ({**each, "n_timesteps": 1} for each in (entry, settings))
+    return one == other or parse_settings(task, one) == parse_settings(task, other)
+
+
 def runs() -> dict[str, Runs]:
-    """By entry, the runs with exactly its settings, one for each seed; none if it was not measured."""
-    known, single = read_mapping(builtin_file()), entries()
+    """By entry, the runs with its settings, one for each seed; none if it was not measured."""
+    single = entries()
     by_entry = {name: dict[int, dict[str, Any]]() for name in single}
     for result in results(stages=COUNTED):
         arm = ARMS[result["arm"]]
         if arm.settings or arm.entry is None or not arm.algorithm.startswith("ppo_plus."):
             continue
-        had = known[arm.entry.format(task=result["task"])]
         for name, entry in single.items():
-            if name.partition("/")[0] == result["task"] and entry == had:
+            if name.partition("/")[0] == result["task"] and same(result["task"], entry, result["settings"]):
                 by_entry[name].setdefault(result["seed"], result)
     return {name: list(found.values()) for name, found in by_entry.items()}
 
@@ -84,7 +91,7 @@ def runs() -> dict[str, Runs]:
 def returned(task: str, found: Runs) -> str:
     """The interquartile mean over runs with its 95 % interval; of few runs, the return of each."""
     is_grid = task.startswith("MiniGrid-")
-    measure, digits = "stochastic" if is_grid or task == PONG else "deterministic", ".2f" if is_grid else ".1f"
+    measure, digits = "stochastic" if is_grid or task in ATARI else "deterministic", ".2f" if is_grid else ".1f"
     scores = [run[measure]["mean"] for run in found]
     if len(scores) < N_INTERVAL:
         return ", ".join(f"{score:{digits}}" for score in scores)
@@ -97,11 +104,16 @@ def minutes(found: Runs) -> str:
 
 
 def lines() -> dict[str, str]:
-    """By entry that was measured, what to expect of it in words."""
+    """By entry that was measured with its number of timesteps, what to expect of it in words."""
+    single = entries()
+    whole = {
+        name: [run for run in found if run["settings"]["n_timesteps"] == int(float(single[name]["n_timesteps"]))]
+        for name, found in runs().items()
+    }
     return {
         name: f"{returned(name.partition('/')[0], found)} ({len(found)} seed{'s' * (len(found) > 1)}) after "
         f"{found[0]['steps']:,} steps, {minutes(found)} CPU minutes"
-        for name, found in runs().items()
+        for name, found in whole.items()
         if found
     }
 

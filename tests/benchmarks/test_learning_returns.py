@@ -114,7 +114,7 @@ def test_every_planned_run_can_be_built(script, plan):
         assert (training.env_id, training.seed, training.n_timesteps) == (job.task, job.seed, steps)
         normalized = training.normalize is not None or training.hyperparams.get("normalize_observations")
         plain = (*plan.OWN_ENTRY, "LunarLanderContinuous-v3")
-        assert normalized or job.arm in ("entry", "gSDE", "lstm", "atari") or job.task in plain, job
+        assert normalized or job.arm in ("entry", "gSDE", "lstm", "atari", "atari-10M") or job.task in plain, job
     for arm in ("rl_zoo3", "sb3-defaults"):
         ours, theirs = (made(script.Job(name, "Hopper-v5", 0)) for name in (arm, f"{arm}-by-sb3"))
         assert ours == theirs

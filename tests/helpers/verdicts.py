@@ -11,7 +11,12 @@ HIGH = [20.0, 22, 21, 23, 19, 20, 22, 21, 23, 19]
 
 def finalist(scores, job=0, n_failed=0, settings=None):
     attrs = {"job": job, SCORES: [1.25], SETTINGS: settings or {}}
-    return Finalist(create_trial(state=TrialState.COMPLETE, value=1.0, user_attrs=attrs), scores, n_failed)
+    return Finalist(
+        create_trial(state=TrialState.COMPLETE, value=1.0, user_attrs=attrs),
+        scores,
+        n_failed,
+        values=[[score] for score in scores],
+    )
 
 
 def against(default, *finalists):

@@ -107,7 +107,8 @@ def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
 def import_named(args: argparse.Namespace, folder: RunFolder | None = None) -> None:
     """Import the packages that the command names, also before the colon of ``--env``, and those that the command of a
     run named. These must be named again, unless the run is trusted."""
-    given = [*args.gym_packages, (getattr(args, "env", None) or "").rpartition(":")[0]]
+    env_ids = [getattr(args, "env", None) or "", *getattr(args, "also", ())]
+    given = [*args.gym_packages, *(env_id.rpartition(":")[0] for env_id in env_ids)]
     named: list[str] = []
     if folder is not None:
         named = [*(folder.arguments().get("gym_packages") or []), folder.env_id.rpartition(":")[0]]

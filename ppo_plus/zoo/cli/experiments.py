@@ -116,7 +116,7 @@ def _print_expected(experiment: "Experiment", variant: str | None) -> None:
     from ppo_plus.zoo.experiment import load_experiment
     from ppo_plus.zoo.hyperparams import expected_returns
 
-    expected = expected_returns().get("/".join(filter(None, (experiment.env_id, variant))))
+    expected = expected_returns().get("/".join(filter(None, (experiment.env_id.rpartition(":")[2], variant))))
     if expected and experiment.settings() == load_experiment(experiment.env_id, variant=variant).settings():
         print(f"expected return: {expected}")
 
@@ -224,7 +224,8 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
         run = set_up(experiment, options)
     upload = None
     if run.model.ranks.leads:
-        _print_expected(experiment, args.variant)
+        if args.trained_agent is None:
+            _print_expected(experiment, args.variant)
         logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
         try:
             upload = args.track and _start_tracking(args.track, run_name, logged)
@@ -424,21 +425,23 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
 
     if not args.env:
         raise ValueError("the following arguments are required: --env")
-    args.env, *also = dict.fromkeys(args.env)
-    name = args.study_name or "/".join(filter(None, ("+".join([args.env, *also]), args.variant)))
-    args.pruner = args.pruner or ("none" if also else "median")
+    args.env, *args.also = dict.fromkeys(args.env)
+    name = args.study_name or "/".join(filter(None, ("+".join([args.env, *args.also]), args.variant)))
+    args.pruner = args.pruner or ("none" if args.also else "median")
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
     experiment = make_experiment(args)
     options = {name: getattr(args, name) for name in (*COUNTS, "sampler", "pruner")}
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
     space = read_space(args.search_space)
-    task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages), tuple(also)).checked()
+    task = TuningTask(
+        experiment, space, plan, allowed_packages(args), tuple(args.gym_packages), tuple(args.also)
+    ).checked()
     study = _study(args, url, name)
     create(study, task, args.max_total_trials)
     n_done = sum(map(is_done, study.screening.trials()))
     print(f"study {name!r} in {without_password(url)}: {n_done} of {counted(study.budget, 'trial')} done")
-    each = f", in each of {len(task.env_ids)} environments" if also else ""
+    each = f", in each of {len(task.env_ids)} environments" if args.also else ""
     print(f"{task.plan.describe(study.budget, len(task.baselines()))}{each}")
 
     def work() -> None:

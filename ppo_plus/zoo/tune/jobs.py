@@ -73,6 +73,13 @@ def _open_journal(path: Path) -> BaseStorage:
     """A file to which each change is appended, under a lock that network file systems have as well: a file that is
     created exclusively. Optuna removes the lock of a process that was killed after 30 seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for number, line in enumerate(path.read_bytes().splitlines(True) if path.is_file() else (), 1):
+        try:
+            json.loads(line)["op_code"]
+        except (ValueError, TypeError, KeyError) as error:
+            if line.endswith(b"\n"):  # otherwise it is being written
+                message = f"line {number} of {path} is not a record of Optuna's: delete it, or choose another file"
+                raise ValueError(message) from error
     return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
 
 

@@ -41,6 +41,8 @@ class Finalist:
     n_failed: int
     #: By baseline: how much higher its interquartile mean is; `None` if it cannot win.
     gains: Mapping[str, Estimate | None] = field(default_factory=dict)
+    #: The values of these runs: returns, one for each environment.
+    values: Sequence[Sequence[float]] = ()
 
     @property
     def name(self) -> str:
@@ -80,10 +82,11 @@ class TuningVerdict:
         if winner is None:
             names = " and ".join(f"the {name}" for name in self.baselines)
             return f"No winner: none of the finalists is significantly better than each of {names}."
+        measure = "scores" if any(len(values) > 1 for values in winner.values) else "returns"
         returns = " and ".join(f"the {name} {baseline.iqm}" for name, baseline in self.baselines.items())
         over = " and ".join(f"{gain} over the {name}" for name, gain in winner.gains.items())
         return (
-            f"Confirmed: {winner.name} returns {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}; "
+            f"Confirmed: {winner.name} {measure} {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}; "
             f"the gain is {over} (confidence {100 * self.confidence:.1f} %)."
         )
 
@@ -103,13 +106,14 @@ def decide(study: Study) -> TuningVerdict:
 
 
 def scores_of(runs: Sequence[FrozenTrial]) -> dict[int, float]:
-    """The score of each run that has one, by its number: the return; with several environments, the mean over them of
-    :math:`100 (R - R_{min}) / (R_{max} - R_{min})`, with the lowest and the highest return of all runs."""
+    """The score of each run that has one, by its number: the return; with several environments, the mean of its ranks
+    in them, from 0 (lowest return of all runs) to 100, so that a run that fails badly counts no more than one rank."""
+    from scipy.stats import rankdata  # takes a second
+
     done = [run for run in runs if run.state == TrialState.COMPLETE]
     returns = np.array([run.values for run in done])
     if done and returns.shape[1] > 1:
-        low, high = returns.min(axis=0), returns.max(axis=0)
-        returns = 100 * (returns - low) / np.where(high > low, high - low, 1)
+        returns = 100 * (rankdata(returns, axis=0) - 1) / max(len(done) - 1, 1)
     return {run.number: float(row.mean()) for run, row in zip(done, returns, strict=True)}
 
 
@@ -140,8 +144,9 @@ def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial], of_run: Mapping[i
     own = [run for run in runs if run.user_attrs[CANDIDATE] == trial.user_attrs[JOB]]
     # The bootstrap depends on the order, and runs may have been added later.
     own = sorted(own, key=lambda run: run.user_attrs[SEED])
-    scores = [of_run[run.number] for run in own if run.number in of_run]
-    return Finalist(trial, scores, len(own) - len(scores))
+    done = [run for run in own if run.number in of_run]
+    scores, values = [of_run[run.number] for run in done], [run.values for run in done]
+    return Finalist(trial, scores, len(own) - len(done), values=values)
 
 
 #: Trials that the report shows.
@@ -150,8 +155,8 @@ N_SHOWN = 10
 NOT_CONFIRMED = "_not_confirmed"
 #: What the report says of several environments.
 SEVERAL = (
-    "Each run is in all environments. Its score is the mean over them of 100 times the share of the way from the "
-    "lowest return of all runs to the highest. In the search, the best trials have the best mean of their ranks."
+    "Each run is in all environments. Its score is the mean of its ranks in them, from 0 (the lowest return of all "
+    "runs) to 100. In the search, the best trials have the best mean of their ranks, too."
 )
 #: Packages that results depend on.
 PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
@@ -166,7 +171,7 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     parts = [
         f"# Tuning {' and '.join(task.env_ids)}\n\n{verdict}\n",
         *([f"{SEVERAL}\n"] if task.also else []),
-        *_confirmation(verdict),
+        *_confirmation(verdict, task.env_ids),
         *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if entry is not None else []),
         *_screening(trials),
         "## Settings of the study\n",
@@ -193,8 +198,9 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     origin = [f"Found by ppo-plus tune: study {study_name}, {name}, with {versions()}."]
     wins = verdict.winner is not None and verdict.winner.name == name
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
+    returns = " and ".join(map(repr, result[SCORES][: len(task.env_ids)]))
     origin += [
-        f"On seed {plan.seed} the trial's score was {result[SCORES][0]!r}, the mean of the last "
+        f"On seed {plan.seed} its return was {returns}, the mean of the last "
         f"{counted(plan.last_evals, 'evaluation')}. To train with these settings:",
         shlex.join(["ppo-plus", *retraining(task, Path(path.name))]),
     ]
@@ -220,26 +226,32 @@ def versions() -> str:
     return ", ".join([f"ppo_plus {__version__}", *(f"{name} {version(name)}" for name in PACKAGES)])
 
 
-def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
+def _confirmation(verdict: TuningVerdict, env_ids: Sequence[str]) -> Iterator[str]:
     if not verdict.finalists:
         return
-    baselines = list(verdict.baselines)
+    baselines, measure = list(verdict.baselines), "score" if len(env_ids) > 1 else "return"
     yield "## Confirmation\n"
     yield (
         "The finalists and the baselines were trained on seeds that the search has not seen. The table shows "
-        "interquartile means (IQM) of their returns with 95 % intervals (percentile bootstrap, 10,000 resamples). A "
-        f"gain is the difference to a baseline ({' or '.join(f'the {name}' for name in baselines)}). Its interval has "
-        f"{100 * verdict.confidence:.1f} % confidence: with {counted(len(verdict.finalists), 'finalist')}, the chance "
-        "of a winner that is no better than a baseline is then at most 5 %. A finalist can win if none of its runs "
-        "failed and the whole interval of every gain is above zero. The one with the highest mean wins.\n"
+        f"interquartile means (IQM) of their {measure}s with 95 % intervals (percentile bootstrap, 10,000 resamples). "
+        f"A gain is the difference to a baseline ({' or '.join(f'the {name}' for name in baselines)}). Its interval "
+        f"has {100 * verdict.confidence:.1f} % confidence: with {counted(len(verdict.finalists), 'finalist')}, the "
+        "chance of a winner that is no better than a baseline is then at most 5 %. A finalist can win if none of its "
+        "runs failed and the whole interval of every gain is above zero. The one with the highest mean wins.\n"
     )
     rows, winner = [], verdict.winner
     for name, finalist in {**verdict.baselines, **{finalist.name: finalist for finalist in verdict.finalists}}.items():
         bold = "**" if finalist is winner else ""
         gains = [f"{bold}{gain or 'none'}{bold}" for gain in finalist.gains.values()] or [""] * len(baselines)
-        returns = ", ".join(f"{score:.2f}" for score in finalist.scores)
+        returns = ", ".join("/".join(f"{value:.2f}" for value in values) for values in finalist.values)
         rows.append([name, finalist.iqm if finalist.scores else "none", *gains, finalist.n_failed, returns])
-    columns = ["settings", "return, IQM", *(f"gain over {name}" for name in baselines), "failed runs", "returns"]
+    columns = [
+        "settings",
+        f"{measure}, IQM",
+        *(f"gain over {name}" for name in baselines),
+        "failed runs",
+        f"returns in {'/'.join(env_ids)}",
+    ]
     yield from _table(columns, rows)
 
 

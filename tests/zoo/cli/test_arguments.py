@@ -6,7 +6,13 @@ import pytest
 import torch as th
 
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.cli.arguments import Parser, key_value
+from ppo_plus.zoo.cli.arguments import Parser, import_named, key_value
+
+
+def test_the_modules_of_all_environments_are_imported():
+    args = argparse.Namespace(env="CartPole-v1", also=["json:Some-v0", "Acrobot-v1"], gym_packages=["csv"])
+    import_named(args)
+    assert args.gym_packages == ["csv", "json"]
 
 
 @pytest.mark.parametrize(

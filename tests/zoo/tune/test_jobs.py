@@ -411,6 +411,12 @@ def test_a_journal_that_is_damaged_or_gone(tmp_path):
     for use in (lambda: study.set_user_attr("a", 2), lambda: study.trials):
         with pytest.raises(StorageError, match="the storage is damaged"):
             use()
+    with pytest.raises(
+        StorageError, match=r"line \d+ of .*study.log is not a record of Optuna's: delete it, or choose"
+    ):
+        open_storage(str(journal))
+    journal.write_text(whole + '{"op_code": 2, "wor')  # a line that another process is writing
+    open_storage(str(journal))
     journal.write_text(whole)
     assert optuna.load_study(storage=open_storage(str(journal)), study_name="a").user_attrs == {"a": 1}
     journal.unlink()

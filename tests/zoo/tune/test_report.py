@@ -146,7 +146,7 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
     text = path.read_text()
     assert (
         "study my study, trial 7" in text
-        and "score was 1.25" in text
+        and "return was 1.25" in text
         and "train --env CartPole-v1 -conf CartPole-v1.yml" in text
     )
     # rl_zoo3 wants policy_kwargs as Python text.

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 import yaml
@@ -19,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, StorageError, open_storage
-from ppo_plus.zoo.tune.report import decide, export_best
+from ppo_plus.zoo.tune.report import decide, export_best, scores_of
 from ppo_plus.zoo.tune.study import (
     BUDGET,
     ERROR,
@@ -114,8 +115,7 @@ def test_the_settings_file_decides(study):
 
 
 def test_settings_for_several_environments(tmp_path):
-    """Their returns are not comparable: what counts is the rank in each, and in the confirmation the share of the way
-    from the lowest to the highest return."""
+    """Their returns are not comparable: what counts is the rank in each."""
     study = Study("both", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     task = replace(SMALL_TASK, plan=replace(PLAN, pruner="none", n_finalists=1), also=("Acrobot-v1",))
     create(study, task, 6)
@@ -128,9 +128,26 @@ def test_settings_for_several_environments(tmp_path):
         confirmation.tell(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]])
     verdict = decide(study)
     (best,) = verdict.finalists
-    assert best.name == "trial 4" and best.scores == pytest.approx([50 * (290 / 490 + 1)] * 10)
+    assert best.name == "trial 4" and best.scores == pytest.approx([100 * 19.5 / 29] * 10)
     scores = [baseline.scores[0] for baseline in verdict.baselines.values()]
-    assert scores == pytest.approx([0, 50 * (1 + 420 / 430)])
+    assert scores == pytest.approx([100 * 4.5 / 29, 100 * 19.5 / 29])
+    assert best.values == [[300, -70]] * 10 and "scores" not in str(verdict)
+
+
+def test_one_run_that_fails_badly_does_not_hide_a_loss_in_its_environment():
+    def done(number, candidate, values):
+        attrs = {CANDIDATE: candidate, SEED: number % 10}
+        return create_trial(state=TrialState.COMPLETE, values=values, user_attrs=attrs)
+
+    worse = [done(i, 1, [230.0 + i, -200.0 - i]) for i in range(10)]
+    default = [done(i, 0, [200.0 + i, -80.0 - i]) for i in range(10)]
+    for low in (-80.0, -20_000.0):
+        default[3].values = [203.0, low]
+        runs = [*worse, *default]
+        for number, run in enumerate(runs):
+            run.number = number
+        scores = [*scores_of(runs).values()]
+        assert np.mean(scores[10:]) == pytest.approx(50, abs=5) and np.mean(scores[:10]) == pytest.approx(50, abs=5)
 
 
 @pytest.mark.slow

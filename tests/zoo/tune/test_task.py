@@ -207,6 +207,14 @@ def test_a_study_imports_what_the_worker_allows():
         assert TuningTask.from_json(task.to_json(), allowed) == task
 
 
+def test_settings_that_do_not_fit_the_second_environment_are_an_error():
+    wrapper = {"gymnasium.wrappers.RescaleAction": {"min_action": -1.0, "max_action": 1.0}}
+    experiment = load_experiment("Pendulum-v1", overrides={"env_wrapper": wrapper, "n_envs": 1})
+    task = TuningTask(experiment, read_space(), Plan(4096, pruner="none"), also=("CartPole-v1",))
+    with pytest.raises(ValueError, match="the settings of Pendulum-v1 do not fit CartPole-v1: "):
+        task.checked()
+
+
 def test_an_environment_that_a_worker_does_not_know():
     data = TuningTask(CARTPOLE, SPACE, Plan(50_000)).fitted().to_json()
     with pytest.raises(gym.error.Error, match="If your own module registers it, add --gym-packages MODULE"):
