@@ -21,6 +21,7 @@ sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 from ppo_plus.zoo.results import iqm_interval  # noqa: E402
 from report import (  # noqa: E402
     exploration,
+    memory_kinds,
     processes,
     reliability,
     returns,
@@ -455,6 +456,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "learning-check-about": lambda: about("learning_check"),
     "returns": lambda: returns.contenders(reported()),
     "zoo": zoo.table,
+    "memory-kinds": memory_kinds.table,
     "streams": streams.table,
     "returns-over-tasks": lambda: returns.comparison(reported()),
     "returns-each-task": lambda: returns.each_task(reported()),
