@@ -333,9 +333,6 @@ def assemble(
     in_file, weights = _by_attribute(cls, saved, changes), saved["parameters"]["policy"]
     unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in cls.scheduled}
     values = unknown | in_file | changes
-    before, now = ([getattr(one, "name", "") for one in x.get("streams") or ()] for x in (in_file, changes))
-    if before != now and sorted(before) == sorted(now):
-        raise ValueError(f"streams={changes['streams']!r} are in another order than in the file: make it {before}")
     _require_buildable(values, changes, weights)
     if env is not None:
         env = cls._wrap_env(env, values.get("verbose", 0))
@@ -352,6 +349,10 @@ def assemble(
         if env is not None and force_reset:
             model._last_obs = None
         model._setup_model()
+        if "streams" in changes:
+            before, now = ([one.name for one in some] for some in (in_file.get("streams") or (), model.streams))
+            if before != now and sorted(before) == sorted(now):
+                raise ValueError(f"streams={model.streams!r} are in another order than in the file: make it {before}")
         if saved["parameters"].keys() != {*model._get_torch_save_params()[0]}:
             raise Damaged(f"it has other networks than {cls.__name__}")
         put_parameters(model, saved["parameters"], in_file, changes, device)
