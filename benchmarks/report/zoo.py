@@ -7,8 +7,7 @@ are sampled, as in rl_zoo3.
 from statistics import fmean
 from typing import Any
 
-from ppo_plus.zoo.experiment import parse_settings
-from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
+from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping
 from ppo_plus.zoo.results import iqm_interval
 from report.markdown import markdown
 from report.plan import ARMS
@@ -68,10 +67,11 @@ def _is_version_4_of_5(name: str, found: dict[str, Any]) -> bool:
     return "-v4" in name and name.replace("-v4", "-v5") in found
 
 
-def same(task: str, entry: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether the settings of a run are those of an entry, but for the number of timesteps."""
-    one, other = ({**each, "n_timesteps": 1} for each in (entry, settings))
-    return one == other or parse_settings(task, one) == parse_settings(task, other)
+def values_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings but for the number of timesteps, and the values of those that are Python text."""
+    is_text = {name: isinstance(value, str) and value.startswith(("dict(", "{")) for name, value in settings.items()}
+    named = {name: parse_literal(value) if is_text[name] else value for name, value in settings.items()}
+    return {"n_envs": 1} | named | {"n_timesteps": None}
 
 
 def runs() -> dict[str, Runs]:
@@ -83,7 +83,7 @@ def runs() -> dict[str, Runs]:
         if arm.settings or arm.entry is None or not arm.algorithm.startswith("ppo_plus."):
             continue
         for name, entry in single.items():
-            if name.partition("/")[0] == result["task"] and same(result["task"], entry, result["settings"]):
+            if name.partition("/")[0] == result["task"] and values_of(entry) == values_of(result["settings"]):
                 by_entry[name].setdefault(result["seed"], result)
     return {name: list(found.values()) for name, found in by_entry.items()}
 

@@ -63,7 +63,8 @@ class AttentionLayer(nn.Module):
         scores = scores + (AGE_SCALE * self.age_bias)[:, age.clamp(0, self.n_past)]
         weights = scores.masked_fill(~visible[:, None], -th.inf).softmax(dim=-1)
         attended = th.einsum("nhts,nsd->nthd", weights, values).flatten(2)
-        return x + self.outputs(th.cat(attended.split(len(x)), dim=1)[:, :n_steps]), following
+        attended = attended.unflatten(0, (-(-n_steps // length), -1)).transpose(0, 1).flatten(1, 2)
+        return x + self.outputs(attended[:, :n_steps]), following
 
 
 class Attention(MemoryLayer):
