@@ -68,10 +68,12 @@ def _is_version_4_of_5(name: str, found: dict[str, Any]) -> bool:
 
 
 def values_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings but for the number of timesteps, and the values of those that are Python text."""
+    """Settings as a run records them, but for the number of timesteps: Python text as values, wrappers in a list."""
     is_text = {name: isinstance(value, str) and value.startswith(("dict(", "{")) for name, value in settings.items()}
     named = {name: parse_literal(value) if is_text[name] else value for name, value in settings.items()}
-    return {"n_envs": 1} | named | {"n_timesteps": None}
+    wrapper = named.get("env_wrapper", [])
+    wrappers = [wrapper] if isinstance(wrapper, str) else wrapper
+    return {"n_envs": 1} | named | {"n_timesteps": None, "env_wrapper": wrappers}
 
 
 def runs() -> dict[str, Runs]:
