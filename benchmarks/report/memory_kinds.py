@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ppo_plus.zoo.results import iqm_interval
 from report.markdown import markdown
 from report.plan import Cell, in_order, read
 from report.results import RESULTS
-from report.scores import N_INTERVAL
+from report.scores import iqm_or_each
 
 FILE = RESULTS / "memory_kinds.jsonl"
 KINDS = ("LSTM", "GRU", "LRU", "Attention", "RecurrentPPO")
@@ -39,12 +38,7 @@ def table(file: Path = FILE) -> list[str]:
         for kind, runs in by_kind.items():
             share = min(times.values()) / times[kind]
             returns = [[return_after(run, part) for run in runs] for part in (1.0, share)]
-            cells = [
-                ", ".join(f"{value:.2f}" for value in values)
-                if len(values) < N_INTERVAL
-                else f"{iqm_interval(values):.2f}"
-                for values in returns
-            ]
+            cells = [iqm_or_each(values, ".2f") for values in returns]
             rows.append([task, kind, f"{runs[0]['steps']:,}", *cells, f"{times[kind]:,.0f}", str(len(runs))])
     header = ["task", "memory", "steps", "return at the end", "return in the time of the fastest", "CPU s", "seeds"]
     return markdown(header, rows)

@@ -8,11 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping
-from ppo_plus.zoo.results import iqm_interval
 from report.markdown import markdown
 from report.plan import ARMS
 from report.returns import results
-from report.scores import N_INTERVAL
+from report.scores import iqm_or_each
 
 #: The parts of the campaign with runs by which their settings were not chosen.
 COUNTED = ("baselines", "table", "overrides", "own-entry", "entries", "atari", "zoo", "zoo-long", "zoo-lstm")
@@ -69,11 +68,13 @@ def _is_version_4_of_5(name: str, found: dict[str, Any]) -> bool:
 
 def values_of(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings as a run records them, but for the number of timesteps: Python text as values, wrappers in a list."""
-    is_text = {name: isinstance(value, str) and value.startswith(("dict(", "{")) for name, value in settings.items()}
-    named = {name: parse_literal(value) if is_text[name] else value for name, value in settings.items()}
-    wrapper = named.get("env_wrapper", [])
-    wrappers = [wrapper] if isinstance(wrapper, str) else wrapper
-    return {"n_envs": 1} | named | {"n_timesteps": None, "env_wrapper": wrappers}
+    named = {"n_envs": 1, "env_wrapper": [], **settings, "n_timesteps": None}
+    for name, value in named.items():
+        if isinstance(value, str) and value.startswith(("dict(", "{")):
+            named[name] = parse_literal(value)
+        elif isinstance(value, str) and name == "env_wrapper":
+            named[name] = [value]
+    return named
 
 
 def runs() -> dict[str, Runs]:
@@ -94,10 +95,7 @@ def returned(task: str, found: Runs) -> str:
     """The interquartile mean over runs with its 95 % interval; of few runs, the return of each."""
     is_grid = task.startswith("MiniGrid-")
     measure, digits = "stochastic" if is_grid or task in ATARI else "deterministic", ".2f" if is_grid else ".1f"
-    scores = [run[measure]["mean"] for run in found]
-    if len(scores) < N_INTERVAL:
-        return ", ".join(f"{score:{digits}}" for score in scores)
-    return f"{iqm_interval(scores):{digits}}"
+    return iqm_or_each([run[measure]["mean"] for run in found], digits)
 
 
 def minutes(found: Runs) -> str:

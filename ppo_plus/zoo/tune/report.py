@@ -108,11 +108,11 @@ def decide(study: Study) -> TuningVerdict:
 def scores_of(runs: Sequence[FrozenTrial]) -> dict[int, float]:
     """The score of each run that has one, by its number: the return; with several environments, the mean of its ranks
     in them, from 0 (lowest return of all runs) to 100, so that a run that fails badly counts no more than one rank."""
-    from scipy.stats import rankdata  # takes a second
-
     done = [run for run in runs if run.state == TrialState.COMPLETE]
     returns = np.array([run.values for run in done])
     if done and returns.shape[1] > 1:
+        from scipy.stats import rankdata  # takes a second
+
         returns = 100 * (rankdata(returns, axis=0) - 1) / max(len(done) - 1, 1)
     return {run.number: float(row.mean()) for run, row in zip(done, returns, strict=True)}
 
