@@ -72,6 +72,12 @@ class TuningVerdict:
         confirmed = [finalist for finalist in self.finalists if finalist.is_confirmed]
         return max(confirmed, key=lambda finalist: finalist.iqm.value, default=None)
 
+    @property
+    def measure(self) -> str:
+        """What runs are compared by: their return, or with several environments their score."""
+        runs = (values for each in (*self.baselines.values(), *self.finalists) for values in each.values)
+        return "score" if any(len(values) > 1 for values in runs) else "return"
+
     def __str__(self) -> str:
         if not self.finalists or not self.baselines:
             return "No confirmation: no runs on unseen seeds."
@@ -82,11 +88,10 @@ class TuningVerdict:
         if winner is None:
             names = " and ".join(f"the {name}" for name in self.baselines)
             return f"No winner: none of the finalists is significantly better than each of {names}."
-        measure = "scores" if any(len(values) > 1 for values in winner.values) else "returns"
         returns = " and ".join(f"the {name} {baseline.iqm}" for name, baseline in self.baselines.items())
         over = " and ".join(f"{gain} over the {name}" for name, gain in winner.gains.items())
         return (
-            f"Confirmed: {winner.name} {measure} {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}; "
+            f"Confirmed: {winner.name} {self.measure}s {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}; "
             f"the gain is {over} (confidence {100 * self.confidence:.1f} %)."
         )
 
@@ -229,7 +234,7 @@ def versions() -> str:
 def _confirmation(verdict: TuningVerdict, env_ids: Sequence[str]) -> Iterator[str]:
     if not verdict.finalists:
         return
-    baselines, measure = list(verdict.baselines), "score" if len(env_ids) > 1 else "return"
+    baselines, measure = list(verdict.baselines), verdict.measure
     yield "## Confirmation\n"
     yield (
         "The finalists and the baselines were trained on seeds that the search has not seen. The table shows "
