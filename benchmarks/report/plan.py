@@ -350,9 +350,10 @@ MINIGRID_LONG = (
     *("FourRooms", "Fetch-5x5-N2", "GoToDoor-5x5", "PutNear-6x6-N2"),
     *("MultiRoom-N4-S5", "LockedRoom", "ObstructedMaze-2Dlh"),
 )
-LSTM = (
+LSTM = ("PendulumNoVel-v1", "CartPoleNoVel-v1", "MountainCarContinuousNoVel-v0", "MountainCarNoVel-v0")
+LSTM_LONG = (
     *("Acrobot-v1", "InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Hopper-v5", "Walker2d-v5"),
-    *("HalfCheetah-v5", "Swimmer-v5", "Ant-v5", "BipedalWalker-v3", "CarRacing-v3"),
+    *("HalfCheetah-v5", "Swimmer-v5", "Ant-v5", "LunarLanderNoVel-v3", "BipedalWalker-v3", "CarRacing-v3"),
 )
 #: Tasks with entries of our own, where rl_zoo3's settings are run as well.
 RL_ZOO3_TOO = (
@@ -432,7 +433,10 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("entry", task, range(20, 23)) for task in ZOO_LONG),
         *(Cell("atari-10M", f"{game}NoFrameskip-v4", [20]) for game in ("Pong", "Breakout")),
     ],
-    "zoo-lstm": [Cell("lstm", task, range(20, 23)) for task in LSTM],
+    "zoo-lstm": [
+        *(Cell("lstm", task, range(20, 25)) for task in LSTM),
+        *(Cell("lstm", task, [20]) for task in LSTM_LONG),
+    ],
     # Looks at the goals, with ten fresh seeds: what two runs of HalfCheetah and six of Hopper were well with, and what
     # other implementations have.
     "goals": [

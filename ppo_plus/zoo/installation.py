@@ -19,6 +19,8 @@ from gymnasium.envs.registration import load_env_creator
 
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
 ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
+#: By a part of ids: the module that registers these environments, and the package to install.
+REGISTERS = {"MiniGrid-": ("minigrid", "minigrid"), "NoVel-": ("rl_zoo3.import_envs", "rl_zoo3")}
 
 
 def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
@@ -31,14 +33,15 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
     if module:
         import_packages([module])
     atari = is_atari(name) or re.search("NoFrameskip|Deterministic|-ram", name)  # which registers ALE's if installed
-    if name.startswith("MiniGrid-"):
+    registers, package = next((known for part, known in REGISTERS.items() if part in name), ("", ""))
+    if registers and name not in gym.registry:
         with suppress(ImportError):
-            import_module("minigrid")
+            import_module(registers)
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        if name.startswith("MiniGrid-") and find_spec("minigrid") is None:
-            raise type(error)(f"{env_id} needs {pip_install('minigrid')}") from None
+        if package and find_spec(package) is None:
+            raise type(error)(f"{env_id} needs {pip_install(package)}") from None
         if atari and find_spec("ale_py") is None:
             raise type(error)(f"{env_id} needs {pip_install('ale-py', 'opencv-python')}") from None
         versions = [spec for spec in gym.registry.values() if spec.id.rpartition("-v")[0] == name]
