@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import Cost, PPO_Plus
 from ppo_plus.policy.cost import Multiplier
@@ -58,7 +59,8 @@ def test_with_its_defaults_a_limit_is_reached_and_kept():
         def _on_rollout_end(self):
             means.append(self.logger.name_to_value["rollout/ep_cost_mean"])
 
-    model = PPO_Plus("MlpPolicy", Tempting(), streams=[Cost("cost", limit=5.0)], seed=0, device="cpu")
+    env = make_vec_env(Tempting, 8, seed=0)
+    model = PPO_Plus("MlpPolicy", env, n_steps=256, streams=[Cost("cost", limit=5.0)], seed=0, device="cpu")
     model.learn(60_000, Noting())
     assert means[0] > 12
     assert 2.5 < np.mean(means[-5:]) < 6.5

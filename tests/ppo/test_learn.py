@@ -13,7 +13,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from compiled import needs_compiler
 from envs import ACTIONS, IMAGE, RandomEnv, vec
 from gymnasium import spaces
 from models import make_model, weights
@@ -109,11 +108,13 @@ def pickled(model):
     ("kind", "duplicate"),
     [
         *((kind, duplicate) for kind in ("arrays", "tensors", "normalized") for duplicate in (copy.deepcopy, pickled)),
-        # Both take the same attributes of a model, and each copy compiles again.
-        pytest.param("compiled", copy.deepcopy, marks=[needs_compiler, pytest.mark.slow]),
+        # Both take the same attributes of a model.
+        ("compiled", copy.deepcopy),
     ],
 )
-def test_callbacks_copy_a_model_in_every_hook(kind, duplicate):
+def test_callbacks_copy_a_model_in_every_hook(kind, duplicate, request):
+    if kind == "compiled":  # each copy again
+        request.getfixturevalue("traced")
     env = as_vec_env(list(twins(ACTIONS["box"], 2))[kind == "tensors"])
     env = VecNormalize(env) if kind == "normalized" else env
     copying = CopiesInHooks(duplicate)
