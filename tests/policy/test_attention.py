@@ -4,7 +4,7 @@ import pytest
 import torch as th
 from models import make_recurrent
 
-from ppo_plus.policy.attention import AttentionLayer
+from ppo_plus.policy.attention import AGE_SCALE, AttentionLayer
 
 
 def influences(starts, window, n_past=0):
@@ -33,6 +33,12 @@ def test_a_step_sees_its_window_and_its_episode(window, n_past):
         begin = 0 if first[t] == 0 else n_past + first[t]
         expected[t, max(begin, n_past + t - window + 1) : n_past + t + 1] = True
     assert th.equal(influences(starts, window, n_past), expected)
+
+
+def test_each_head_begins_with_another_step():
+    weights = (AGE_SCALE * AttentionLayer(8, 64, 4).age_bias).softmax(dim=1)
+    assert weights.argmax(dim=1).tolist() == [0, 1, 2, 3] and (weights.amax(dim=1) > 0.4).all()
+    assert (weights > 0.005).all()  # and all others are seen
 
 
 def test_memory_grows_with_the_sequence_and_not_with_its_square():
