@@ -4,8 +4,8 @@ A step looks at the latest steps of its episode, itself included, as many as the
 before they are used (Xiong et al. 2020, arXiv:2002.04745), and have no feed-forward part: the policy's hidden layers
 follow. The heads of a layer share keys and values (Shazeer 2019, arXiv:1911.02150), which are its state. How long ago a
 step was enters as a number for each head and age, which is added to the score (after Raffel et al. 2020,
-arXiv:1910.10683). At first, each head prefers another one of the latest steps, so that the policy sees differences
-between steps (random numbers learned less than half as much of Pendulum without velocities). A gate in place of the sum
+arXiv:1910.10683). At first, each head prefers another one of the latest steps. With random numbers in place of this,
+returns of CartPole without velocities were lower (395 and 466, means of three seeds). A gate in place of the sum
 (GTrXL, Parisotto et al. 2019, arXiv:1910.06764) took 1.5 times as long.
 """
 
