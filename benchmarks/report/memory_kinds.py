@@ -8,7 +8,7 @@ import numpy as np
 from report.markdown import markdown
 from report.plan import Cell, in_order, read
 from report.results import RESULTS
-from report.scores import iqm_or_each
+from report.scores import score
 
 FILE = RESULTS / "memory_kinds.jsonl"
 KINDS = ("LSTM", "GRU", "LRU", "Attention", "RecurrentPPO")
@@ -38,7 +38,7 @@ def table(file: Path = FILE) -> list[str]:
         for kind, runs in by_kind.items():
             share = min(times.values()) / times[kind]
             returns = [[return_after(run, part) for run in runs] for part in (1.0, share)]
-            cells = [iqm_or_each(values, ".2f") for values in returns]
+            cells = [score(values, ".2f") for values in returns]
             rows.append([task, kind, f"{runs[0]['steps']:,}", *cells, f"{times[kind]:,.0f}", str(len(runs))])
     header = ["task", "memory", "steps", "return at the end", "return in the time of the fastest", "CPU s", "seeds"]
     return markdown(header, rows)

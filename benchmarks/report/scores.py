@@ -38,18 +38,14 @@ def read(path: Path) -> list[Result]:
 N_INTERVAL = 5
 
 
-def iqm_or_each(scores: Sequence[float], digits: str) -> str:
-    """The interquartile mean with its 95 % interval, each number in the format ``digits``; of few runs, each score."""
+def score(scores: Sequence[float], digits: str = "") -> str:
+    """The interquartile mean and its 95 % interval; of few runs, the score of each.
+
+    :param digits: the format of each number; by default one decimal, and of an interval that of ``Estimate``
+    """
     if len(scores) < N_INTERVAL:
-        return ", ".join(f"{score:{digits}}" for score in scores)
+        return ", ".join(f"{each:{digits or '.1f'}}" for each in scores)
     return f"{iqm_interval(scores):{digits}}"
-
-
-def score(scores: Sequence[float]) -> str:
-    """The interquartile mean and its 95 % interval; of few runs, the score of each."""
-    if len(scores) < N_INTERVAL:
-        return ", ".join(f"{each:.1f}" for each in scores)
-    return str(iqm_interval(scores))
 
 
 def _returns(runs: list[Result]) -> str:

@@ -11,7 +11,7 @@ from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping
 from report.markdown import markdown
 from report.plan import ARMS
 from report.returns import results
-from report.scores import iqm_or_each
+from report.scores import score
 
 #: The parts of the campaign with runs by which their settings were not chosen.
 COUNTED = ("baselines", "table", "overrides", "own-entry", "entries", "atari", "zoo", "zoo-long", "zoo-lstm")
@@ -95,7 +95,7 @@ def returned(task: str, found: Runs) -> str:
     """The interquartile mean over runs with its 95 % interval; of few runs, the return of each."""
     is_grid = task.startswith("MiniGrid-")
     measure, digits = "stochastic" if is_grid or task in ATARI else "deterministic", ".2f" if is_grid else ".1f"
-    return iqm_or_each([run[measure]["mean"] for run in found], digits)
+    return score([run[measure]["mean"] for run in found], digits)
 
 
 def minutes(found: Runs) -> str:

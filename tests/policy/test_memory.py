@@ -273,8 +273,7 @@ def test_layers_are_compiled_with_the_loss():
 @needs_compiler
 @pytest.mark.parametrize("memory", LAYERS)
 def test_inductor_compiles_the_layers(memory):
-    layers = {"n_lstm_layers": 1, "enable_critic_lstm": False}  # each takes long to compile
-    arguments = dict(memory=memory, n_steps=32, batch_size=64, policy_kwargs=layers)
+    arguments = dict(memory=memory, n_steps=32, batch_size=64, policy_kwargs={"n_lstm_layers": 1})
     assert_trained_alike(
         *(make(vec(ACTIONS["box"], n_envs=4), compile=compile, **arguments).learn(256) for compile in (False, True))
     )

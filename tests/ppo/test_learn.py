@@ -108,12 +108,12 @@ def pickled(model):
     ("kind", "duplicate"),
     [
         *((kind, duplicate) for kind in ("arrays", "tensors", "normalized") for duplicate in (copy.deepcopy, pickled)),
-        # Both take the same attributes of a model.
+        # Both ways to copy take the same attributes of a model.
         ("compiled", copy.deepcopy),
     ],
 )
 def test_callbacks_copy_a_model_in_every_hook(kind, duplicate, request):
-    if kind == "compiled":  # each copy again
+    if kind == "compiled":  # Inductor would take many seconds for each copy
         request.getfixturevalue("traced")
     env = as_vec_env(list(twins(ACTIONS["box"], 2))[kind == "tensors"])
     env = VecNormalize(env) if kind == "normalized" else env

@@ -115,7 +115,7 @@ def test_a_wrong_winner_is_as_rare_as_the_report_says(monkeypatch, n_baselines):
     monkeypatch.setattr(results, "N_RESAMPLES", 300)
     rng = np.random.default_rng(0)
     returns = (rng.normal, rng.exponential, lambda size: rng.normal(size=size) + 10 * (rng.random(size) < 0.5))
-    n_studies, wrong = 300, 0
+    n_studies, wrong = 600, 0
     for study in range(n_studies):
         best, *others = (finalist(list(row), job) for job, row in enumerate(returns[study % 3](size=(4, 10))))
         verdict = against(best, *others) if n_baselines == 1 else against_both(finalist([-100.0] * 10), best, *others)
