@@ -82,15 +82,18 @@ def test_other_packages_are_errors_and_not_imported(name):
     assert set(sys.modules) == before
 
 
+def test_an_environment_of_a_known_package_needs_no_flag():
+    pytest.importorskip("minigrid", reason="pip install minigrid")
+    assert find_env("MiniGrid-Unlock-v0").id == "MiniGrid-Unlock-v0"  # rl_zoo3's: tests/zoo/test_rl_zoo3.py
+
+
 @pytest.mark.parametrize(
     ("env_id", "module", "package"),
     [("MiniGrid-Unlock-v0", "minigrid", "minigrid"), ("CartPoleNoVel-v1", "rl_zoo3.import_envs", "rl_zoo3")],
 )
-def test_an_environment_of_a_known_package_needs_no_flag(monkeypatch, env_id, module, package):
-    pytest.importorskip(package, reason=f"pip install {package}")
-    assert find_env(env_id).id == env_id
+def test_an_environment_of_a_missing_package_is_an_error_that_names_it(monkeypatch, env_id, module, package):
     monkeypatch.setattr(installation, "find_spec", lambda _: None)
-    monkeypatch.delitem(gym.registry, env_id)
+    monkeypatch.delitem(gym.registry, env_id, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(gym.error.Error, match=f"{env_id} needs .*pip install {package}"):
         find_env(env_id)

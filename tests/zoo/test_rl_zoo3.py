@@ -146,6 +146,26 @@ def test_entries_build_and_train(file, name, minigrid, no_import_of_rl_zoo3):
     env.close()
 
 
+#: What importing rl_zoo3 does to Gymnasium's time limits must not end exact resume.
+WITHOUT_VELOCITIES = """
+import numpy as np
+from ppo_plus.envs.resumable.state import get_state, set_state
+from ppo_plus.zoo.experiment import load_experiment, make_envs
+
+experiment = load_experiment("CartPoleNoVel-v1", None, {"n_envs": 2})
+env, other = make_envs(experiment), make_envs(experiment)
+env.reset()
+for _ in range(30):
+    env.step(np.ones(2, dtype=int))
+assert set_state(other, get_state(env)) is None
+assert np.array_equal(env.step(np.ones(2, dtype=int))[0], other.step(np.ones(2, dtype=int))[0])
+"""
+
+
+def test_an_environment_without_velocities_needs_no_flag_and_continues_where_it_stopped(tmp_path):
+    run(["-c", WITHOUT_VELOCITIES], tmp_path)
+
+
 def test_a_key_of_another_algorithm_is_an_error_that_names_it():
     with pytest.raises(ValueError, match="Pendulum-v1: unknown key 'use_rms_prop'"):
         load_experiment("Pendulum-v1", ZOO_FILES / "a2c.yml")

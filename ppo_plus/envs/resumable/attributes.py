@@ -48,6 +48,9 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
     ),
     f"{_CONTRIB}action_masker.ActionMasker": (),
     f"{_CONTRIB}time_feature.TimeFeatureWrapper": ("_current_step",),
+    # rl_zoo3 replaces Gymnasium's TimeLimit when it is imported.
+    "rl_zoo3.gym_patches.PatchedTimeLimit": ("_elapsed_steps",),
+    "rl_zoo3.wrappers.MaskVelocityWrapper": (),
 }
 #: The attributes that a reset does not set and that change what the environment returns. An episode that ends within
 #: the first skipped frames shows frames of the one before.
