@@ -204,7 +204,9 @@ def test_all_known_wrappers_are_tested():
     modules = [importlib.import_module(name.rstrip(".")) for name in STATELESS]
     classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
     stateless = {each.__name__ for each in classes if f"{each.__module__}.".startswith(STATELESS)}
-    assert {name.rpartition(".")[2] for name in WRAPPERS} | stateless == set(WRAPPED)
+    # tests/zoo/test_rl_zoo3.py tests rl_zoo3's in a process of their own.
+    here = {name.rpartition(".")[2] for name in WRAPPERS if not name.startswith("rl_zoo3.")}
+    assert here | stateless == set(WRAPPED)
 
 
 @pytest.mark.parametrize("name", sample(WRAPPED, 3))
