@@ -343,11 +343,11 @@ NAMES = {
     for arm, levels in zip(screen.arms(name), screen.design.levels, strict=True)
 }
 #: Tasks with entries of rl_zoo3's that were not run when they were taken over, the quick ones first.
-MINIGRID = ("Unlock", "DoorKey-5x5", "Empty-Random-5x5", "KeyCorridorS3R1", "RedBlueDoors-6x6")
+MINIGRID = ("Unlock", "DoorKey-5x5", "Empty-Random-5x5", "KeyCorridorS3R1")
 ZOO = ("InvertedPendulum-v5", "InvertedDoublePendulum-v5", "Reacher-v5", "Pusher-v5")
 ZOO_LONG = ("HumanoidStandup-v5", "BipedalWalkerHardcore-v3", "CarRacing-v3")
 MINIGRID_LONG = (
-    *("FourRooms", "Fetch-5x5-N2", "GoToDoor-5x5", "PutNear-6x6-N2"),
+    *("RedBlueDoors-6x6", "FourRooms", "Fetch-5x5-N2", "GoToDoor-5x5", "PutNear-6x6-N2"),
     *("MultiRoom-N4-S5", "LockedRoom", "ObstructedMaze-2Dlh"),
 )
 LSTM = ("PendulumNoVel-v1", "CartPoleNoVel-v1", "MountainCarContinuousNoVel-v0", "MountainCarNoVel-v0")
@@ -418,15 +418,15 @@ STAGES: dict[str, list[Cell]] = {
     "entries": [Cell("entry", task, range(20, 23 if "Bipedal" in task else 30)) for task in GOALS["entry"]],
     # Entries that were copied from rl_zoo3 and never run, and rl_zoo3's settings beside ours: first what takes minutes.
     "zoo": [
-        *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 25)) for name in MINIGRID),
         *(Cell("zoo", task, range(20, 25)) for task in RL_ZOO3_TOO),
         *(Cell("gSDE", task, range(20, 25)) for task in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")),
         *(Cell("entry", task, range(20, 25)) for task in ZOO),
-        *(Cell(arm, "BipedalWalker-v3", range(20, 25)) for arm in ("entry", "zoo")),
+        *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 25)) for name in MINIGRID),
         Cell("entry", "LunarLanderContinuous-v3", range(20, 30)),
     ],
-    # Runs of an hour and of many hours; first, more seeds of rl_zoo3's settings.
+    # Runs of many minutes and of many hours; first, more seeds of BipedalWalker and of rl_zoo3's settings.
     "zoo-long": [
+        *(Cell(arm, "BipedalWalker-v3", range(20, 25)) for arm in ("entry", "zoo")),
         *(Cell("rl_zoo3", task, range(5)) for task in TASKS),
         *(Cell("entry", f"MiniGrid-{name}-v0", range(20, 23)) for name in MINIGRID_LONG),
         Cell("zoo", "MiniGrid-MultiRoom-N4-S5-v0", range(20, 23)),
