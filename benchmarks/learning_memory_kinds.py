@@ -5,7 +5,7 @@
     python benchmarks/learning_memory_kinds.py --run LRU TMaze-50 10       # one run
     python benchmarks/learning_memory_kinds.py --table                     # what came out
 
-Each run appends a line to ``benchmarks/results/memory_kinds.jsonl``; what is done is not done again, as in
+Each run appends a line to ``benchmarks/results/memory_kinds.jsonl``; finished runs are skipped, as in
 ``learning_returns.py``. Contenders differ in the policy alone. The task's hyperparameters are those of
 ``learning_memory.py`` (velocities are hidden), ``learning_together.py`` (Vault), or :data:`RECALL`.
 """
@@ -107,7 +107,7 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
         "seed": job.seed,
         "steps": model.num_timesteps,
         "cpu_seconds": round(seconds, 1),
-        "curve": curve(done, model.num_timesteps, max(1, model.num_timesteps // 50)),
+        "curve": curve(done, model.num_timesteps, -(-model.num_timesteps // 50)),
         "versions": versions(),
     }
 

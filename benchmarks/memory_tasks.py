@@ -50,8 +50,8 @@ class TMaze(gym.Env[np.ndarray, Any]):
 
     Observations are Bakker's: 011 or 110 at the entrance, 101 in the corridor, 010 at the junction. The right turn is
     worth 4 and the wrong one -0.1, and either ends the episode. Each step in the corridor that does not go ahead costs
-    0.1; Bakker's stands still for it, here a step back costs the same, so that the way is found soon and what is
-    compared is memory. The return is at most 4, and at most 1.95 on average without memory.
+    0.1; Bakker's stands still for it, here a step back costs the same, so that agents find the way early. The return is
+    at most 4, and at most 1.95 on average without memory.
 
     :param length: cells from the entrance to the junction, at least 1
     """

@@ -46,14 +46,12 @@ from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.formulas.schedules import Schedule, value_at
+from ppo_plus.policy import attention, recurrent, scan
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.arguments import as_plain
-from ppo_plus.policy.attention import ATTENTION_POLICIES
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import warn_of_bounds
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
-from ppo_plus.policy.recurrent import RECURRENT
-from ppo_plus.policy.scan import LRU_POLICIES
 from ppo_plus.policy.streams import Stream
 from ppo_plus.process import (
     assigned,
@@ -175,9 +173,15 @@ class PPO_Plus(OnPolicyAlgorithm):
         "MlpPolicy": MlpPolicy,
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
-        **RECURRENT,
-        **LRU_POLICIES,
-        **ATTENTION_POLICIES,
+        **{
+            policy.__name__: policy
+            for policy in (
+                *(recurrent.MlpLstmPolicy, recurrent.CnnLstmPolicy, recurrent.MultiInputLstmPolicy),
+                *(recurrent.MlpGruPolicy, recurrent.CnnGruPolicy, recurrent.MultiInputGruPolicy),
+                *(scan.MlpLruPolicy, scan.CnnLruPolicy, scan.MultiInputLruPolicy),
+                *(attention.MlpAttentionPolicy, attention.CnnAttentionPolicy, attention.MultiInputAttentionPolicy),
+            )
+        },
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
@@ -646,8 +650,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         settings = self.settings
         if settings.n_threads != "auto":
             return int(settings.n_threads)
-        # With memory, a network computes with the transitions of one step of time at once.
-        n_at_once = settings.batch_size // (settings.steps_per_sequence or 1)
+        # A loop over time computes with the transitions of one step at once.
+        steps = 1 if self.policy.compiles_encoder else settings.steps_per_sequence or 1
+        n_at_once = settings.batch_size // steps
         return th.get_num_threads() if worth_threads(self.policy, n_at_once, self.device) else 1
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -27,6 +27,7 @@ from ppo_plus.formulas.losses import Coefficients, PPOLoss
 from ppo_plus.formulas.schedules import TAKES_PROGRESS, Constant, Schedule, Unknown, make_schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
+from ppo_plus.policy.attention import MlpAttentionPolicy
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.recurrent import MlpLstmPolicy
 from ppo_plus.policy.streams import Stream
@@ -371,8 +372,8 @@ def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
         unknown = next((name for name in kwargs if name not in own), None)
         if unknown is None:
             return init(*args, **kwargs)
-        of_policy = accepted_names(MlpLstmPolicy) or set()
-        likely = nearest(unknown, [*own, *of_policy])
+        of_policies = (name for policy in (MlpLstmPolicy, MlpAttentionPolicy) for name in accepted_names(policy) or ())
+        likely = nearest(unknown, [*own, *of_policies])
         if unknown == "n_envs":
             likely = f"env=ppo_plus.make_vec(env, n_envs={kwargs[unknown]!r})"
         elif likely is not None and likely not in own:

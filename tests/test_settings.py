@@ -99,6 +99,7 @@ def test_memory_of_a_transition_counts_observation_and_action():
         ("net_arch", "did you mean policy_kwargs=dict(net_arch=...)?"),
         ("net_archi", "did you mean policy_kwargs=dict(net_arch=...)?"),
         ("lstm_hidden", "did you mean policy_kwargs=dict(lstm_hidden_size=...)?"),
+        ("attention_window", "did you mean policy_kwargs=dict(attention_window=...)?"),
         ("n_envs", "did you mean env=ppo_plus.make_vec(env, n_envs=5)?"),
         ("xyzzy", "see help(PPO_Plus) for its arguments"),
     ],

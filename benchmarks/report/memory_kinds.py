@@ -1,4 +1,4 @@
-"""The table of what ``learning_memory_kinds.py`` has found."""
+"""The table of the results of ``learning_memory_kinds.py``."""
 
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ JOBS = in_order([[Cell(kind, task, SEEDS) for task in TASKS for kind in kinds] f
 
 def return_after(result: dict[str, Any], share: float) -> float:
     """The mean return of the training episodes that ended in the tenth of a run before this share of it."""
-    points = result["curve"]["return"]
-    end = max(1, round(share * len(points)))
-    found = [point for point in points[max(0, end - len(points) // 10) : end] if point is not None]
-    return float(np.mean(found)) if found else float("nan")
+    returns, episodes = result["curve"]["return"], result["curve"]["episodes"]
+    end = max(1, round(share * len(returns)))
+    tenth = slice(max(0, end - len(returns) // 10), end)
+    found = [(mean, count) for mean, count in zip(returns[tenth], episodes[tenth], strict=True) if count]
+    return sum(mean * count for mean, count in found) / sum(count for _, count in found) if found else float("nan")
 
 
 def table(file: Path = FILE) -> list[str]:

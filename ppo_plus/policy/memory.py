@@ -142,8 +142,8 @@ class LayerMemory(WithMemory):
     layer_name: str
     #: Further arguments of the layers, by name.
     layer_kwargs: dict[str, Any] = {}
-    #: What divides ``lstm_hidden_size``, and why.
-    multiple_of = 1, ""
+    #: ``lstm_hidden_size`` is a multiple of this.
+    multiple_of = 1
 
     def __init__(
         self,
@@ -156,10 +156,9 @@ class LayerMemory(WithMemory):
     ):
         require_int("policy_kwargs: lstm_hidden_size", lstm_hidden_size, 1)
         require_int("policy_kwargs: n_lstm_layers", n_lstm_layers, 1)
-        divisor, reason = self.multiple_of
-        if lstm_hidden_size % divisor:
+        if lstm_hidden_size % self.multiple_of:
             raise ValueError(
-                f"policy_kwargs: lstm_hidden_size={lstm_hidden_size} must be a multiple of {divisor}, {reason}"
+                f"policy_kwargs: lstm_hidden_size={lstm_hidden_size} must be a multiple of {self.multiple_of}"
             )
         if shared_lstm and enable_critic_lstm:
             raise ValueError("policy_kwargs: shared_lstm=True needs enable_critic_lstm=False")

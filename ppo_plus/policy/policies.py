@@ -303,7 +303,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             self.mlp_extractor.latent_dim_vf = critics.latent_dim_vf
 
     def _build_memory(self) -> None:
-        """Add recurrent layers, if the policy has any."""
+        """Create the layers of memory, if the policy has any."""
 
     def _make_last_layer(self, name: str, output_dim: int) -> nn.Module:
         """The last layer of actor or critic; a custom network's other layers replace SB3's hidden layers."""
@@ -601,8 +601,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :param deterministic: the mode instead of a sample
         :param action_masks: action masks (:mod:`ppo_plus.policy.masking`), ``(M,)`` or for a batch ``(B, M)``
         :return: action of shape ``action_space.shape`` (for a batch ``(B, *shape)``, or for Dict and Tuple spaces a
-            list of ``B`` actions), and the next ``state``: with recurrent layers arrays of shape
-            ``(layers, B, hidden)``, as sb3-contrib's
+            list of ``B`` actions), and the next ``state``: arrays whose second dimension is ``B``, as sb3-contrib's for
+            recurrent layers, ``(layers, B, hidden)``
         :raises ValueError: observation or state do not fit, or the masks do not fit the actions
         :raises FloatingPointError: the observation or what the policy makes of it is not finite
         """

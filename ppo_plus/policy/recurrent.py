@@ -1,10 +1,9 @@
 """Memory by torch's LSTMs and GRUs. Arguments, structure, initial weights and the names in ``state_dict()`` are those
 of sb3-contrib's ``RecurrentPPO``.
 
-A recurrent layer here is torch's, with its weights and their names, used in two ways: one ``Recurrent.step`` for
-acting, and whole ``Recurrent.sequences`` for learning. Its state is a tuple of tensors of shape
-``(N, layers, hidden)``, first dimension the environment: :math:`(h, c)` for an LSTM (Hochreiter and Schmidhuber 1997),
-:math:`(h,)` for a GRU (Cho et al. 2014, arXiv:1406.1078). It is reset to zero where an episode starts.
+A recurrent layer here is torch's, with its weights and their names. Its state is a tuple of tensors of shape
+``(N, layers, hidden)``: :math:`(h, c)` for an LSTM (Hochreiter and Schmidhuber 1997), :math:`(h,)` for a GRU
+(Cho et al. 2014, arXiv:1406.1078).
 """
 
 import warnings
@@ -12,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch as th
-from stable_baselines3.common.policies import BasePolicy
 from torch import nn
 from torch.nn import functional as F
 
@@ -38,7 +36,7 @@ class Layout:
 
     :param marks: at which steps an episode starts, booleans of shape ``(n_sequences, length)``
     :param most: the largest number of episode starts within a sequence after its first step; ``None``: it is read from
-        ``marks``, for which the host waits
+        ``marks``, which waits for a GPU
     """
 
     def __init__(self, marks: th.Tensor, most: int | None = None):
@@ -77,7 +75,10 @@ def _of_layer(state: State, i: int) -> State:
 
 
 class Recurrent(nn.RNNBase):
-    """A recurrent layer with an explicit state: :class:`LSTM` or :class:`GRU`."""
+    """A recurrent layer with an explicit state: :class:`LSTM` or :class:`GRU`.
+
+    ``init``, ``step`` and ``sequences`` are those of :class:`~ppo_plus.policy.memory.MemoryLayer`.
+    """
 
     #: Number of tensors in its state.
     n_states: int
@@ -89,16 +90,10 @@ class Recurrent(nn.RNNBase):
     _loop: Callable[[th.Tensor, State, list[Any]], th.Tensor]
 
     def init(self, n_envs: int) -> State:
-        """The state of ``n_envs`` environments before their first step: zeros."""
         shape = n_envs, self.num_layers, self.hidden_size
         return tuple(self.all_weights[0][0].new_zeros(shape) for _ in range(self.n_states))
 
     def step(self, x: th.Tensor, state: State, starts: th.Tensor | None = None) -> tuple[th.Tensor, State]:
-        """One step of each environment: output ``(N, hidden_size)`` and the state after the step.
-
-        :param x: shape ``(N, input_size)``
-        :param starts: which environments begin an episode, booleans of shape ``(N,)``; ``None``: none
-        """
         if starts is not None:
             keep = (~starts)[:, None, None].to(x.dtype)
             state = tuple(part * keep for part in state)
@@ -111,7 +106,6 @@ class Recurrent(nn.RNNBase):
         return x, tuple(th.stack(parts, dim=1) for parts in zip(*layers, strict=True))
 
     def sequences(self, x: th.Tensor, state: State, layout: Layout) -> th.Tensor:
-        """Outputs ``(B, hidden_size)`` of whole sequences, one after another; ``state`` is before their first steps."""
         x = layout.pad(x)
         state = tuple(part * layout.keep for part in state)
         for i, layer in enumerate(self.all_weights):
@@ -176,6 +170,8 @@ class RecurrentMemory(LayerMemory):
 
     # Torch's loops over time are not compiled.
     compiles_encoder = False
+    #: A count of episode starts that no sequence has exceeded yet, or ``length - 1`` if that is less.
+    _most_starts = 0
 
     def __init__(self, *args: Any, lstm_kwargs: dict[str, Any] | None = None, **kwargs: Any):
         require_kind("policy_kwargs: lstm_kwargs", lstm_kwargs, (dict, type(None)), "a dict, or None")
@@ -197,7 +193,11 @@ class RecurrentMemory(LayerMemory):
             return rollout
         memory = rollout.carry.memory
         inside = rollout.episode_starts.view(len(memory["actor"][0]), -1)[:, 1:]
-        memory = memory | {MOST_STARTS: Fixed(int(inside.sum(dim=1).max()))}
+        # A compiled update is traced again for each count: only 0, 3, 15, 63, ... occur, and later ones are larger.
+        most = int(inside.sum(dim=1).max())
+        while self._most_starts < most:
+            self._most_starts = 4 * self._most_starts + 3
+        memory = memory | {MOST_STARTS: Fixed(min(self._most_starts, inside.shape[1]))}
         return rollout._replace(carry=rollout.carry._replace(memory=memory))
 
 
@@ -237,10 +237,3 @@ class CnnGruPolicy(GRUMemory, CnnPolicy):
 
 class MultiInputGruPolicy(GRUMemory, MultiInputPolicy):
     """:class:`~ppo_plus.policy.policies.MultiInputPolicy` with GRUs."""
-
-
-#: Policies with memory, by name.
-RECURRENT: dict[str, type[BasePolicy]] = {
-    policy.__name__: policy
-    for policy in (MlpLstmPolicy, CnnLstmPolicy, MultiInputLstmPolicy, MlpGruPolicy, CnnGruPolicy, MultiInputGruPolicy)
-}

@@ -10,20 +10,21 @@ The state :math:`h` is a vector of complex numbers, each of which decays and rot
 The factor of :math:`h_{t-1}` does not depend on the input, and is 0 where an episode starts: all steps of a sequence
 are computed at once, without a loop over time. The policy's hidden layers see :math:`h_t` beside :math:`x_t`, in place
 of the paper's output layer. The minGRU (Feng et al. 2024, arXiv:2410.01201) has real factors that depend on the input.
-It takes as long, and in 300 gradient steps learned half as well to recall what it saw 4 steps before.
+Its updates take as long, and after 300 gradient steps its score at recalling the observation of 4 steps before was half
+as high.
 """
 
 import math
 
 import torch as th
-from stable_baselines3.common.policies import BasePolicy
 from torch import nn
 from torch.nn import functional as F
 
 from ppo_plus.policy.memory import LayerMemory, MemoryLayer, State
 from ppo_plus.policy.policies import CnnPolicy, MultiInputPolicy
+from ppo_plus.trees import widest
 
-#: Steps in which the slowest number of a new layer decays to 1/e.
+#: Steps in which the slowest component of a new layer decays to 1/e.
 LONGEST = 256.0
 
 
@@ -73,8 +74,8 @@ class LRULayer(nn.Module):
         rate = self.log_rate.exp()
         decay, scale = th.exp(-rate), (-th.expm1(-2 * rate)).sqrt()
         b = scale * self.inputs(x).unflatten(-1, (2, -1))
-        # In a frame that rotates with the state, the factors are real. Large angles need double precision.
-        angle = th.arange(1, x.shape[1] + 1, device=x.device)[:, None] * self.angle.double()
+        # In a frame that rotates with the state, the factors are real. Large angles need more digits.
+        angle = th.arange(1, x.shape[1] + 1, device=x.device)[:, None] * self.angle.to(widest(x.device))
         angle = angle.remainder(2 * math.pi).to(x.dtype)
         h = linear_recurrence(decay * keep, rotated(b, -angle), h.unflatten(-1, (2, -1)))
         return rotated(h, angle).flatten(2)
@@ -106,7 +107,7 @@ class LRUMemory(LayerMemory):
 
     layer = LRU
     layer_name = "lru"
-    multiple_of = 2, "as its numbers are complex"
+    multiple_of = 2  # real and imaginary parts
 
     def memory_dim(self, features_dim: int) -> int:
         return self.lstm_hidden_size + features_dim
@@ -122,9 +123,3 @@ class CnnLruPolicy(LRUMemory, CnnPolicy):
 
 class MultiInputLruPolicy(LRUMemory, MultiInputPolicy):
     """:class:`~ppo_plus.policy.policies.MultiInputPolicy` with linear recurrent units."""
-
-
-#: Policies with linear recurrent units, by name.
-LRU_POLICIES: dict[str, type[BasePolicy]] = {
-    policy.__name__: policy for policy in (MlpLruPolicy, CnnLruPolicy, MultiInputLruPolicy)
-}

@@ -178,6 +178,8 @@ def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: t
         return policy.predict_values(final_obs).reshape(len(rows), -1)  # type: ignore[no-any-return]
     length = buffer.buffer_size // len(buffer.memories)
 
+    memories = tree_map(lambda *parts: th.stack(parts), *buffer.memories)
+
     def values(part: th.Tensor) -> th.Tensor:
         row, column = rows[part], columns[part]
         first, which, last = row // length * length, th.arange(len(part), device=row.device), row % length + 1
@@ -193,7 +195,7 @@ def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: t
         starts = sequences(buffer.stored("episode_starts"), th.zeros(len(part), device=row.device)).bool()
         # Memory is where the policy is, and indices on another device would be waited for.
         sequence, env = to_device(first // length, device), to_device(column, device)
-        memory = tree_map(lambda *parts: th.stack(parts)[sequence, env], *buffer.memories)
+        memory = tree_map(lambda stored: stored[sequence, env], memories)
         by_step = policy.predict_values(obs, Carry(memory), starts)
         return by_step[to_device(which * (length + 1) + last, device)]  # type: ignore[no-any-return]
 

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch as th
@@ -25,6 +26,8 @@ from ppo_plus import (
     record_demonstrations,
 )
 from ppo_plus.compiling.compiled import CompileError
+from ppo_plus.policy.policies import Carry
+from ppo_plus.policy.recurrent import MOST_STARTS
 
 N_STEPS = 16
 #: The waits of an update, and in a rollout those besides the one of each step.
@@ -169,6 +172,23 @@ def test_training_is_as_on_the_cpu_and_waits_rarely(name, is_simulated, same_ord
     assert len(model.rollouts[-1]) <= steps + PER_ROLLOUT
     # Episodes continue.
     model.learn(N_STEPS * model.n_envs, reset_num_timesteps=False)
+
+
+def test_sequences_have_few_layouts():
+    """Compiled updates are traced again for each."""
+    policy = PPO_Plus("MlpLstmPolicy", vec(ACTIONS["box"]), device="cuda", policy_kwargs=SMALL).policy
+    most = []
+    for n_starts in (1, 0, 2, 5, 3, 1):
+        starts = th.zeros(2, 8, device="cuda")
+        starts[1, 1 : 1 + n_starts] = 1
+        rollout = policy.prepare_rollout(Rollout(starts.flatten(), Carry(policy.init_memory(2))))
+        most.append(rollout.carry.memory[MOST_STARTS].value)
+    assert most == [3, 3, 3, 7, 7, 7]
+
+
+class Rollout(NamedTuple):
+    episode_starts: th.Tensor
+    carry: Carry
 
 
 def first_number(observations, actions, next_observations):
