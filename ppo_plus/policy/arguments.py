@@ -16,6 +16,8 @@ from ppo_plus.require import nearest, require_int, require_kind
 #: Arguments of policies that ``PPO_Plus`` passes.
 OF_PPO_PLUS = ("use_sde", "streams", *OPTIONS)
 PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", *OF_PPO_PLUS)
+#: Arguments of kinds of memory that the others do not have.
+OF_MEMORY = {"lstm_kwargs": "an LSTM or GRU", "attention_window": "attention", "attention_heads": "attention"}
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
 NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
@@ -85,7 +87,7 @@ def _check_names(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
         likely = nearest(name, accepted)
         names = ", ".join(sorted(accepted - {*PASSED_BY_PPO_PLUS}))
         remedy = f"it takes {names}" if likely is None else f"did you mean {likely}?"
-        remedy = "only policies with an LSTM or GRU take it" if name == "lstm_kwargs" else remedy
+        remedy = f"only policies with {OF_MEMORY[name]} take it" if name in OF_MEMORY else remedy
         raise TypeError(f"policy_kwargs: {name}={value!r} is not an argument of {policy_class.__name__}: {remedy}")
 
 

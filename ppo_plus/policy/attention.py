@@ -101,7 +101,7 @@ class AttentionMemory(LayerMemory):
     def __init__(self, *args: Any, attention_window: int = 64, attention_heads: int = 4, **kwargs: Any):
         require_int("policy_kwargs: attention_window", attention_window, 2)
         require_int("policy_kwargs: attention_heads", attention_heads, 1)
-        self.multiple_of = attention_heads
+        self.multiple_of = attention_heads, "the number of attention_heads"
         self.layer_kwargs = {"attention_window": attention_window, "attention_heads": attention_heads}
         super().__init__(*args, **kwargs)
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
 from ppo_plus.policy.policies import ActorCriticPolicy, Features, Memory
-from ppo_plus.require import require_int
+from ppo_plus.require import require_int, require_kind
 from ppo_plus.trees import tree_flatten, tree_leaves, tree_map
 
 State = tuple[th.Tensor, ...]
@@ -57,6 +57,16 @@ class WithMemory(ActorCriticPolicy):
 
     def state_to_memory(self, state: Any, n_envs: int) -> Memory:
         return state_to_memory(state, self.init_memory(n_envs))
+
+
+def reset_memory(memory: Memory, episode_starts: th.Tensor | None) -> Memory:
+    """Memory that is 0 where an episode starts, also where it is not finite.
+
+    :param episode_starts: booleans of shape ``(n_envs,)``; ``None``: no episode starts
+    """
+    if episode_starts is None:
+        return memory
+    return tree_map(lambda part: part.masked_fill(episode_starts.view(-1, *[1] * (part.ndim - 1)), 0), memory)
 
 
 def state_to_memory(state: Any, empty: Memory) -> Memory:
@@ -106,14 +116,9 @@ class MemoryLayer(nn.Module):
         """
         raise NotImplementedError
 
-    def step(self, x: th.Tensor, state: State, starts: th.Tensor | None = None) -> tuple[th.Tensor, State]:
-        """One step of each environment: output ``(N, hidden)`` and the state after the step.
-
-        :param x: shape ``(N, input_size)``
-        :param starts: which environments begin an episode, booleans of shape ``(N,)``; ``None``: none
-        """
-        starts = th.zeros_like(x[:, 0], dtype=th.bool) if starts is None else starts
-        y, state = self(x[:, None], state, starts[:, None])
+    def step(self, x: th.Tensor, state: State) -> tuple[th.Tensor, State]:
+        """One step of each environment: output ``(N, hidden)`` of input ``(N, input_size)``, and the state after it."""
+        y, state = self(x[:, None], state, th.zeros_like(x[:, :1], dtype=th.bool))
         return y[:, 0], state
 
     def sequences(self, x: th.Tensor, state: State, starts: th.Tensor) -> th.Tensor:
@@ -142,8 +147,8 @@ class LayerMemory(WithMemory):
     layer_name: str
     #: Further arguments of the layers, by name.
     layer_kwargs: dict[str, Any] = {}
-    #: ``lstm_hidden_size`` is a multiple of this.
-    multiple_of = 1
+    #: What divides ``lstm_hidden_size``, and why.
+    multiple_of = 1, ""
 
     def __init__(
         self,
@@ -156,9 +161,12 @@ class LayerMemory(WithMemory):
     ):
         require_int("policy_kwargs: lstm_hidden_size", lstm_hidden_size, 1)
         require_int("policy_kwargs: n_lstm_layers", n_lstm_layers, 1)
-        if lstm_hidden_size % self.multiple_of:
+        for name, value in {"shared_lstm": shared_lstm, "enable_critic_lstm": enable_critic_lstm}.items():
+            require_kind(f"policy_kwargs: {name}", value, bool, "True or False")
+        divisor, reason = self.multiple_of
+        if lstm_hidden_size % divisor:
             raise ValueError(
-                f"policy_kwargs: lstm_hidden_size={lstm_hidden_size} must be a multiple of {self.multiple_of}"
+                f"policy_kwargs: lstm_hidden_size={lstm_hidden_size} must be a multiple of {divisor}, {reason}"
             )
         if shared_lstm and enable_critic_lstm:
             raise ValueError("policy_kwargs: shared_lstm=True needs enable_critic_lstm=False")
@@ -200,8 +208,9 @@ class LayerMemory(WithMemory):
         self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
     ) -> tuple[Features, Memory]:
         features, outputs, after = self.encode(obs), {}, {}
+        memory = reset_memory(memory, episode_starts)
         for owner, layer in self._layers.items():
-            outputs[owner], after[owner] = layer.step(getattr(features, owner), memory[owner], episode_starts)
+            outputs[owner], after[owner] = layer.step(getattr(features, owner), memory[owner])
         return self._features(features, outputs), after
 
     def encode_sequences(self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None) -> Features:

@@ -91,7 +91,7 @@ def _problem_of_image(space: spaces.Space, normalized: bool) -> str | None:
     if len(shape) == 2:
         return f"give it a channel, gymnasium.wrappers.ReshapeObservation(env, {(*shape, 1)})"
     if not isinstance(space, spaces.Box) or len(shape) != 3:
-        return 'it is not an image: use "MlpPolicy", or "MultiInputPolicy" for a Dict'
+        return 'it is not an image: use an "Mlp" policy, or a "MultiInput" one for a Dict'
     if not is_image_space(space, normalized_image=normalized):
         return (
             "return images as uint8 from 0 to 255; or, if they are scaled already, put channels first and pass "

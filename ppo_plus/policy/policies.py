@@ -213,7 +213,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         extractor = features_extractor_class or self.default_features_extractor
         if extractor is CombinedExtractor and not isinstance(actor_space, spaces.Dict):
             raise ValueError(
-                f'policy: "MultiInputPolicy" needs Dict observations, not {actor_space}: use "MlpPolicy" or "CnnPolicy"'
+                f'policy: {type(self).__name__} needs Dict observations, not {actor_space}: use an "Mlp" or "Cnn" one'
             )
         if extractor in (FlattenExtractor, NatureCNN) and isinstance(actor_space, spaces.Dict):
             raise ValueError(

@@ -21,7 +21,7 @@ from ppo_plus.trees import Fixed
 
 #: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
-#: The entry of a prepared rollout's memory that says how many episodes start within one of its sequences, at most.
+#: The entry of a prepared rollout's memory that bounds how many episodes start within one of its sequences.
 MOST_STARTS = "most_starts"
 # With resets, cuDNN has to copy a layer's weights in each call. The filter applies to the whole process.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
@@ -35,8 +35,8 @@ class Layout:
     not read. A layout is at most twice as long as its sequences.
 
     :param marks: at which steps an episode starts, booleans of shape ``(n_sequences, length)``
-    :param most: the largest number of episode starts within a sequence after its first step; ``None``: it is read from
-        ``marks``, which waits for a GPU
+    :param most: a bound of the number of episode starts within a sequence after its first step; ``None``: it is read
+        from ``marks``, which waits for a GPU
     """
 
     def __init__(self, marks: th.Tensor, most: int | None = None):
@@ -93,10 +93,7 @@ class Recurrent(nn.RNNBase):
         shape = n_envs, self.num_layers, self.hidden_size
         return tuple(self.all_weights[0][0].new_zeros(shape) for _ in range(self.n_states))
 
-    def step(self, x: th.Tensor, state: State, starts: th.Tensor | None = None) -> tuple[th.Tensor, State]:
-        if starts is not None:
-            keep = (~starts)[:, None, None].to(x.dtype)
-            state = tuple(part * keep for part in state)
+    def step(self, x: th.Tensor, state: State) -> tuple[th.Tensor, State]:
         layers: list[State] = []
         for i, weights in enumerate(self.all_weights):
             if i:
@@ -170,8 +167,6 @@ class RecurrentMemory(LayerMemory):
 
     # Torch's loops over time are not compiled.
     compiles_encoder = False
-    #: A count of episode starts that no sequence has exceeded yet, or ``length - 1`` if that is less.
-    _most_starts = 0
 
     def __init__(self, *args: Any, lstm_kwargs: dict[str, Any] | None = None, **kwargs: Any):
         require_kind("policy_kwargs: lstm_kwargs", lstm_kwargs, (dict, type(None)), "a dict, or None")
@@ -193,11 +188,11 @@ class RecurrentMemory(LayerMemory):
             return rollout
         memory = rollout.carry.memory
         inside = rollout.episode_starts.view(len(memory["actor"][0]), -1)[:, 1:]
-        # A compiled update is traced again for each count: only 0, 3, 15, 63, ... occur, and later ones are larger.
-        most = int(inside.sum(dim=1).max())
-        while self._most_starts < most:
-            self._most_starts = 4 * self._most_starts + 3
-        memory = memory | {MOST_STARTS: Fixed(min(self._most_starts, inside.shape[1]))}
+        # A compiled update is traced again for each bound, so there are few: 3, 15, 63, ...
+        count, most = int(inside.sum(dim=1).max()), 3
+        while most < count:
+            most = 4 * most + 3
+        memory = memory | {MOST_STARTS: Fixed(min(most, inside.shape[1]))}
         return rollout._replace(carry=rollout.carry._replace(memory=memory))
 
 

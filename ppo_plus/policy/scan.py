@@ -107,7 +107,7 @@ class LRUMemory(LayerMemory):
 
     layer = LRU
     layer_name = "lru"
-    multiple_of = 2  # real and imaginary parts
+    multiple_of = 2, "as its numbers are complex"
 
     def memory_dim(self, features_dim: int) -> int:
         return self.lstm_hidden_size + features_dim

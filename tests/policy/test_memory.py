@@ -29,6 +29,7 @@ from ppo_plus import (
     register,
 )
 from ppo_plus.policy.attention import Attention
+from ppo_plus.policy.memory import reset_memory
 from ppo_plus.policy.scan import LRU
 
 STORED = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
@@ -47,7 +48,7 @@ class LastObservations(WithMemory):
 
     def encode_step(self, obs, memory, episode_starts=None):
         if episode_starts is not None:
-            memory = memory * ~episode_starts[:, None, None]
+            memory = memory.masked_fill(episode_starts[:, None, None], 0)
         memory = th.cat([memory[:, 1:], self.encode(obs).actor[:, None]], dim=1)
         return Features(memory.flatten(1), memory.flatten(1)), memory
 
@@ -81,7 +82,7 @@ def make(env=None, cls=PPO_Plus, memory="observations", policy=None, **kwargs):
 LAYERS = {
     "LRU": lambda n_layers: LRU(3, 6, n_layers),
     # Sequences are shorter and longer than the window.
-    "attention": lambda n_layers: Attention(3, 6, n_layers, window=5, n_heads=3),
+    "attention": lambda n_layers: Attention(3, 6, n_layers, attention_window=5, attention_heads=3),
 }
 
 
@@ -107,7 +108,7 @@ def test_sequences_are_steps_one_at_a_time(kind, n_layers, length, p_start, seed
     layers, x, state, starts = layers_and_inputs(kind, n_layers, 3, length, p_start, seed)
     whole, single, memory = layers.sequences(x.flatten(0, 1), state, starts), [], state
     for t in range(length):
-        y, memory = layers.step(x[:, t], memory, starts[:, t])
+        y, memory = layers.step(x[:, t], reset_memory(memory, starts[:, t]))
         single.append(y)
     single = th.stack(single, dim=1).flatten(0, 1)
     th.testing.assert_close(whole, single, rtol=1e-10, atol=1e-12)
@@ -126,7 +127,7 @@ def test_long_sequences_are_steps_in_single_precision(kind):
     with th.no_grad():
         whole, steps = layers(x, memory, starts)[0], []
         for t in range(700):
-            y, memory = layers.step(x[:, t], memory, starts[:, t])
+            y, memory = layers.step(x[:, t], reset_memory(memory, starts[:, t]))
             steps.append(y)
     assert starts.any()
     th.testing.assert_close(whole, th.stack(steps, dim=1), rtol=1e-5, atol=1e-5)
@@ -319,6 +320,19 @@ def test_predict_returns_and_takes_the_state():
     assert not window[:2, 1].any()
     with pytest.raises(ValueError, match=r"state has arrays of shapes \[\(3, 4, 5\)\], but 2 observations need"):
         model.predict(observations[:2], state)
+
+
+@pytest.mark.parametrize("policy", [None, "MlpLstmPolicy", "MlpGruPolicy", "MlpLruPolicy", "MlpAttentionPolicy"])
+def test_an_episode_start_resets_memory_that_is_not_finite(policy):
+    """As after an observation that is not finite, in an exported policy."""
+    model = PPO_Plus(policy or LastObservations, vec(ACTIONS["discrete"], n_envs=1), n_steps=16, batch_size=16)
+    observation = model.observation_space.sample()
+    action, state = model.predict(observation, deterministic=True)
+    bad = tuple(np.full_like(part, np.nan) for part in state)
+    other_action, other_state = model.predict(observation, bad, np.array([True]), deterministic=True)
+    assert action == other_action
+    for part, other in zip(state, other_state, strict=True):
+        np.testing.assert_array_equal(part, other)
 
 
 @pytest.mark.slow

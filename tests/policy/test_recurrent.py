@@ -490,10 +490,12 @@ def test_steps_that_only_reset_are_not_part_of_the_loss():
             "shared_lstm=True needs share_features_extractor=True",
         ),
         (dict(memory=dict(lstm_kwargs=dict(bidirectional=True))), "may only set bias and dropout"),
+        (dict(memory=dict(enable_critic_lstm="False")), "enable_critic_lstm='False' must be True or False"),
+        (dict(memory=dict(attention_window=4)), "only policies with attention take it"),
     ],
 )
 def test_arguments_are_checked(kwargs, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         make_recurrent(**kwargs)
 
 
@@ -513,12 +515,19 @@ def test_automatic_length_of_sequences(n_steps, batch_size, expected):
     assert model.settings.steps_per_sequence == expected
 
 
-def test_small_steps_use_one_thread():
+def test_small_steps_use_one_thread(monkeypatch):
     # 64 transitions of this many weights would be worth several threads, 4 of them are not.
     model = make_recurrent(n_steps=64, batch_size=64, sequence_length=16, memory=dict(lstm_hidden_size=256))
     n_weights = sum(weight.numel() for weight in model.policy.parameters())
     assert 4 * n_weights < WORTH_THREADS < 64 * n_weights
     assert model._choose_threads() == 1
+    # A scan computes with all transitions at once.
+    scan = make_recurrent(
+        policy="MlpLruPolicy", n_steps=64, batch_size=64, sequence_length=16, memory=dict(lstm_hidden_size=4096)
+    )
+    assert 64 * sum(weight.numel() for weight in scan.policy.parameters()) > WORTH_THREADS
+    monkeypatch.setattr(th, "get_num_threads", lambda: 7)
+    assert scan._choose_threads() == 7 and model._choose_threads() == 1
 
 
 def test_evaluation_passes_masks_and_memory():

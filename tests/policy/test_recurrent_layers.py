@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from ppo_plus.policy.memory import reset_memory
 from ppo_plus.policy.recurrent import GRU, LSTM, Layout
 
 LAYERS = {"lstm": LSTM, "gru": GRU}
@@ -36,7 +37,7 @@ def stepped(layer, x, state, starts):
     n_sequences = len(state[0])
     outputs = []
     for x_t, start in zip(x.view(n_sequences, -1, x.shape[1]).unbind(1), starts.view(n_sequences, -1).T, strict=True):
-        y, state = layer.step(x_t, state, start)
+        y, state = layer.step(x_t, reset_memory(state, start))
         outputs.append(y)
     return th.stack(outputs, dim=1).flatten(0, 1)
 
