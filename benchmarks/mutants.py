@@ -364,7 +364,7 @@ UPDATE = (
     Fault(
         "learning-rate-unscaled",
         "update/minibatch.py",
-        "next_state.scaled(coefficients.learning_rate)",
+        "coefficients.learning_rate * next_state.lr_scale",
         "coefficients.learning_rate",
         "tests/update/test_minibatch.py",
     ),
@@ -485,8 +485,8 @@ ROLLOUT = (
     Fault(
         "tensors-final-unmasked",
         "rollout/tensor_collector.py",
-        "known, unknown = timeouts & known, timeouts & ~known",
-        "known, unknown = timeouts & known, timeouts",
+        "unknown, streams = timeouts & missing, plan.policy.streams",
+        "unknown, streams = timeouts, plan.policy.streams",
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
@@ -590,8 +590,8 @@ ROLLOUT = (
     Fault(
         "evaluation-moves-statistics",
         "rollout/evaluation.py",
-        "normalize.training, normalize.norm_reward = False, False",
-        "normalize.norm_reward = False",
+        "assigned(normalize, training=False, norm_reward=False)",
+        "assigned(normalize, norm_reward=False)",
         "tests/rollout/test_evaluation.py",
     ),
     Fault(
@@ -1037,8 +1037,8 @@ ZOO = (
     Fault(
         "no-atari-entry",
         "zoo/hyperparams.py",
-        '[env_id, *(["atari"] if is_atari(env_id) else [])]',
-        "[env_id]",
+        '[*dict.fromkeys([env_id, bare]), *(["atari"] if is_atari(bare) else [])]',
+        "[*dict.fromkeys([env_id, bare])]",
         "tests/zoo/test_hyperparams.py",
     ),
     Fault(

@@ -9,7 +9,7 @@ import pathlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -74,7 +74,7 @@ from ppo_plus.saving.export.deployed import Normalization, outermost
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.hub import fetch
-from ppo_plus.saving.model import changed_attributes, layout, load_model, save_model
+from ppo_plus.saving.model import SHAPING, changed_attributes, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, read_statistics, statistics_path
@@ -188,7 +188,6 @@ class PPO_Plus(OnPolicyAlgorithm):
     #: The arguments that may change over time.
     scheduled: ClassVar[frozenset[str]] = frozenset(LOWEST)
     policy: ActorCriticPolicy  # type: ignore[assignment]
-    rollout_buffer: RolloutBuffer  # type: ignore[assignment]
 
     @known_names_only
     def __init__(
@@ -308,6 +307,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.streams = streams
         if _init_setup_model:
             self._setup_model()
+            _ = self.rollout_buffer  # makes it, which checks its arguments
             self.built_layout = layout(self.policy)
             self.settings.warn_of_unequal_minibatches(self.n_envs)
 
@@ -322,11 +322,11 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.learning_rate = self.lr_schedule
         settings = self.settings = Settings.of(self)
         settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
+        settings.check_device(self.device)
         self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
         self.set_random_seed(self.seed)
-        self.rollout_buffer = self._make_buffer()
         # Passed only if set: a policy class written for SB3 may not accept them.
-        names = ("exploration", "action_mask_key", "normalize_observations", "normalize_values", "streams")
+        names = SHAPING - {"use_sde"}
         custom = {name: value for name in names if (value := getattr(settings, name)) not in (None, False, (), [])}
         self.policy = adapt_policy_class(self.policy_class)(
             self.observation_space,
@@ -374,7 +374,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
         return self.settings
 
-    def _make_buffer(self) -> RolloutBuffer:
+    @cached_property
+    def rollout_buffer(self) -> RolloutBuffer:  # type: ignore[override]
+        """Where rollouts are stored. It is made on first use: not while a file is read, which counts what is made."""
         return self.settings.buffer_class(
             self.n_steps,
             self.observation_space,
@@ -463,7 +465,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         require_number("total_timesteps", total_timesteps, 0, 1e18, above=True)
         if self.rollout_buffer.buffer_size != self.n_steps:
-            self.rollout_buffer = self._make_buffer()
+            del self.rollout_buffer
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         self._trained_normalized = bool(normalized_by(self.env))
@@ -477,13 +479,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.rollout_buffer.storage != storage:
             self.rollout_buffer.store_on(storage)
         if self.call.resumed is not None:
+            self._plan_compiling(0)
             total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
         else:
-            self.updater.n_skipped = 0
             self._plan_compiling(total_timesteps)
+            self.updater.n_skipped = 0
         begins = reset_num_timesteps or self._last_obs is None
         if begins:
-            self.position.carry = None
+            self.position.carry = self.position.stream_sums = None
         # A copy of the model may have been made elsewhere.
         self.position.to(self.device)
         self._join_ranks(total_timesteps)
@@ -581,7 +584,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> SelfPPO_Plus:
         """Clone demonstrations before :meth:`learn`: maximize the log-likelihood of their actions
         (:mod:`ppo_plus.rollout.demonstrations`). Where rewards and ends of episodes are known, the critic learns their
-        returns. The optimizer is as new afterwards, and the random generators of the process are not used.
+        returns. Afterwards the optimizer is reset, and the random generators of the process are unchanged.
 
         :param dataset: a dict with ``observations`` and ``actions``, and optionally ``rewards``, ``terminations``,
             ``truncations`` and ``action_masks``: a row per transition, in the order of the episodes; the return of
@@ -631,7 +634,8 @@ class PPO_Plus(OnPolicyAlgorithm):
                 yield self.call
             finally:
                 self.call.close_bars()
-                self.call = Call()
+                if self.call.resumed is None:  # otherwise it can be resumed again
+                    self.call = Call()
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write what was logged.
@@ -982,8 +986,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises ValueError: no environment, one with other spaces, or no episode asked for
         :raises FloatingPointError: an observation or a reward is not finite
         """
-        if self.collector is not None:
-            self.collector.flush()
         return evaluate(self, n_eval_episodes, env, render)
 
     # --- saving ------------------------------------------------------------------------------------------------------

@@ -215,6 +215,13 @@ class Settings:
         if self.action_mask_key is not None:
             require_kind("action_mask_key", self.action_mask_key, str, "the name of an observation, or None")
 
+    def check_device(self, device: th.device) -> None:
+        """:raises ValueError: an argument needs double precision, which Apple's GPUs do not have"""
+        for name in ("normalize_observations", "normalize_values", "streams"):
+            if device.type == "mps" and getattr(self, name) not in (False, (), []):
+                what = f"{name}={getattr(self, name)!r} needs double precision"
+                raise ValueError(f'{what}, which device={str(device)!r} does not have: pass device="cpu"')
+
     def warn_of_unequal_minibatches(self, n_envs: int) -> None:
         """Warn if minibatches are not all of the size that was asked for."""
         size, batch_size = self.n_steps * n_envs, self.batch_size

@@ -33,6 +33,15 @@ tree_flatten: Callable[[Any], tuple[list[Any], Any]] = partial(optree.tree_flatt
 tree_structure: Callable[[Any], Any] = partial(optree.tree_structure, namespace=NAMESPACE)
 
 
+def without_fixed(tree: Any) -> Any:
+    """The tree with ``None`` as the value of each :class:`Fixed`, on which its structure then does not depend."""
+    return tree_map(
+        lambda part: Fixed(None) if isinstance(part, Fixed) else part,
+        tree,
+        is_leaf=lambda part: isinstance(part, Fixed),
+    )
+
+
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to each array or tensor in a nesting of dicts, TensorDicts and tuples; ``None`` stays.
 

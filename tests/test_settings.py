@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import CallbackList, EvalCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus import PPO_Plus
+from ppo_plus import Cost, PPO_Plus
 from ppo_plus.rollout.buffer import least_bytes
 from ppo_plus.settings import MAX_THREADS
 
@@ -166,6 +166,16 @@ def test_a_missing_gpu_gives_a_warning(device, monkeypatch):
     ) as w:
         assert make(device=device).device.type == "cpu"
     assert w[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("normalize_observations", {"clip": 5.0}), ("normalize_values", True), ("streams", [Cost("cost", limit=1.0)])],
+)
+def test_a_gpu_without_double_precision_is_named(name, value):
+    message = f"{name}={value!r} needs double precision, which device='mps' does not have: pass device=\"cpu\""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(RandomEnv(ACTIONS["discrete"], VECTOR), device=th.device("mps"), **{name: value})
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto", th.device("cpu")])

@@ -53,9 +53,6 @@ class Ranks:
         """Whether this one writes what is written once."""
         return self.rank == 0
 
-    def __repr__(self) -> str:
-        return f"rank {self.rank} of {self.size}"
-
     def seed(self, seed: int | None) -> int | None:
         """The seed of what differs between processes (environments, noise, minibatches); on rank 0 the run's."""
         if not self.several or (seed is not None and self.leads):

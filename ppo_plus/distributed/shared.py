@@ -115,7 +115,7 @@ class SharedTraining(SingleProcess):
         self._episodes = []
         statistics = _statistics(env)
         self.ranks.require_same({"VecNormalize": [np.shape(running.mean) for running in statistics]})
-        # As they are: computed from moments, a variance may be rounded otherwise.
+        # Copied unchanged: a variance recomputed from moments may be rounded differently.
         of_lead = self.ranks.lead([(running.mean, running.var, running.count) for running in statistics])
         for running, (mean, var, count) in zip(statistics, of_lead, strict=True):
             running.mean, running.var, running.count = mean, var, count
@@ -151,7 +151,7 @@ class SharedTraining(SingleProcess):
             moments = total([self._common[i], *(message.moments[i] for message in messages)])
             running.mean, running.var = moments.mean.numpy(), moments.var.numpy()
             running.count = moments.n.item()
-            # What it is after a checkpoint, too, which keeps no moments.
+            # Recomputed, as after a resume: checkpoints contain no moments.
             self._common[i] = _moments(running)
         self.waited = sum(message.waited for message in messages) / len(messages)
         self.n_restarts = sum(message.n_restarts for message in messages)

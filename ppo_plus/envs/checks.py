@@ -58,7 +58,11 @@ AUTORESET = "autoreset"
 
 
 class InvalidOutput(ValueError):
-    """An environment returned something invalid: the predicate of a sentence about it; NaN and infinity or not."""
+    """An environment returned something invalid.
+
+    :param reason: the predicate of a sentence about it
+    :param not_finite: whether it was NaN or infinity
+    """
 
     def __init__(self, reason: str, not_finite: bool = False, remedy: str = "fix one of them"):
         super().__init__(reason)

@@ -10,7 +10,7 @@ arXiv:2109.11978), moved from every minibatch to every update.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch as th
 
@@ -27,10 +27,6 @@ class KLState(NamedTuple):
     running: th.Tensor
     beta: th.Tensor
     lr_scale: th.Tensor
-
-    def scaled(self, learning_rate: Any) -> th.Tensor:
-        """The learning rate of the next step, 0-d, from the schedule's value."""
-        return learning_rate * self.lr_scale  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ppo_plus.trees import Fixed
 
 #: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
-#: The entry of a prepared rollout's memory that bounds how many episodes start within one of its sequences.
+#: The entry of a prepared rollout's memory that says how many episodes start within one of its sequences, at most.
 MOST_STARTS = "most_starts"
 # With resets, cuDNN has to copy a layer's weights in each call. The filter applies to the whole process.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
@@ -35,8 +35,8 @@ class Layout:
     not read. A layout is at most twice as long as its sequences.
 
     :param marks: at which steps an episode starts, booleans of shape ``(n_sequences, length)``
-    :param most: a bound of the number of episode starts within a sequence after its first step; ``None``: it is read
-        from ``marks``, which waits for a GPU
+    :param most: the largest number of episode starts within a sequence after its first step; ``None``: it is read from
+        ``marks``, which waits for a GPU
     """
 
     def __init__(self, marks: th.Tensor, most: int | None = None):
@@ -188,11 +188,7 @@ class RecurrentMemory(LayerMemory):
             return rollout
         memory = rollout.carry.memory
         inside = rollout.episode_starts.view(len(memory["actor"][0]), -1)[:, 1:]
-        # A compiled update is traced again for each bound, so there are few: 3, 15, 63, ...
-        count, most = int(inside.sum(dim=1).max()), 3
-        while most < count:
-            most = 4 * most + 3
-        memory = memory | {MOST_STARTS: Fixed(min(most, inside.shape[1]))}
+        memory = memory | {MOST_STARTS: Fixed(int(inside.sum(dim=1).max()))}
         return rollout._replace(carry=rollout.carry._replace(memory=memory))
 
 

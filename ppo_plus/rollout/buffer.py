@@ -211,24 +211,22 @@ class RolloutBuffer:
         self.memories.append(memory)
 
     def exclude(self, steps: list[int], envs: list[int]) -> None:
-        """Exclude from training the steps (rows and their columns) at which a vector environment only reset. Each must
-        lie between two episodes: it ends one, and follows the end of one."""
+        """Exclude steps (rows and their columns) from training: those at which a vector environment only reset, which
+        end one episode and follow the end of another, and those in which an environment failed (:meth:`cut`)."""
         if self.valid is None:
             self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
         self.valid[steps, envs] = False
 
     def cut(self, steps: list[int], envs: list[int]) -> None:
-        """Exclude steps (rows and their columns) in which an environment failed, which ended their episodes: the step
-        before each is bootstrapped from the value of where it led, as if a time limit had been there."""
-        # Then the step has an advantage of 0, and adds nothing to those before it.
+        """Give steps (rows and their columns) in which an environment failed, and which ended their episodes, an
+        advantage of 0: the step before each is bootstrapped from the value of where it led, as at a time limit."""
         self.rewards[steps, envs] = self.values[steps, envs]
-        self.exclude(steps, envs)
 
     def bootstrap_timeouts(
         self, steps: list[int] | th.Tensor, envs: list[int] | th.Tensor, final_values: th.Tensor
     ) -> None:
-        """Add discounted values of final observations, ``(K,)``, to rewards at ``K`` time limits (rows, columns); later
-        values of the same observations take the place of the first."""
+        """Add discounted values of final observations, ``(K,)``, to rewards at ``K`` time limits (rows, columns).
+        Calling it again replaces the earlier values."""
         rewards = self._tensors["rewards"]
         rows, columns = (th.as_tensor(indices, dtype=th.long, device=self.storage) for indices in (steps, envs))
         values = final_values.reshape(-1).to(self.storage)

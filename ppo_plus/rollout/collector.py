@@ -33,7 +33,7 @@ Places = tuple[th.Tensor, th.Tensor]
 
 
 class Position:
-    """Where the environments are between two steps, and so between two rollouts; a model saves it."""
+    """The state of the environments between two steps. It is saved with the model."""
 
     def __init__(self) -> None:
         #: Last observations, arrays or tensors; ``None``: the next rollout resets the environments.
@@ -160,7 +160,9 @@ def estimate(
         if failed is not None and not continues:
             part.cut(*failed)
         ended = th.zeros_like(starts) if continues else starts
-        part.compute_returns_and_advantage(last_values=values[:, k : k + 1], dones=ended)
+        # Overridden methods may be SB3's, which works in NumPy.
+        dones = ended.numpy() if ended.device.type == "cpu" else ended
+        part.compute_returns_and_advantage(last_values=values[:, k : k + 1], dones=dones)
 
 
 def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: th.Tensor, final_obs: Any) -> th.Tensor:
@@ -208,7 +210,7 @@ class Collector:
 
     :param plan: what to collect with
     :param env: the environments
-    :param position: where they are; it is moved on with every step
+    :param position: their position, which each step updates
     :param step: how many steps each environment has taken, for messages
     """
 
@@ -342,11 +344,12 @@ class Collector:
             self.position.obs, self.position.starts = step.new_obs, starts
         self._limited += [(row, i, final_obs) for i, final_obs in limited]
         buffer = self._plan.buffer
-        if np.count_nonzero(self.position.starts):
-            starting = np.flatnonzero(self.position.starts).tolist()
-            self._failed += [(row, i) for i in starting if RESTART in infos[i]]
-            if resets := [i for i in starting if is_reset(infos[i])]:
-                buffer.exclude([row] * len(resets), resets)
+        if np.count_nonzero(starts):
+            starting = np.flatnonzero(starts).tolist()
+            failed = [i for i in starting if RESTART in infos[i]]
+            self._failed += [(row, i) for i in failed]
+            if excluded := failed + [i for i in starting if is_reset(infos[i])]:
+                buffer.exclude([row] * len(excluded), excluded)
         actions, values, log_probs, params = step.chosen
         streams = self._plan.policy.streams
         further = () if streams is None else from_infos(streams, step.new_obs, step.dones, infos)
@@ -407,9 +410,8 @@ class Collector:
         return Report()
 
     def dones(self) -> th.Tensor:
-        """Which episodes have ended in each step of the rollout, booleans ``(T, N)``; not those that have failed."""
-        dones = th.from_numpy(np.stack(self._dones))
-        return dones.index_put([*map(th.tensor, _columns(self._failed))], th.tensor(False)) if self._failed else dones
+        """Which episodes have ended in each step of the rollout, booleans ``(T, N)``."""
+        return th.from_numpy(np.stack(self._dones))
 
 
 def restart(position: Position, env: VecEnv, checked: CheckedEnvs) -> None:

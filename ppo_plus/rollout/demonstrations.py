@@ -27,6 +27,7 @@ from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, LeanVecEnv, check_spaces, is_reset, prepare, row_of, seed_envs
 from ppo_plus.envs.make_vec import as_vec_env
 from ppo_plus.envs.normalization import observation_moments, warn_of_statistics
+from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses, gae
 from ppo_plus.formulas.moments import Moments
@@ -40,7 +41,7 @@ from ppo_plus.rollout.buffer import AT_ONCE
 from ppo_plus.rollout.evaluation import frozen
 from ppo_plus.rollout.reestimate import values_of
 from ppo_plus.trees import mapped, tree_leaves, tree_map
-from ppo_plus.update.minibatch import Batch, UpdateRule, pick, steps_per_sequence
+from ppo_plus.update.minibatch import Batch, UpdateRule, n_transitions, pick, steps_per_sequence
 from ppo_plus.update.update import Updater
 
 #: The entries of a data set, and what imitation calls them.
@@ -89,7 +90,8 @@ def record_demonstrations(
             seed_envs(vec_env, seed)
         obs: Any = vec_env.reset()
         while any(left):
-            seen = [row_of(obs if normalize is None else normalize.get_original_obs(), i) for i in range(n_envs)]
+            original = obs if normalize is None else normalize.get_original_obs()
+            seen = [row_of(original, i) for i in range(n_envs)]
             masks = {} if source is None else {MASKS: source.read(vec_env, obs, n_steps)}
             if predict is None:
                 actions: Any = [_action(demonstrator(row), vec_env.action_space) for row in seen]
@@ -99,7 +101,9 @@ def record_demonstrations(
             obs, rewards, dones, infos = vec_env.step(actions)
             n_steps += 1
             for i in range(n_envs):
-                if not left[i] or is_reset(infos[i]):
+                if RESTART in infos[i]:
+                    running[i] = []  # a fault of the environment has interrupted the episode
+                if not left[i] or is_reset(infos[i]) or RESTART in infos[i]:
                     continue
                 cut = bool(dones[i] and infos[i].get(TIMEOUT, False))
                 row = (seen[i], mapped(np.array, actions[i]), rewards[i], bool(dones[i]) and not cut, cut)
@@ -310,8 +314,9 @@ def clone(
                 _estimate(policy, parts, model.gamma)
             for other in held_out:
                 with th.no_grad():
-                    picked = [pick(other, rows) for rows in _minibatches(other, AT_ONCE, th.arange)]
-                    loss = float(np.mean([compute_loss(part, update.coefficients).total.item() for part in picked]))
+                    some = _minibatches(other, AT_ONCE, th.arange)
+                    each = [compute_loss(pick(other, rows), update.coefficients).total.item() for rows in some]
+                    loss = float(np.average(each, weights=[n_transitions(other, rows) for rows in some]))
                 bar.set_postfix(validation_loss=f"{loss:.4g}")
                 waited += 1
                 if loss < lowest:

@@ -6,7 +6,7 @@ import pickle
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -30,8 +30,9 @@ from stable_baselines3.common.vec_env import (
 from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, monitored, prepare
 from ppo_plus.envs.layers import exchange, layers, wrapped_by
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
-from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
+from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.policy.masking import MaskSource, find_masks
+from ppo_plus.process import assigned
 from ppo_plus.require import require_int, require_spaces
 
 #: Steps of an environment in an evaluation after which a warning says that no episode has ended.
@@ -95,7 +96,10 @@ def play(
     def each_step(step: dict[str, Any], names: dict[str, Any]) -> None:
         i, info = step["i"], step["info"]
         taken[i] += 1
-        if step["done"] and monitored(info) is None:
+        if step["done"] and RESTART in info:
+            # A fault of the environment has interrupted the episode, which does not count.
+            step["dones"][i], step["current_rewards"][i], step["current_lengths"][i] = False, 0.0, 0
+        elif step["done"] and monitored(info) is None:
             info.pop("episode", None)
             if info.get(TIMEOUT):
                 info["episode"] = {"r": step["current_rewards"][i], "l": step["current_lengths"][i]}
@@ -159,7 +163,7 @@ def check_evaluations(model: Any, callbacks: Sequence[BaseCallback]) -> None:
 
 
 def with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
-    """The environment as the policy is used to seeing it, with the present statistics of training.
+    """The environment wrapped as in training, with the present statistics of training.
 
     :raises ValueError: it has other spaces, or cannot be wrapped as the training environment is
     """
@@ -188,7 +192,7 @@ def with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
 
 @contextmanager
 def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
-    """The training environment to play in: around what records, and with frozen statistics.
+    """The training environment to play in, without its recorders and with frozen statistics.
 
     Inside, :data:`RECORDERS` are left out of it, a ``Monitor`` writes no file, and the statistics of ``VecNormalize``
     and of Gymnasium's ``NormalizeObservation`` and ``NormalizeReward`` are used, but do not change. In worker processes
@@ -253,12 +257,5 @@ def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:
 def frozen(env: VecEnv) -> Iterator[VecEnv]:
     """Statistics are used but not updated, and rewards are as the environment gives them."""
     normalize = unwrap_vec_normalize(env)
-    if normalize is None:
+    with nullcontext() if normalize is None else assigned(normalize, training=False, norm_reward=False):
         yield env
-        return
-    before = normalize.training, normalize.norm_reward
-    normalize.training, normalize.norm_reward = False, False
-    try:
-        yield env
-    finally:
-        normalize.training, normalize.norm_reward = before

@@ -1,7 +1,7 @@
 """Advantages recomputed between the epochs of an update, with what the critic has learned in it.
 
-Advantages and returns of a rollout are estimates, made of the values that the critic had when it was collected. While
-an update passes over the rollout, the critic learns; estimated again with what it has learned, they are better.
+Advantages and returns depend on the critic's values. The critic learns during an update, so recomputed estimates are
+better.
 
 Source: Andrychowicz et al. 2021, *What Matters for On-Policy Deep Actor-Critic Methods?* (arXiv:2006.05990), which
 recommends it; Tianshou's ``recompute_advantage``.
@@ -24,8 +24,8 @@ def separate(rollout: Batch) -> Batch:
 
 
 def values_of(policy: Any, rollout: Batch) -> th.Tensor:
-    """What the critic predicts for every observation of a rollout; with memory, through each sequence from what is
-    stored to be remembered before it.
+    """What the critic predicts for every observation of a rollout; with memory, through each sequence from the stored
+    memory before it.
 
     :param rollout: ``B`` transitions
     :return: shape ``(B,)``

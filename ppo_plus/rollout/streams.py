@@ -40,7 +40,7 @@ def from_infos(streams: Streams, new_obs: Any, dones: np.ndarray, infos: Sequenc
                     raise ValueError(f"{message}: it must be one number") from None
     if not any(part.stream.is_computed for part in streams.parts):
         return None, rewards
-    after = copy.deepcopy(new_obs)
+    after = copy.deepcopy(new_obs) if dones.any() else new_obs
     for i in np.flatnonzero(dones).tolist():
         if (final := infos[i].get("terminal_observation")) is not None:
             tree_map(lambda rows, row, i=i: rows.__setitem__(i, row), after, final)
@@ -62,20 +62,21 @@ def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th
     :param sums: for each environment and stream the sum of rewards in the present episode, and a discounted sum,
         ``(K - 1, 2, N)``; ``None``: they are unknown, and the present episodes are not counted
     :param dones: which steps have ended an episode, booleans ``(T, N)``
-    :param pool: makes the moments of all processes of those of one
+    :param pool: combines the moments of all processes
     :return: the sums after the rollout; the mean sums of the episodes that have ended in it, by name
     :raises FloatingPointError: a reward is not finite
     """
     starts, table, means = buffer.stored("episode_starts"), buffer.stored("stream_rewards"), {}
     after, streams = [], []
-    known = dones if buffer.valid is None else dones & th.from_numpy(buffer.valid)
+    valid = None if buffer.valid is None else th.from_numpy(buffer.valid)
+    known = dones if valid is None else dones & valid
     if sums is None:
         known, sums = known & (starts.cumsum(dim=0) > 0), table.new_zeros(table.shape[2], 2, buffer.n_envs)
     for k, part in enumerate(policy.streams.parts):
         stream = part.stream
         rewards = computed(part, buffer, pool).to(table) if stream.is_computed else table[..., k].clone()
-        if buffer.valid is not None:
-            rewards[~th.from_numpy(buffer.valid)] = 0.0
+        if valid is not None:
+            rewards[~valid] = 0.0
         for row, i in (~rewards.isfinite()).nonzero()[:1].tolist():
             raise FloatingPointError(f"the stream {stream.name!r} is not finite in step {row} of environment {i}")
         own = buffer.twin(rewards=rewards, episode_starts=starts if stream.episodic else th.zeros_like(starts))
@@ -89,7 +90,7 @@ def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th
             means[stream.name] = ended.mean.item()
             part.end_rollout(means[stream.name])
         if stream.normalize:
-            part.add(pool(Moments.of(discounted.flatten())))
+            part.add(pool(Moments.of(discounted.flatten() if valid is None else discounted[valid])))
             rewards.div_(part.std.item()).clamp_(-CLIP, CLIP)
         streams.append(own)
     buffer.streams = streams

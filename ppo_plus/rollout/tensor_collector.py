@@ -34,8 +34,8 @@ def in_tensors(env: VecEnv | None) -> bool:
 
 
 def warn_of_numpy(env: VecEnv) -> None:
-    """Warn where a wrapper keeps environments in tensors from being taken so."""
-    if isinstance(env, VecEnvWrapper) and isinstance(env.unwrapped, TensorVecEnv) and not in_tensors(env):
+    """Warn where a wrapper makes training step environments in tensors through NumPy."""
+    if isinstance(env, VecEnvWrapper) and isinstance(env.unwrapped, TensorVecEnv):
         warnings.warn(
             f"{type(env).__name__} works in NumPy, so environments in tensors are stepped through the host, which is "
             "slow: leave it out, or wrap the simulator; in place of VecNormalize, pass normalize_observations=True and "
@@ -140,9 +140,8 @@ class TensorCollector:
                 f"set_env during a rollout: env={env!r} is not in tensors, but the environments before are: set it "
                 "between two rollouts"
             )
-        self._env, self._checked = env, CheckedEnvs(env, lambda: self._step)
         if position.obs is None:
-            restart(position, env, self._checked)
+            restart(position, env, CheckedEnvs(env, lambda: self._step))
         # Episodes are begun through SB3's interface, which is NumPy's.
         position.obs, position.starts = self._here(tree_map(th.as_tensor, (position.obs, position.starts)))
         self._simulator = cast(TensorVecEnv, env)
@@ -270,21 +269,25 @@ class TensorCollector:
         plan, position, buffer = self._plan, self.position, self._plan.buffer
         tables = (self._here(th.stack(column)) for column in zip(*self._episodes, strict=True))
         dones, timeouts, known, returns, lengths = tables
-        known, unknown = timeouts & known, timeouts & ~known
+        known, missing = timeouts & known, dones & ~known
+        unknown, streams = timeouts & missing, plan.policy.streams
+        if streams is None or not any(part.stream.is_computed for part in streams.parts):
+            missing = unknown
         logged = [th.stack(values).mean() for values in self._log.values()]
         facts = [
             self._suspicious(known),
-            th.stack([known.sum(), unknown.sum()]),
+            th.stack([known.sum(), unknown.sum(), missing.sum()]),
             _last_episodes(dones, returns, lengths, plan.window),
             th.stack(logged) if logged else th.empty(0, device=plan.device),
         ]
-        suspicious, (n_known, n_unknown), episodes, means = (fact.numpy() for fact in read(facts))
+        suspicious, (n_known, n_unknown, n_missing), episodes, means = (fact.numpy() for fact in read(facts))
         if suspicious.any():
             self._explain(known)
-        if n_unknown:
+        if n_missing:
             position.warn_once(
                 "the simulator does not return final observations of episodes, so the value of the observation before "
-                f"replaces that of the final one at a time limit: {self._simulator.env.remedy}"
+                "replaces that of the final one at a time limit, and streams are computed from the first observation "
+                f"of the next episode: {self._simulator.env.remedy}"
             )
         limited = _places(known, int(n_known))
         # Copies: the simulator may write into its own before advantages are recomputed.
@@ -317,7 +320,7 @@ class TensorCollector:
         outputs = [buffer.stored(name) for name in ("rewards", "values", "log_probs")]
         sums = [part.sum() for part in [*outputs, *_floats((buffer.stored("observations"), self.position.obs))]]
         final_obs = _floats(buffer.stored("final_observations"))
-        sums += [part.flatten(2).sum(dim=2).where(known, 0.0).sum() for part in final_obs]
+        sums += [part.reshape(*known.shape, -1).sum(dim=2).where(known, 0.0).sum() for part in final_obs]
         not_all_finite = ~th.isfinite(th.stack(sums)).all()
         if masks is None:
             return not_all_finite

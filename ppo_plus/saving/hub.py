@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ppo_plus.saving.format.container import MEMBERS, read_parts
+from ppo_plus.saving.statistics import statistics_path
 
 #: What is downloaded, and what is neither downloaded nor uploaded; the metrics of rl_zoo3 are a zip, but not a model.
 READ = ["*.zip", "*.yml", "vec_normalize.pkl"]
@@ -80,11 +81,7 @@ def push(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | None
         card = CARD.format(head=head, versions=", ".join(map(" ".join, versions)), **parts)
         (folder / "README.md").write_text(card, encoding="utf-8")
         hub.create_repo(repo, exist_ok=True)
-        options: dict[str, Any] = {
-            "repo_id": repo,
-            "delete_patterns": "*",
-            "commit_message": "Upload a run of PPO_Plus",
-        }
+        options = {"repo_id": repo, "delete_patterns": "*", "commit_message": "Upload a run of PPO_Plus"}
         url = str(hub.upload_folder(folder_path=folder, ignore_patterns=LEFT_OUT, **options).commit_url)
         if logs is not None:
             hub.upload_folder(folder_path=logs, path_in_repo="runs", **options)
@@ -99,6 +96,8 @@ def fetch(repo: str, filename: str | None = None) -> Path:
     """
     with explained(repo) as hub:
         files = Path(hub.snapshot_download(repo, allow_patterns=READ, ignore_patterns=LEFT_OUT))
+        if filename is not None:  # which may be one of those that are left out
+            hub.snapshot_download(repo, allow_patterns=[filename, statistics_path(Path(filename)).as_posix()])
     last = [f"{path.parent.name}.zip" for path in files.glob("*/args.yml")]
     models = [files / name for name in ([filename] if filename else last)] or [*files.glob("*.zip")]
     if len(models) != 1 or not models[0].is_file():

@@ -100,7 +100,7 @@ CLASSES = {
 
 
 def argument_attributes(cls: type[Any]) -> dict[str, str]:
-    """The arguments of a class that do not have to be as they were, and the attributes that have them."""
+    """The arguments that may be changed on loading, and their attributes."""
     names = constructor_arguments(cls) - {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
     return {name: ATTRIBUTES.get(name, name) for name in sorted(names)}
 

@@ -43,8 +43,10 @@ def _are_moments(value: Any) -> bool:
     return isinstance(value, RunningMeanStd) and {"mean", "var", "count"} <= vars(value).keys()
 
 
-#: The form of moments, which may be of each entry of the observations.
-MOMENTS = (None, _are_moments, {str: _are_moments})
+#: The form of statistics; moments may be of each entry of the observations.
+FORM: dict[str, Any] = {"normalize_observations": (bool, int)}
+FORM |= dict.fromkeys(("epsilon", "clip_observations"), (int, float, np.number))
+FORM |= dict.fromkeys(("observation_moments", "return_moments"), (None, _are_moments, {str: _are_moments}))
 
 
 def statistics_path(path: Path) -> Path:
@@ -72,7 +74,7 @@ def read_statistics(path: Path) -> dict[str, Any]:
                 raise Damaged("it is the pickle of something else")
             present = {name: attribute for name, attribute in STATISTICS.items() if attribute in parsed.state}
             saved = {name: value_of(parsed.state[attribute], len(saved)) for name, attribute in present.items()}
-        require_form(saved, {"observation_moments": MOMENTS, "return_moments": MOMENTS})
+        require_form(saved, FORM)
         return {STATISTICS[name]: value for name, value in saved.items()}
 
 

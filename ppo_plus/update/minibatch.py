@@ -156,7 +156,7 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
     groups or step hooks, or whose state is not one per weight.
 
     A parameter that the loss does not reach has a zero gradient here where torch would have none. The two are the same
-    for one that was never reached, without weight decay; otherwise its momentum and decay go on here.
+    for one that was never reached, without weight decay; otherwise its momentum and weight decay still apply here.
     """
     params = trainable(optimizer)
     if not _packable(optimizer, params):
@@ -231,6 +231,8 @@ def check_optimizer_state(optimizer: Optimizer) -> None:
         names = needed | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
         for p in group["params"] if isinstance(optimizer, FUSED) else ():
             state = optimizer.state.get(p, {})
+            if state.get("momentum_buffer", 0) is None:  # SGD without momentum, of an earlier torch
+                del state["momentum_buffer"]
             valid &= all(_fits(name, value, p) for name, value in state.items())
             valid &= not state or names <= state.keys()
     if not valid:
@@ -239,7 +241,7 @@ def check_optimizer_state(optimizer: Optimizer) -> None:
 
 
 def _alike(value: Any, default: Any) -> bool:
-    """Whether an option of an optimizer is as its default: a number, or as many of them."""
+    """Whether an option has the kind of its default: a number, or a list of as many numbers."""
     if isinstance(default, (tuple, list)):
         is_row = isinstance(value, (tuple, list)) and len(value) == len(default)
         return is_row and all(map(_alike, value, default))
@@ -249,7 +251,7 @@ def _alike(value: Any, default: Any) -> bool:
 def _fits(name: str, value: Any, p: th.Tensor) -> bool:
     if name in PER_PARAMETER:
         return th.as_tensor(value).shape == () and bool(value >= 0)
-    return _is_elementwise(name, value, p) or (value is None and name == "momentum_buffer")
+    return _is_elementwise(name, value, p)
 
 
 def _pack_state(optimizer: Optimizer, params: list[nn.Parameter], device: th.device) -> dict[str, th.Tensor]:
@@ -372,7 +374,7 @@ class UpdateRule:
     ) -> LossAndGradient:
         """:meth:`gradient` with the policy's own weights."""
         with self.keeping_buffers():
-            # No name for the minibatch: images should not stay while there are gradients.
+            # Not assigned to a variable, so that images are freed before the gradient is computed.
             return self.differentiate(trainable(self.policy.optimizer), coefficients, state, pick(rollout, indices))
 
     def gradient_by_parts(self, head: Callable[[Features], LossAndGradient], batch: Batch) -> LossAndGradient:
@@ -436,7 +438,7 @@ class UpdateRule:
                 pairs = zip(next_state, state, strict=True)
                 next_state = KLState(*(th.where(counted, new, old) for new, old in pairs))
             applied = counted & next_state.running
-        step(gradient, next_state.scaled(coefficients.learning_rate), applied)
+        step(gradient, coefficients.learning_rate * next_state.lr_scale, applied)
         diagnostics = {"loss": total, **losses.diagnostics, "grad_norm": norm}
         try:
             record = th.stack([finite.to(total.dtype), counted.to(total.dtype), *diagnostics.values()])

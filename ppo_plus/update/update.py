@@ -17,7 +17,7 @@ from ppo_plus.compiling.compiled import Compilation, Compiled
 from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
-from ppo_plus.trees import to_device, tree_map
+from ppo_plus.trees import to_device, tree_map, without_fixed
 from ppo_plus.update.minibatch import (
     FINITE,
     Batch,
@@ -334,7 +334,9 @@ def gradient_compiled(
             return rule.own_gradient(coefficients, rollout, state, indices)
         if bound_to is not rollout:
             train_state = TrainState(vector, rule.list_others(), {})
-            bound_to, bound = rollout, compiled.bind(train_state, coefficients, rollout)
+            # What is fixed for an encoder that has run already would be a constant of the trace.
+            read = rollout if rule.policy.compiles_encoder else without_fixed(rollout)
+            bound_to, bound = rollout, compiled.bind(train_state, coefficients, read)
         if rule.policy.compiles_encoder:
             return bound(state, indices)  # type: ignore[no-any-return]
         return rule.gradient_by_parts(partial(bound, state, indices), pick(rollout, indices))

@@ -69,7 +69,9 @@ def make_player(
         if path is not None and not path.is_file():
             raise FileNotFoundError(f"there is no model {path}")
     experiment = saved_experiment(folder, packages).replace(vec_env="dummy")
-    env = make_envs(experiment, n_envs, seed, evaluation=True, **(env_kwargs or {}))
+    own = experiment.env_kwargs if experiment.eval_env_kwargs is None else experiment.eval_env_kwargs
+    playing = experiment.replace(eval_env_kwargs={**own, **(env_kwargs or {})})
+    env = make_envs(playing, n_envs, seed, evaluation=True)
     # rl_zoo3 saves one file of statistics for all models of a run, under another name on the hub.
     shared = next(folder.settings.glob("vec*normalize.pkl"), None) if folder.arguments().get("algo") != ALGO else None
     load_statistics(model, env, shared)

@@ -141,8 +141,8 @@ class Experiment:
     @property
     def deterministic_eval(self) -> bool:
         """Whether evaluation takes the most likely actions: as in rl_zoo3, not for Atari and MiniGrid."""
-        spec = gym.registry.get(self.env_id)
-        return not is_atari(self.env_id) and "minigrid" not in str(spec and spec.entry_point)
+        spec = gym.registry.get(env_id := self.env_id.rpartition(":")[2])
+        return not is_atari(env_id) and "minigrid" not in str(spec and spec.entry_point)
 
 
 #: Fields of :class:`Experiment` that a settings file does not set.
@@ -304,7 +304,6 @@ def make_envs(
     restarts: int = 0,
     timeout: float | None = None,
     n_workers: int | str = "auto",
-    **env_kwargs: Any,
 ) -> VecEnv:
     """Environments as the experiment describes them, in rl_zoo3's order: wrappers, vector wrappers, normalization,
     frame stacking, transposed images.
@@ -317,14 +316,13 @@ def make_envs(
     :param restarts: how many failed environments to replace by new ones; more than 0: in processes
     :param timeout: seconds that an environment may take for a step or a reset, in processes; ``None``: no limit
     :param n_workers: number of processes, as of :class:`~ppo_plus.SupervisedVecEnv`
-    :param env_kwargs: further arguments of the environment, such as ``render_mode``
     """
     if n_envs is None:
         n_envs = 1 if evaluation else experiment.n_envs
     if seed is None:
         seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
     own = experiment.eval_env_kwargs if evaluation else None
-    env_kwargs = {**deepcopy(experiment.env_kwargs if own is None else own), **env_kwargs}
+    env_kwargs = deepcopy(experiment.env_kwargs if own is None else own)
     make: Any = partial(gym.make, find_env(experiment.env_id))
     wrappers = experiment.env_wrapper
     kind: dict[str, Any] = {"vec_env_cls": LeanVecEnv}

@@ -153,22 +153,23 @@ def expected_returns() -> dict[str, str]:
 
 
 def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[str, dict[str, Any]]:
-    """The entry of an environment in a settings file: its own, else ``atari`` for an ALE game, else ``default``.
+    """The entry of an environment in a settings file: its own, else ``atari`` for an ALE game, else ``default``. A file
+    with ``n_timesteps`` instead of entries, such as that of a run, has the settings of any environment.
 
     :param variant: use the entry ``env_id/variant``, or ``atari/variant``, and no other
     :return: name of the entry, and its settings
     :raises ValueError: invalid YAML, or no entry
     """
-    entries, env_id = read_mapping(source), env_id.rpartition(":")[2]
-    names = [env_id, *(["atari"] if is_atari(env_id) else [])]
+    entries, bare = read_mapping(source), env_id.rpartition(":")[2]
+    if "n_timesteps" in entries and variant is None:
+        return env_id, entries
+    names = [*dict.fromkeys([env_id, bare]), *(["atari"] if is_atari(bare) else [])]
     names = [*names, "default"] if variant is None else [f"{name}/{variant}" for name in names]
     for name in names:
         if name in entries:
             return name, require_mapping(f"{source}, {name}: the entry", entries[name])
-    variants = [name for name in entries if str(name).startswith(f"{env_id}/")]
-    raise ValueError(
-        f"{source} has no entry {' or '.join(names)}; variants of {env_id}: {', '.join(variants) or 'none'}"
-    )
+    variants = ", ".join(name for name in entries if str(name).startswith((f"{env_id}/", f"{bare}/"))) or "none"
+    raise ValueError(f"{source} has no entry {' or '.join(names)}; variants of {bare}: {variants}")
 
 
 class Loader(yaml.SafeLoader):
@@ -185,6 +186,10 @@ class Loader(yaml.SafeLoader):
         return node
 
 
+class Dumper(yaml.SafeDumper):
+    """YAML's safe dumper, with quotation marks around text that :class:`Loader` would read as a number or ``None``."""
+
+
 def _items(loader: Any, node: Any) -> tuple[Any, ...]:
     return tuple(loader.construct_sequence(node, deep=True))
 
@@ -194,10 +199,16 @@ Loader.add_constructor(f"{_PYTHON}tuple", _items)
 Loader.add_constructor(f"{_PYTHON}object/apply:collections.OrderedDict", lambda *args: dict(*_items(*args)))
 # Numbers as in Python: in YAML 1.1, 1e5 is text, 010 is 8, and 1:30 is 90. What else begins with a digit is text.
 _NUMBER = re.compile(r"[-+]?(0x[\da-fA-F]+|(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)?)$")
-_RESOLVERS = dict.fromkeys("-+0123456789", [("!number", _NUMBER)])
-Loader.yaml_implicit_resolvers = yaml.SafeLoader.yaml_implicit_resolvers | _RESOLVERS
+for _kind in (Loader, Dumper):  # first: PyYAML then copies the lists of its own classes
+    _kind.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), "N")
+Loader.yaml_implicit_resolvers |= dict.fromkeys("-+0123456789", [("!number", _NUMBER)])
+Dumper.add_implicit_resolver("!number", _NUMBER, list("-+0123456789"))
 Loader.add_constructor("!number", lambda _, node: ast.literal_eval(node.value))
-Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), "N")
+
+
+def to_yaml(mapping: dict[str, Any]) -> str:
+    """A mapping as YAML, which :func:`read_mapping` reads back."""
+    return yaml.dump(mapping, Dumper=Dumper, sort_keys=False)
 
 
 def read_mapping(source: Path) -> dict[str, Any]:

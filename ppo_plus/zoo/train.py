@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import yaml
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
@@ -30,6 +29,7 @@ from ppo_plus.zoo.experiment import (
     save_model,
     saved_experiment,
 )
+from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, command, this_command
 from ppo_plus.zoo.results import plot_learning_curve
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder
@@ -67,7 +67,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
         interrupts.check()
     except BaseException:
         if ranks.leads:
-            shutil.rmtree(folder.path)
+            shutil.rmtree(folder.path, ignore_errors=True)
         raise
     return Run(experiment, options, folder, model, eval_env)
 
@@ -111,8 +111,8 @@ def _write_settings(experiment: Experiment, options: Options, folder: RunFolder)
     # rl_zoo3 uses `env_kwargs` of this file unless they are null; ours are in the settings.
     first = {"algo": ALGO, "env": experiment.env_id, "env_kwargs": None}
     folder.settings.mkdir()
-    write_text(folder.settings / "config.yml", yaml.safe_dump(experiment.settings()))
-    write_text(folder.settings / "args.yml", yaml.safe_dump(first | experiment.beside_settings() | asdict(options)))
+    write_text(folder.settings / "config.yml", to_yaml(experiment.settings()))
+    write_text(folder.settings / "args.yml", to_yaml(first | experiment.beside_settings() | asdict(options)))
     write_text(folder.command, this_command())
 
 
@@ -128,7 +128,7 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
     arguments, experiment = folder.arguments() | {"tensorboard_log": None}, saved_experiment(folder, packages)
     options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
     if not checkpoint.files(folder.checkpoints):
-        if folder.last_model.exists() and not folder.checkpoints.exists():  # which are removed last
+        if folder.last_model.exists() and not folder.checkpoints.exists():  # the checkpoints are removed last
             why = "The run was trained to its end. To train its model further: "
             remedy = command("train", "-i", folder.last_model, "--env", folder.env_id)
         else:
@@ -154,7 +154,11 @@ def train(run: Run) -> bool:
         finally:
             _close(run)
     with run.folder.locked():
-        return _train_and_record(run)
+        finished = _train_and_record(run)
+    if finished:
+        # Last: a run that is killed before can still be resumed, and Windows removes no lock that is open.
+        shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
+    return finished
 
 
 def _train_and_record(run: Run) -> bool:
@@ -173,9 +177,6 @@ def _train_and_record(run: Run) -> bool:
             with replacing(run.folder.settings / "vecnormalize.pkl") as file:
                 pickle.dump(normalize, file)  # in SB3's format, for rl_zoo3
     curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
-    if finished:
-        # Last: a run that is killed before can still be resumed.
-        shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
     _close(run)
     print(_summary(run, evaluations, time.monotonic() - start))
     print(f"model: {run.folder.last_model}")

@@ -3,7 +3,6 @@
 import copy
 import pickle
 import warnings
-from typing import NamedTuple
 
 import pytest
 import torch as th
@@ -26,8 +25,7 @@ from ppo_plus import (
     record_demonstrations,
 )
 from ppo_plus.compiling.compiled import CompileError
-from ppo_plus.policy.policies import Carry
-from ppo_plus.policy.recurrent import MOST_STARTS
+from ppo_plus.policy.recurrent import MOST_STARTS, RecurrentMemory
 
 N_STEPS = 16
 #: The waits of an update, and in a rollout those besides the one of each step.
@@ -174,21 +172,19 @@ def test_training_is_as_on_the_cpu_and_waits_rarely(name, is_simulated, same_ord
     model.learn(N_STEPS * model.n_envs, reset_num_timesteps=False)
 
 
-def test_sequences_have_few_layouts():
-    """Compiled updates are traced again for each."""
-    policy = PPO_Plus("MlpLstmPolicy", vec(ACTIONS["box"]), device="cuda", policy_kwargs=SMALL).policy
-    most = []
-    for n_starts in (1, 0, 2, 5, 3, 1):
-        starts = th.zeros(2, 8, device="cuda")
-        starts[1, 1 : 1 + n_starts] = 1
-        rollout = policy.prepare_rollout(Rollout(starts.flatten(), Carry(policy.init_memory(2))))
-        most.append(rollout.carry.memory[MOST_STARTS].value)
-    assert most == [3, 3, 3, 7, 3, 3]
+def test_compiled_training_with_memory_is_traced_once(compiler, monkeypatch):
+    """However many episodes start within a sequence."""
+    prepare, counts = RecurrentMemory.prepare_rollout, set()
 
+    def recorded(self, rollout):
+        rollout = prepare(self, rollout)
+        counts.add(rollout.carry.memory[MOST_STARTS].value)
+        return rollout
 
-class Rollout(NamedTuple):
-    episode_starts: th.Tensor
-    carry: Carry
+    monkeypatch.setattr(RecurrentMemory, "prepare_rollout", recorded)
+    model = trained("lstm", "cuda", n_rollouts=8, compile=True)
+    assert len(counts) > 1
+    assert all(each.is_compiled and each.n_traces == 1 for each in model.compilation.functions.values())
 
 
 def first_number(observations, actions, next_observations):

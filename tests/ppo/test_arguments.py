@@ -116,8 +116,9 @@ def test_an_unsupported_space_raises_an_error_with_its_name(name, space):
 @pytest.mark.parametrize(
     ("policy", "observation", "remedy"),
     [
-        ("CnnPolicy", "box", "MlpPolicy"),
-        ("MultiInputPolicy", "box", "MlpPolicy"),
+        ("CnnPolicy", "box", 'use an "Mlp" policy'),
+        ("MultiInputPolicy", "box", 'use an "Mlp" or "Cnn" one'),
+        ("MultiInputLruPolicy", "box", 'use an "Mlp" or "Cnn" one'),
         *((policy, "dict", "MultiInput") for policy in ("MlpPolicy", "MlpLstmPolicy", "MlpLruPolicy", "CnnLstmPolicy")),
     ],
 )

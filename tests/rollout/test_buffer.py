@@ -6,9 +6,11 @@ import pickle
 import numpy as np
 import pytest
 import torch as th
+from envs import ACTIONS, vec
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import make_model
 from stable_baselines3.common import buffers as sb3
 
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
@@ -338,6 +340,19 @@ def test_a_subclass_may_estimate_advantages_with_numpy(style):
         for a, b in zip(epoch(buffer, 4), epoch(expected, 4), strict=True):
             th.testing.assert_close(a.returns, b.returns, rtol=1e-5, atol=1e-6)  # float32 sums
             th.testing.assert_close(a.advantages, b.advantages, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("style", [InPlace, Rebinding])
+def test_training_calls_such_a_subclass_as_sb3_does(style):
+    class MonteCarlo(style, RolloutBuffer):
+        def compute_returns_and_advantage(self, last_values, dones):
+            super().compute_returns_and_advantage(last_values, dones.astype(np.float32))
+
+    def trained(**kwargs):
+        return make_model(env=vec(ACTIONS["discrete"]), n_steps=16, batch_size=16, **kwargs).learn(64)
+
+    model, other = trained(rollout_buffer_class=MonteCarlo), trained(gae_lambda=1.0)
+    np.testing.assert_allclose(model.rollout_buffer.returns, other.rollout_buffer.returns, rtol=1e-4, atol=1e-5)
 
 
 # --- buffer classes ---------------------------------------------------------------------------------------------------

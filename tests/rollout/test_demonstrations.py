@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, VECTOR, KeyMaskedEnv, MaskedEnv, RandomEnv, vec
+from faulty_envs import fine_and, supervised
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -362,6 +363,15 @@ def test_whole_episodes_are_held_out():
     assert len(learned) == 1 and not len(held_out)
 
 
+def test_the_loss_of_held_out_transitions_does_not_depend_on_how_many_are_read_at_once(capsys, monkeypatch):
+    losses = []
+    for at_once in (1024, 7):
+        monkeypatch.setattr(demonstrations, "AT_ONCE", at_once)
+        make_model(env=vec(BOX)).pretrain(noise(), n_epochs=3, patience=None, progress_bar=True)
+        losses.append(re.findall(r"validation_loss=(\S+?)[],]", capsys.readouterr().err)[-1])
+    assert losses[0] == losses[1]
+
+
 def test_a_progress_bar_shows_the_loss(capsys):
     make_model(env=vec(BOX)).pretrain(pairs(64), n_epochs=2, progress_bar=True)
     shown = capsys.readouterr().err
@@ -451,6 +461,14 @@ def test_a_function_is_recorded():
     assert all(np.array_equal(data[name], again[name]) for name in data)
     cut = record_demonstrations(linear, Follow(terminates=False), 3)
     assert np.flatnonzero(cut["truncations"]).tolist() == [3, 7, 11] and not cut["terminations"].any()
+
+
+def test_an_episode_that_a_fault_interrupts_is_not_recorded():
+    env = supervised(*fine_and("raise", at=5), restarts=1)
+    data = record_demonstrations(lambda obs: 1, env, 6)
+    env.close()
+    ends = data["terminations"] | data["truncations"]
+    assert env.n_restarts == 1 and np.flatnonzero(ends).tolist() == [*range(7, 48, 8)]
 
 
 def test_the_masks_are_recorded_beside_the_actions_of_a_function():

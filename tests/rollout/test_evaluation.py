@@ -4,6 +4,7 @@ import copy
 import math
 import re
 import warnings
+from functools import partial
 from itertools import product
 
 import gymnasium as gym
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, VECTOR, FaultyEnv, RandomEnv, vec
+from faulty_envs import Failing, supervised
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordVideo, TimeLimit
@@ -31,6 +33,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from ppo_plus import EvalAfterUpdates, PPO_Plus, SupervisedVecEnv
+from ppo_plus.rollout.evaluation import play
 
 
 class CountingEnv(RandomEnv):
@@ -525,6 +528,19 @@ def test_an_episode_that_a_wrapper_around_the_monitor_ends_counts(kind, tmp_path
         assert {(episode["r"], episode["l"]) for episode in model.ep_info_buffer} == {(RETURN, 4)}
     for env in (model.env, callback.eval_env):
         env.close()
+
+
+@pytest.mark.parametrize("wrap", [Monitor, lambda env: env], ids=["monitor", "plain"])
+def test_an_episode_that_a_fault_interrupts_does_not_count(wrap):
+    def make(fault=None):
+        return wrap(Failing(fault, at=5))
+
+    model = PPO_Plus("MlpPolicy", supervised(make), n_steps=16, batch_size=16, device="cpu")
+    env = supervised(make, partial(make, "raise"), restarts=1)
+    _, lengths = play(model, env, 6, warn=False)
+    assert env.n_restarts == 1 and lengths == [8] * 6
+    for each in (model.env, env):
+        each.close()
 
 
 def test_a_lost_life_is_no_episode_of_its_monitor(tmp_path):

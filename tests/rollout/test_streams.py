@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.callbacks import BaseCallback
 from stream_envs import COST, CURIOSITY, ENERGY, PROGRESS, STREAMS, Counting, counting, progress
+from tensor_envs import TensorTwin
 
 from ppo_plus import Cost, PPO_Plus, RolloutBuffer, Stream, TensorEnv, Transition, as_vec_env
 from ppo_plus.compiling import compiled
@@ -189,17 +190,25 @@ def test_episodes_under_way_in_a_rollout_that_was_stopped_are_not_counted():
     assert max(sums) <= max(lengths) and min(sums) >= 1
 
 
+def test_a_loaded_model_learns_with_another_number_of_environments(tmp_path):
+    make(streams=[COST, ENERGY]).learn(T * N).save(tmp_path / "model")
+    model = PPO_Plus.load(tmp_path / "model", env=counting(N + 1), device="cpu").learn(1)
+    assert model.position.stream_sums.shape[-1] == N + 1
+
+
 def test_in_steps_that_only_reset_there_are_no_rewards():
     gym.register("Counting-v0", entry_point=Counting)
     try:
         env = as_vec_env(gym.make_vec("Counting-v0", N, vectorization_mode="sync"))
     finally:
         del gym.registry["Counting-v0"]
-    model, facts = make(env, n_epochs=1), Facts()
+    streams = [*STREAMS[:-1], Stream(progress, normalize=True, name="scaled"), STREAMS[-1]]
+    model, facts = make(env, streams, n_epochs=1), Facts()
     model.learn(2 * T * N, facts)
     buffer = model.rollout_buffer
     assert buffer.valid is not None and not buffer.valid.all()
     assert all((stream.rewards[~buffer.valid] == 0).all() for stream in buffer.streams)
+    assert model.policy.streams.parts[-2].count < 2 * T * N
     steps = facts.rollouts[-1]
     # Values of final observations are added at time limits.
     is_cut = np.vectorize(limited)(table(steps, "infos"))
@@ -284,15 +293,17 @@ def test_an_environment_that_fails_ends_all_streams():
             return *rest, {**info, "cost": 1.0}
 
     env = supervised(*fine_and("kill", at=5, cls=Costly), restarts=3)
-    streams = [Cost("cost", limit=1.0), Stream("cost", episodic=False, name="all")]
+    ones = Stream(lambda observations, *_: observations[:, 0] * 0 + 1, episodic=False, name="computed")
+    streams = [Cost("cost", limit=1.0), Stream("cost", episodic=False, name="all"), ones]
     model, facts = make(env, streams=streams, n_steps=16, batch_size=16, n_epochs=1), Facts()
     model.learn(48, facts)
     buffer = model.rollout_buffer
-    ended, continues = buffer.streams
+    ended, *going_on = buffer.streams
     assert (~buffer.valid).sum() == 1
     np.testing.assert_allclose(ended.returns[~buffer.valid], ended.values[~buffer.valid], rtol=1e-5)
     # Where nothing ends, the step is one without a reward.
-    assert continues.rewards[~buffer.valid] == 0 and (continues.rewards[buffer.valid] == 1).all()
+    for continues in going_on:
+        assert continues.rewards[~buffer.valid] == 0 and (continues.rewards[buffer.valid] == 1).all()
     assert facts.logged[-1]["rollout/ep_cost_mean"] == 8
     env.close()
 
@@ -318,6 +329,12 @@ class CountingTensors(TensorEnv):
         self.t = self.t.where(~ended, 0.0)
         cut = th.tensor([True, False])
         return Transition(self.t[:, None], actions[:, 0], ended & ~cut, ended & cut, final, infos=infos)
+
+
+def test_a_simulator_without_final_observations_gives_a_warning():
+    env = TensorTwin(3, ACTIONS["discrete"], limit=1000, final=False)
+    with pytest.warns(UserWarning, match="streams are computed from the first observation of the next episode"):
+        make(as_vec_env(env), streams=[CURIOSITY], n_steps=20, batch_size=20).learn(120)
 
 
 def test_environments_in_tensors_have_streams():

@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin, Twin, twins
 
-from ppo_plus import ColoredNoise, PPO_Plus, as_vec_env
+from ppo_plus import ColoredNoise, PPO_Plus, TensorEnv, Transition, as_vec_env
 from ppo_plus.rollout import tensor_collector
 from ppo_plus.rollout.tensor_collector import Lazy, LazyLocals
 from ppo_plus.trees import tree_leaves
@@ -345,6 +345,28 @@ def test_a_final_observation_that_is_not_finite_stops_training():
         make(Faulty("final", 4, limit=4, falls=False)).learn(96)
     # It is read only where an episode has been cut.
     make(Faulty("final", 3, limit=4, falls=False)).learn(96)
+
+
+class Numbers(TensorEnv):
+    """Observations without dimensions, a time limit of 3 steps, and final observations."""
+
+    def __init__(self):
+        super().__init__(2, spaces.Box(-10, 10, ()), spaces.Discrete(2))
+
+    def reset(self, seed=None):
+        self.t = 0
+        return th.zeros(2)
+
+    def step(self, actions):
+        self.t += 1
+        cut = th.full((2,), self.t % 3 == 0)
+        number = th.full((2,), float(self.t))
+        return Transition(number.where(~cut, 0.0), number, th.zeros(2, dtype=th.bool), cut, number)
+
+
+def test_final_observations_may_be_numbers():
+    model = make(as_vec_env(Numbers())).learn(32)
+    np.testing.assert_array_equal(model.rollout_buffer.observations[:4, 0], [0.0, 1.0, 2.0, 0.0])
 
 
 def test_an_empty_mask_raises_an_error_with_the_environment():

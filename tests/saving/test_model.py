@@ -774,6 +774,21 @@ def test_no_optimizer_writes_outside_its_weights(value, source, tmp_path):
     whole.learn(16)
 
 
+def test_sgd_without_momentum_of_an_earlier_torch_is_loaded_and_trained(tmp_path):
+    """It had an entry for it: ``None``."""
+    model = make(policy_kwargs={"optimizer_class": th.optim.SGD}).learn(32)
+    for p in model.policy.parameters():
+        model.policy.optimizer.state[p] = {"momentum_buffer": None}
+    model.save(tmp_path / "model")
+    loaded = PPO_Plus.load(tmp_path / "model", model.get_env(), device="cpu").learn(32)
+    assert loaded._n_updates and not loaded.policy.optimizer.state[loaded.policy.action_net.weight]
+
+
+def test_a_rollout_may_be_larger_than_the_networks(tmp_path):
+    PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=2**20, device="cpu", compile=False).save(tmp_path / "model")
+    assert PPO_Plus.load(tmp_path / "model", device="cpu").rollout_buffer.rewards.shape == (2**20, 1)
+
+
 DERIVED = "settings ranks shared call compilation updater collector policy env n_envs".split()
 
 

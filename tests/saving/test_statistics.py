@@ -13,7 +13,7 @@ import ppo_plus
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, Refused
-from ppo_plus.saving.statistics import KIND, read_statistics, write_statistics
+from ppo_plus.saving.statistics import KIND, STATISTICS, read_statistics, write_statistics
 
 
 @pytest.fixture(params=["box", "dict"])
@@ -62,9 +62,26 @@ def test_a_model_is_not_statistics(tmp_path):
 def test_a_file_without_statistics_is_damaged(value, tmp_path):
     container.write(tmp_path / "a.zip", KIND, value)
     with pytest.raises(
-        Damaged, match=r"a\.zip is not a valid VecNormalize .*it(s part 'observation_moments')? is missing"
+        Damaged, match=r"a\.zip is not a valid VecNormalize .*it(s part 'normalize_observations')? is missing"
     ):
         read_statistics(tmp_path / "a.zip")
+
+
+@pytest.mark.parametrize("name", ["epsilon", "clip_observations", "normalize_observations", "observation_moments"])
+def test_statistics_without_an_entry_are_damaged(name, tmp_path):
+    saved = VecNormalize(environments())
+    write_statistics(saved, tmp_path / "a.zip")
+    written = container.read(tmp_path / "a.zip", KIND)
+    del written[name]
+    container.write(tmp_path / "a.zip", KIND, written)
+    delattr(saved, STATISTICS[name])
+    saved.save(str(tmp_path / "a.pkl"))
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", device="cpu")
+    for path in (tmp_path / "a.zip", tmp_path / "a.pkl"):
+        with pytest.raises(Damaged, match=f"its part '{name}' is missing"):
+            ppo_plus.load_statistics(path, environments())
+        with pytest.raises(Damaged, match=f"its part '{name}' is missing"):
+            model.absorb_normalization(path)
 
 
 def environments(n=2):

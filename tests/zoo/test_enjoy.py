@@ -59,6 +59,13 @@ def test_player_has_the_runs_model_statistics_and_environments(run):
     assert sum(1 for _ in player.play(7)) == 7
 
 
+def test_arguments_of_the_environment_are_the_environments_only(run):
+    player = make_player(run.folder, run.folder.last_model, env_kwargs={"sutton_barto_reward": False})
+    assert not player.env.get_attr("unwrapped")[0]._sutton_barto_reward
+    with pytest.raises(TypeError, match="timeout"):
+        make_player(run.folder, run.folder.last_model, env_kwargs={"timeout": 5})
+
+
 class Watched(VecEnvWrapper):
     """Keeps the observations that it returns and the actions that it gets."""
 

@@ -354,6 +354,11 @@ def test_trusted_settings_import_from_any_package(settings, tmp_path, monkeypatc
 def test_evaluation_is_deterministic_but_for_atari():
     assert load_experiment("CartPole-v1").deterministic_eval
     assert not load_experiment("ALE/Pong-v5").deterministic_eval
+    assert not Experiment("ale_py:ALE/Pong-v5", 1).deterministic_eval
+    gym.register("MiniGrid-Fake-v0", "minigrid.envs:EmptyEnv")
+    assert not Experiment("MiniGrid-Fake-v0", 1).deterministic_eval
+    assert not Experiment("minigrid:MiniGrid-Fake-v0", 1).deterministic_eval
+    del gym.registry["MiniGrid-Fake-v0"]
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -464,7 +469,6 @@ def test_arguments_of_the_environment():
     assert rewards(make_envs(experiment)) == [True, True]
     assert rewards(make_envs(experiment, evaluation=True)) == [False]
     assert rewards(make_envs(experiment.replace(eval_env_kwargs=None), evaluation=True)) == [True]
-    assert make_envs(experiment, render_mode="rgb_array").render_mode == "rgb_array"
 
 
 def test_monitor_files(tmp_path):

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch as th
@@ -14,7 +15,7 @@ from torch import nn
 from ppo_plus import Cost
 from ppo_plus.formulas.exploration import ColoredNoise, StateDependentNoise, WhiteNoise
 from ppo_plus.formulas.kl_control import AdaptiveLearningRate, AdaptivePenalty
-from ppo_plus.zoo.hyperparams import format_literal, parse_literal, positive_int, read_entry, read_mapping
+from ppo_plus.zoo.hyperparams import format_literal, parse_literal, positive_int, read_entry, read_mapping, to_yaml
 
 
 def test_an_exact_id_comes_first_then_atari_then_default(settings):
@@ -34,6 +35,22 @@ def test_a_variant_is_that_entry_or_none(settings):
     assert read_entry("Foo-v0", path, "wide") == ("Foo-v0/wide", {"a": 3})
     with pytest.raises(ValueError, match="no entry Foo-v0/deep; variants of Foo-v0: Foo-v0/wide"):
         read_entry("Foo-v0", path, "deep")
+
+
+def test_an_id_with_its_module_comes_first_then_the_bare_one(settings):
+    path = settings("Foo-v0: {a: 1}\nmine:Foo-v0: {a: 2}\nmine:Foo-v0/wide: {a: 3}")
+    assert read_entry("mine:Foo-v0", path) == ("mine:Foo-v0", {"a": 2})
+    assert read_entry("other:Foo-v0", path) == ("Foo-v0", {"a": 1})
+    assert read_entry("mine:Foo-v0", path, "wide") == ("mine:Foo-v0/wide", {"a": 3})
+    with pytest.raises(ValueError, match="no entry mine:Foo-v0/deep or Foo-v0/deep; .*Foo-v0: mine:Foo-v0/wide"):
+        read_entry("mine:Foo-v0", path, "deep")
+
+
+def test_the_settings_of_a_run_are_those_of_any_environment(settings):
+    path = settings("n_timesteps: 64\nn_steps: 32")
+    assert read_entry("Foo-v0", path) == ("Foo-v0", {"n_timesteps": 64, "n_steps": 32})
+    with pytest.raises(ValueError, match="no entry Foo-v0/wide"):
+        read_entry("Foo-v0", path, "wide")
 
 
 def test_merges_and_anchors(settings):
@@ -133,6 +150,23 @@ def test_ordinary_merges_of_all_kinds(settings):
 def test_numbers_and_none_are_those_of_python(settings, text, value):
     (read,) = read_mapping(settings(f"a: {text}")).values()
     assert read == value and type(read) is type(value)
+
+
+@given(
+    st.sampled_from(["08", "1e5", "-1E-3", "None", "1:30", ".5", "+_1"]) | st.text() | st.floats(allow_infinity=False)
+)
+def test_written_settings_are_read_back(value):
+    """As in a file: text that looks like a number stays text."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "settings.yml")
+        path.write_text(to_yaml({"a": {"b": value}}))
+        (read,) = read_mapping(path)["a"].values()
+    assert type(read) is type(value) and (read == value or value != value)
+
+
+def test_yaml_of_other_code_is_unchanged():
+    assert yaml.safe_load("[None, No, 1e5]") == ["None", False, "1e5"]
+    assert yaml.safe_dump(["None", "1e5"]) == "- None\n- 1e5\n"
 
 
 def test_missing_file(tmp_path):

@@ -109,7 +109,7 @@ url = "sqlite:///logs/tune/CartPole-v1/study.db"
 study = Study("CartPole-v1", open_storage(url))
 study.set(BUDGET, 3)
 main(["tune", "worker", "--storage", url, "--study-name", "CartPole-v1", "--trust-config"])
-trials = study.screening.trials()
+trials = study.screening().trials()
 assert all(trial.user_attrs["settings"]["env_wrapper"] == ["own.Wrapper"] for trial in trials[1:])
 print([trial.state.name for trial in trials])
 """

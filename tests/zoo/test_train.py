@@ -20,12 +20,13 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.checkpoint import checkpoint
+from ppo_plus.saving.files import claim
 from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import Part, load_experiment, make_envs, saved_experiment
 from ppo_plus.zoo.results import read_episodes
-from ppo_plus.zoo.runs import Options, open_run
-from ppo_plus.zoo.train import resume, set_up, train
+from ppo_plus.zoo.runs import Options, new_folder, open_run
+from ppo_plus.zoo.train import _write_settings, resume, set_up, train
 
 SHORT = load_experiment("CartPole-v1", overrides={"n_timesteps": 512, "n_envs": 2, "n_epochs": 2, "compile": False})
 
@@ -75,6 +76,35 @@ def test_arguments_are_recorded_and_read_back(finished):
     assert saved_experiment(made.folder) == NORMALIZING
     arguments = yaml.safe_load((made.folder.settings / "args.yml").read_text())
     assert (arguments["seed"], arguments["eval_freq"], arguments["algo"]) == (11, 256, "ppo_plus")
+
+
+def test_text_that_looks_like_a_number_stays_text(tmp_path):
+    experiment = SHORT.replace(env_kwargs={"level": "08"}, eval_env_kwargs={"level": "1e5"})
+    folder = new_folder(tmp_path, "CartPole-v1")
+    _write_settings(experiment, Options(), folder)
+    assert saved_experiment(folder) == experiment
+
+
+def test_checkpoints_are_removed_when_nothing_in_them_is_open(tmp_path, monkeypatch):
+    """Windows removes no open file, such as the lock."""
+    made, locked = set_up(SHORT, Options(log_folder=str(tmp_path), eval_freq=-1, progress=False)), []
+
+    def remove(path, ignore_errors):
+        with claim(path / ".lock") as acquired:
+            locked.append(not acquired)
+
+    monkeypatch.setattr("ppo_plus.zoo.train.shutil.rmtree", remove)
+    train(made)
+    assert locked == [False]
+
+
+def test_a_folder_that_cannot_be_removed_does_not_hide_the_error(tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise PermissionError("it is open")
+
+    monkeypatch.setattr("os.rmdir", refuse)
+    with pytest.raises(ValueError, match="gamma"):
+        set_up(SHORT.with_hyperparams({"gamma": 7}), Options(log_folder=str(tmp_path)))
 
 
 def test_evaluations_are_not_recorded_as_training(finished):

@@ -1,4 +1,4 @@
-"""What of an environment a file can contain: attributes and random generators of objects as plain values, and back.
+"""The parts of an environment that a file can contain: attributes and random generators as plain values, and back.
 
 Environments and wrappers are known by the names of their classes: which of them can be replayed, and which of their
 attributes change while they run. A subclass may have other attributes that change, so it is not known.

@@ -53,12 +53,12 @@ class SharedArrays:
         self.forms: list[Form | None] = [None] * k
 
     def close(self) -> None:
-        """Let go of the memory; the arrays cannot be used any more."""
+        """Release the memory. The arrays cannot be used afterwards."""
         self.obs = self.final = self.actions = self.rewards = self.flags = self.infos = None
         self.memory.close()
 
     def write_info(self, i: int, info: dict[str, Any]) -> bool:
-        """Write an info, if it has the form of the last one and its numbers stay as they are; returns whether."""
+        """Write an info if it has the form of the last one and its numbers stay as they are; return whether it was."""
         form, values = form_of(info), [*info.values()]
         if form is None or form != self.forms[i]:
             self.forms[i] = form

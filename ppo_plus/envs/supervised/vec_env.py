@@ -66,7 +66,7 @@ class SupervisedVecEnv(VecEnv):
     that trains handles.
 
     :param env_fns: functions that make environments, called again at each restart; a ``Monitor`` appends to its file
-    :param restarts: how many times environments that failed may be replaced, over all, at least 0. Attributes that
+    :param restarts: how many times environments that failed may be replaced, in total, at least 0. Attributes that
         were set are set again; what methods have changed is lost
     :param timeout: seconds that an environment may take for a step or a reset, above 0; ``None``: no limit
     :param start_method: how processes are started, as for SB3's ``SubprocVecEnv``

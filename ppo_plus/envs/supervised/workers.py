@@ -193,7 +193,7 @@ class Share:
         self.is_masked = False
 
     def answer(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """The answers of the environments that are called, by number; in a step, those that shared memory has not."""
+        """The answers of the environments that are called, by number; in a step, those not in shared memory."""
         if command == "share":
             observation_space, action_space, name = arguments[0]
             self.arrays = SharedArrays(observation_space, action_space, len(self.envs), name)

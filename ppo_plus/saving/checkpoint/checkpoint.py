@@ -19,7 +19,7 @@ from typing import Any
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
-from ppo_plus.distributed.ranks import Ranks
+from ppo_plus.distributed.ranks import Ranks, frozen
 from ppo_plus.envs.checks import check_shape
 from ppo_plus.envs.resumable import state as env_state
 from ppo_plus.envs.resumable.attributes import NotResumableError
@@ -73,7 +73,7 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "model": copy.deepcopy(state),
         # What the state of a policy does not have.
         "policy": {
-            "frozen": [name for name, weight in policy.named_parameters() if not weight.requires_grad],
+            "frozen": frozen(policy),
             "buffers": {name: buffer.clone() for name, buffer in policy.named_buffers() if name not in persistent},
         },
         "env": env_state.get_state(model.env),
@@ -120,9 +120,8 @@ def steps_of(path: Path) -> int:
 
 
 def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
-    """Move the files of another run into a subfolder, which is returned: the newest file is found by its number of
-    timesteps. Where training begins at 0, all files are another run's, and else those with more timesteps."""
-    others = [path for path in files(folder) if not num_timesteps or steps_of(path) > num_timesteps]
+    """Move files with more timesteps into a subfolder, which is returned: they would be found as the newest ones."""
+    others = [path for path in files(folder) if steps_of(path) > num_timesteps]
     if not others:
         return None
     subfolder = next(path for i in count(1) if not (path := Path(folder) / f"earlier_{i}").exists())
@@ -238,22 +237,22 @@ def logs_continued(model: Any, tb_log_name: str) -> Iterator[None]:
 
 def restore(model: Any) -> None:
     """Restore the rest of a checkpoint, once the call of ``learn`` that was interrupted has started again."""
-    resumed, model.call.resumed = model.call.resumed, None
-    if resumed is None:
+    if (resumed := model.call.resumed) is None:
         return
     with container.naming(resumed["folder"], "checkpoint"):
         process_state.set_callbacks(model.call.callbacks, resumed["call"]["callbacks"])
     process_state.set_logger(model.logger, resumed["call"]["logger"])
-    # Last, since what comes before may draw.
+    # Last, since what comes before may draw, or raise an error.
     process_state.set_generators(resumed["generators"])
+    model.call.resumed = None
 
 
 class Checkpoints(BaseCallback):
     """Writes checkpoints during ``learn``, from which :meth:`ppo_plus.PPO_Plus.resume` continues exactly.
 
     One is written at the beginning, and then at the start of the first rollout after each multiple of ``save_freq`` and
-    after ``minutes``. If writing fails, there is a warning and training continues; earlier files are unchanged. Files
-    of another run in the folder are moved into a subfolder when training begins, with a warning.
+    after ``minutes``. If writing fails, there is a warning and training continues; earlier files are unchanged. When
+    training begins, files with more timesteps or of another run are moved into a subfolder, with a warning.
 
     :param folder: the folder for the files, ``checkpoint_<timesteps>.zip``
     :param save_freq: environment steps between two of them, over all environments together, at least 1; ``None``: by
@@ -292,11 +291,12 @@ class Checkpoints(BaseCallback):
             with container.naming(self.folder, "checkpoint"):
                 process_state.cut(self.folder, self.logs, resumed["log_files"])
         leads = self.model.ranks.leads  # type: ignore[attr-defined]
-        subfolder = set_aside(self.folder, self.num_timesteps) if resumed is None and leads else None
+        begins = resumed is None and self.num_timesteps == 0  # and so has no files yet
+        subfolder = set_aside(self.folder, -1 if begins else self.num_timesteps) if leads else None
         if subfolder is not None:
             warnings.warn(
-                f"{self.folder} had checkpoints of another run, which are in {subfolder} now: to resume it, pass that "
-                "folder to resume",
+                f"{self.folder} had later checkpoints, or those of another run, which are in {subfolder} now: to "
+                "resume from them, pass that folder to resume",
                 stacklevel=2,
             )
 

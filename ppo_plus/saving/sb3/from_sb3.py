@@ -76,16 +76,13 @@ def change_logits(
 
     The gradient with respect to the difference is that with respect to :math:`x_1`, and so are the optimizer's moments.
     """
-    weights, states = parameters["policy"], parameters["policy.optimizer"]["state"]
-    names: dict[Any, str] = {}
-    for name, weight in weights.items():
-        # A shared module has its weights under several names, and the optimizer once.
-        names.setdefault((weight.data_ptr(), weight.shape), name)
-    order = list(names.values())
+    weights, optimizer = parameters["policy"], parameters["policy.optimizer"]
+    order, (group,) = [*weights], optimizer["param_groups"]
     for name in ("action_net.weight", "action_net.bias"):
         shape = weights[name].shape
         weights[name] = of_weight(weights[name])
-        state = states.get(order.index(name), {})
+        # From the end: buffers and further names of shared weights, which the optimizer does not have, come before.
+        state = optimizer["state"].get(group["params"][order.index(name) - len(order)], {})
         for key, value in state.items():
             if isinstance(value, th.Tensor) and value.shape == shape:
                 state[key] = of_moment(key, value)

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+import yaml
+
+from ppo_plus.zoo.hyperparams import parse_literal, positive_int
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import ALGO, RunFolder
 
@@ -78,14 +81,14 @@ def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, several
         add("--env ID", help)
     add(f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
     add_gym_packages(command)
-    add("--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", type=key_value)
+    add("--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", action="extend", type=key_value)
     add("--device", "cpu, cuda or auto", default="auto")
 
 
 def add_gym_packages(command: argparse.ArgumentParser) -> None:
     """Add ``--gym-packages``."""
     help = "import these packages, or modules in the current folder, first: they register environments"
-    add_option(command, "--gym-packages PKG", help, nargs="+", default=[])
+    add_option(command, "--gym-packages PKG", help, nargs="+", action="extend", default=[])
 
 
 def add_fault_arguments(group: Any, of: str = "") -> None:
@@ -120,10 +123,6 @@ def import_named(args: argparse.Namespace, folder: RunFolder | None = None) -> N
 
 def key_value(text: str) -> tuple[str, Any]:
     """``key:value``, as in rl_zoo3; the value is Python text without code, or a plain word."""
-    import yaml
-
-    from ppo_plus.zoo.hyperparams import parse_literal
-
     key, colon, value = text.partition(":")
     if not key or not colon:
         raise argparse.ArgumentTypeError(f"{text!r} must be KEY:VALUE, such as learning_rate:0.001")
@@ -139,8 +138,6 @@ def key_value(text: str) -> tuple[str, Any]:
 
 def whole_number(text: str) -> int:
     """A positive whole number, also as ``1e6``."""
-    from ppo_plus.zoo.hyperparams import positive_int
-
     try:
         return positive_int("it", text)
     except ValueError as error:

@@ -1,6 +1,6 @@
 """``ppo-plus train``, ``tune`` and ``tune worker``, with rl_zoo3's flags as far as they make sense for PPO_Plus.
 
-Optuna is loaded when a study is: other subcommands do without it.
+Optuna is loaded when a study is: other subcommands do not need it.
 """
 
 import argparse
@@ -19,8 +19,6 @@ from pathlib import Path
 from secrets import randbelow
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
@@ -36,6 +34,7 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
+from ppo_plus.zoo.hyperparams import builtin_file, expected_returns, read_entry, read_mapping, to_yaml
 from ppo_plus.zoo.installation import command, has_screen, pip_install, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
 from ppo_plus.zoo.runs import Options, RunFolder, file_name, open_run
@@ -104,8 +103,6 @@ def _add_train(commands: Any) -> None:
 
 def print_zoo() -> None:
     """Print a line for each entry of the package's settings file that is of one environment, or was measured on one."""
-    from ppo_plus.zoo.hyperparams import builtin_file, expected_returns, read_mapping
-
     expected = expected_returns()
     names = (name for name in dict.fromkeys([*read_mapping(builtin_file()), *expected]) if "-v" in name)
     print("\n".join(f"{name:32} {expected.get(name, 'not measured')}" for name in names))
@@ -114,7 +111,6 @@ def print_zoo() -> None:
 def _print_expected(experiment: "Experiment", variant: str | None) -> None:
     """Print the returns to expect of an experiment, if it is an entry of the package's file that was measured."""
     from ppo_plus.zoo.experiment import load_experiment
-    from ppo_plus.zoo.hyperparams import expected_returns
 
     expected = expected_returns().get("/".join(filter(None, (experiment.env_id.rpartition(":")[2], variant))))
     if expected and experiment.settings() == load_experiment(experiment.env_id, variant=variant).settings():
@@ -131,18 +127,17 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     add("-n --n-timesteps N", "number of timesteps (default: from the settings)", type=whole_number)
     add("--n-envs N", "number of environments (default: from the settings)", type=whole_number)
     help = 'settings to override, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"'
-    add("-params --hyperparams K:V", help, nargs="+", type=key_value, default=[])
-    add("--seed N", "random seed; negative: draw one and record it", type=seed, default=seed_default)
+    add("-params --hyperparams K:V", help, nargs="+", action="extend", type=key_value, default=[])
+    add("--seed N", "random seed; negative (train only): draw one and record it", type=seed, default=seed_default)
     help = "dummy: step the environments one after another; subproc: in separate processes"
     add("--vec-env {dummy,subproc}", help, default="dummy")
     help = "arguments of the evaluation environments (default: those of --env-kwargs or the settings)"
-    add("--eval-env-kwargs K:V", help, nargs="+", type=key_value)
+    add("--eval-env-kwargs K:V", help, nargs="+", action="extend", type=key_value)
     add("--num-threads N", "number of torch's threads (default: depends on the minibatch)", type=whole_number)
 
 
 def make_experiment(args: argparse.Namespace) -> "Experiment":
     """The experiment that the arguments describe, with the errors of ``find_env`` and ``load_experiment``."""
-    from ppo_plus.zoo.hyperparams import builtin_file, read_entry
     from ppo_plus.zoo.installation import find_env
 
     # The errors below come before the import of torch, which takes seconds.
@@ -186,6 +181,8 @@ def prepare_train(command: argparse.ArgumentParser, args: argparse.Namespace) ->
         raise ValueError("the following arguments are required: --env, or --resume")
     if args.trained_agent is not None and not Path(args.trained_agent).is_file():
         raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
+    if args.trained_agent is not None and (kept := dict(args.hyperparams).keys() & {"policy", "policy_kwargs"}):
+        raise ValueError(f"-i keeps the networks of its model: leave out {' and '.join(sorted(kept))} of -params")
     folder = None if args.resume is None else open_run(Path(args.resume))
     device = args.device if folder is None else folder.arguments()["device"]
     if args.processes is not None and args.processes > 1 and not args.dry_run:
@@ -210,7 +207,7 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
     options = Options(**{name: value for name, value in values.items() if value is not None})
     run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
-        options = replace(options, tensorboard_log=f"runs/{run_name}")
+        options = replace(options, tensorboard_log=options.tensorboard_log or f"runs/{run_name}")
     for package in filter(None, (args.track, options.tensorboard_log and "tensorboard")):
         if find_spec(package) is None:
             raise ImportError(f"{package} is not installed: {pip_install(package)}")
@@ -219,7 +216,7 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
     if args.dry_run:
         check(experiment, options)
         settings = {experiment.env_id: experiment.settings(), "run": {**experiment.beside_settings(), **vars(options)}}
-        return partial(yaml.safe_dump, settings, sys.stdout, sort_keys=False)
+        return partial(print, to_yaml(settings), end="")
     with deferred():
         run = set_up(experiment, options)
     upload = None
@@ -230,7 +227,7 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
         try:
             upload = args.track and _start_tracking(args.track, run_name, logged)
         except Exception as error:
-            shutil.rmtree(run.folder.path)  # a run without a model
+            shutil.rmtree(run.folder.path, ignore_errors=True)  # a run without a model
             raise ConnectionError(f"--track {args.track}: {error}. {NO_TRACKER[args.track]}") from error
     return partial(_train, run, args, upload)
 
@@ -425,6 +422,8 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
 
     if not args.env:
         raise ValueError("the following arguments are required: --env")
+    if args.seed < 0:
+        raise ValueError(f"--seed {args.seed}: a study with a random seed cannot be resumed; give a seed from 0")
     args.env, *args.also = dict.fromkeys(args.env)
     name = args.study_name or "/".join(filter(None, ("+".join([args.env, *args.also]), args.variant)))
     args.pruner = args.pruner or ("none" if args.also else "median")
@@ -439,7 +438,7 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     ).checked()
     study = _study(args, url, name)
     create(study, task, args.max_total_trials)
-    n_done = sum(map(is_done, study.screening.trials()))
+    n_done = sum(map(is_done, study.screening().trials()))
     print(f"study {name!r} in {without_password(url)}: {n_done} of {counted(study.budget, 'trial')} done")
     each = f", in each of {len(task.env_ids)} environments" if args.also else ""
     print(f"{task.plan.describe(study.budget, len(task.baselines()))}{each}")

@@ -110,6 +110,7 @@ def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
 
 
 def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
+    draw_without_screen()  # first: MuJoCo reads it when a module of the user imports it
     folder, model = _find(args)
     beside = model if args.repo is None else Path(model.name)
     path = beside.with_suffix(".gif") if args.output is None else Path(args.output)
@@ -119,7 +120,6 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
         raise ImportError(f"-o {path}: an .mp4 needs {pip_install(extra='video')}")
     from ppo_plus.zoo.enjoy import record
 
-    draw_without_screen()
     player = _player(args, folder, model, {"render_mode": "rgb_array"})
     require_drawing(folder.env_id, window=False)
     return partial(record, player, args.n_timesteps, path)

@@ -43,7 +43,7 @@ from ppo_plus.zoo.interrupts import check, uninterrupted
 
 #: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
-#: What else can be wrong with one that is opened.
+#: Other errors when a storage is opened.
 UNUSABLE = (ImportError, RuntimeError, OSError, ValueError, LookupError, TypeError, AssertionError)
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60

@@ -9,11 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus import __version__
 from ppo_plus.saving.files import write_text
+from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, outcome
@@ -97,11 +97,11 @@ class TuningVerdict:
 
 
 def decide(study: Study) -> TuningVerdict:
-    """The verdict of a study, as far as it has got."""
+    """The verdict so far."""
     stages = study.begun_stages()
     runs = stages["confirmation"].trials() if "confirmation" in stages else []
     scores = scores_of(runs)
-    trials = {trial.user_attrs[JOB]: trial for trial in study.screening.trials()}
+    trials = {trial.user_attrs[JOB]: trial for trial in study.screening().trials()}
     # Baselines without runs as well: what was not compared with them is not confirmed.
     baselines = {
         trial.user_attrs[BASELINE]: _finalist(trial, runs, scores) for trial in trials.values() if is_baseline(trial)
@@ -171,17 +171,17 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     """Write ``report.md`` and the best entry into a folder, also of a study that is not finished."""
     folder.mkdir(parents=True, exist_ok=True)
     verdict = decide(study)
-    trials = study.screening.trials()
+    trials = study.screening().trials()
     entry = export_best(study, task, verdict, folder)
     parts = [
         f"# Tuning {' and '.join(task.env_ids)}\n\n{verdict}\n",
         *([f"{SEVERAL}\n"] if task.also else []),
         *_confirmation(verdict, task.env_ids),
-        *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if entry is not None else []),
+        *([f"## {entry.name}\n", f"```yaml\n{entry.read_text('utf-8')}```\n"] if entry is not None else []),
         *_screening(trials),
         "## Settings of the study\n",
         f"{versions()}; Python {platform.python_version()}.\n",
-        f"```yaml\n{yaml.safe_dump({**task.to_json(), 'eval_freq': task.plan.eval_freq}, sort_keys=False)}```",
+        f"```yaml\n{to_yaml({**task.to_json(), 'eval_freq': task.plan.eval_freq})}```",
     ]
     write_text(folder / "report.md", "\n".join(parts) + "\n")
     return verdict
@@ -190,7 +190,7 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
 def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: Path) -> Path | None:
     """Export the winner, or else the best trial under another name, and return the file; ``None``: there is neither."""
     winner = verdict.winner
-    best = ranked_candidates(study.first(study.budget).trials())[:1] if winner is None else [winner.trial]
+    best = ranked_candidates(study.screening(study.budget).trials())[:1] if winner is None else [winner.trial]
     path = entry_path(task, folder, NOT_CONFIRMED if winner is None else "")
     # Only the other one: another tuner of the study may be reading this one, which is replaced.
     entry_path(task, folder, "" if winner is None else NOT_CONFIRMED).unlink(missing_ok=True)
@@ -203,13 +203,13 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     origin = [f"Found by ppo-plus tune: study {study_name}, {name}, with {versions()}."]
     wins = verdict.winner is not None and verdict.winner.name == name
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
-    returns = " and ".join(map(repr, result[SCORES][: len(task.env_ids)]))
+    returns = " and ".join(map(repr, result[SCORES][:: plan.n_seeds]))
     origin += [
         f"On seed {plan.seed} its return was {returns}, the mean of the last "
         f"{counted(plan.last_evals, 'evaluation')}. To train with these settings:",
         shlex.join(["ppo-plus", *retraining(task, Path(path.name))]),
     ]
-    entry = "".join(yaml.safe_dump({env_id: result[SETTINGS]}, sort_keys=False) for env_id in task.env_ids)
+    entry = "".join(to_yaml({env_id: result[SETTINGS]}) for env_id in task.env_ids)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return path
 

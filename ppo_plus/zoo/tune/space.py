@@ -147,7 +147,11 @@ class Space:
 
     def including(self, experiment: Experiment) -> "Space":
         """The space, widened to include an experiment."""
-        return Space({name: item.including(self._value(experiment, name)) for name, item in self.dimensions.items()})
+        values = {name: self._value(experiment, name) for name in self.dimensions}
+        unset = [name for name, value in values.items() if value is None and isinstance(self.dimensions[name], Range)]
+        if unset:
+            raise ValueError(f"search space: a baseline has {unset[0]}=None: use choices with null, not a range")
+        return Space({name: item.including(values[name]) for name, item in self.dimensions.items()})
 
     def _value(self, experiment: Experiment, name: str) -> Any:
         scheduled = name.removesuffix(SCHEDULE)

@@ -50,15 +50,10 @@ class Study:
 
     def set(self, key: str, value: Any) -> None:
         """Set a user attribute."""
-        self.screening.study().set_user_attr(key, value)
+        self.screening().study().set_user_attr(key, value)
 
-    @property
-    def screening(self) -> Jobs:
-        """The trials of the search."""
-        return self.first(None)
-
-    def first(self, budget: int | None) -> Jobs:
-        """The first trials of the search. The study has more if its budget has grown meanwhile."""
+    def screening(self, budget: int | None = None) -> Jobs:
+        """The first trials of the search, all by default. The study has more if its budget has grown meanwhile."""
         return Jobs(self.storage, self.name, self.heartbeats, budget)
 
     def confirmation(self, budget: int) -> Jobs:
@@ -69,7 +64,7 @@ class Study:
         """The stages that have begun, by name."""
         confirmation = self.confirmation(self.budget)
         has_begun = confirmation.name in optuna.get_all_study_names(self.storage)
-        return {"screening": self.screening} | ({"confirmation": confirmation} if has_begun else {})
+        return {"screening": self.screening()} | ({"confirmation": confirmation} if has_begun else {})
 
 
 def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
@@ -82,16 +77,24 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     optuna.create_study(study_name=study.name, storage=study.storage, directions=directions, load_if_exists=True)
     data = task.to_json()
     known = read_task(study, task.packages).to_json() if TASK in study.attributes() else data
-    names = [key for key in data if known[key] != data[key]]
-    if names:
+    given, kept = by_name(data), by_name(known)
+    pairs = {name: (given.get(name, "nothing"), kept.get(name, "nothing")) for name in kept | given}
+    differences = [f"{name}={new} (the study has {old})" for name, (new, old) in pairs.items() if new != old]
+    if differences:
         raise ValueError(
-            f"the study {study.name!r} exists and has another {' and another '.join(names)}: "
+            f"the study {study.name!r} exists with other values: {shortened(', '.join(differences))}: "
             "give the same ones to resume it, or choose another name with --study-name"
         )
     study.set(BUDGET, max(max_total_trials, study.budget))
     study.set(ERROR, None)
-    # Last, because workers wait for it.
+    # Last: workers start only if it is set.
     study.set(TASK, data)
+
+
+def by_name(data: dict[str, Any]) -> dict[str, Any]:
+    """The values of a task's data, those of mappings one by one: ``plan seed``."""
+    parts = {key: value if isinstance(value, dict) else {"": value} for key, value in data.items()}
+    return {f"{key} {name}".strip(): value for key, part in parts.items() for name, value in part.items()}
 
 
 def read_task(study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> TuningTask:
@@ -114,20 +117,20 @@ def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
     """The jobs of the first stage: the baselines, then what the sampler chooses; ``budget`` trials."""
     baselines, space = task.baselines(), task.search_space()
     jobs: list[dict[str, Any]] = [{BASELINE: name} for name in baselines] + [{} for _ in range(budget)]
-    study.screening.fill(jobs[:budget], [space.params(experiment) for experiment in baselines.values()])
-    return study.screening
+    study.screening().fill(jobs[:budget], [space.params(experiment) for experiment in baselines.values()])
+    return study.screening()
 
 
 def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the last stage: the baselines and the best trials, the finalists, on unseen seeds. All workers get
     here at about the same time; a run that two of them add counts once."""
-    screening = study.first(budget).trials()
+    screening = study.screening(budget).trials()
     best = ranked_candidates(screening)[: plan.n_finalists]
     # A baseline whose workers died before it began has no settings.
     baselines = [trial for trial in screening if is_baseline(trial) and SETTINGS in trial.user_attrs]
     chosen = [*baselines, *best] if best else []
     jobs = study.confirmation(budget)
-    directions = study.screening.study().directions
+    directions = study.screening().study().directions
     optuna.create_study(study_name=jobs.name, storage=jobs.storage, directions=directions, load_if_exists=True)
     jobs.fill(
         [
@@ -144,7 +147,7 @@ def stages(study: Study, task: TuningTask) -> Iterator[Jobs]:
     # Read once: if it grew between two stages, the later one would follow from trials that are not done.
     budget = study.budget
     prepare_screening(study, task, budget)
-    yield study.first(budget)
+    yield study.screening(budget)
     yield prepare_confirmation(study, task.plan, budget)
 
 

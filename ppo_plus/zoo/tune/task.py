@@ -17,8 +17,8 @@ from ppo_plus import EnvFault
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_number, require_one_of
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
-from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, make_callbacks, make_envs, make_model, parse_settings
-from ppo_plus.zoo.installation import find_env
+from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, make_callbacks, make_envs, make_model, parse_settings
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env
 from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
 #: Between the seeds of two runs: the k-th environment has the run's seed plus k, and runs must not share episodes.
@@ -103,28 +103,13 @@ class Plan:
         runs = f"at most {search} runs of the search and {confirmation} of the confirmation"
         return f"{runs}, with {self.n_timesteps:,} timesteps each"
 
-    def on_rollouts(self, experiment: Experiment) -> "Plan":
-        """The plan with a budget, and intervals between evaluations, that are whole rollouts of an experiment. The
-        budget can only grow; the number of evaluations may change."""
-        rollout = rollout_size(experiment)
-        interval = math.ceil(self.n_timesteps / self.n_evals / rollout) * rollout
-        n_evals = math.ceil(self.n_timesteps / interval)
-        return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals)
-
-
-def rollout_size(experiment: Experiment) -> int:
-    """Transitions of a rollout."""
-    return int(setting(experiment, "n_steps")) * experiment.n_envs
-
 
 def counted(number: int, noun: str) -> str:
     """A number with its noun: ``1 trial``, ``2 trials``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-#: Fields of an experiment that are not settings, and the same in all runs of a study.
-RUN = ("device", "vec_env", "eval_env_kwargs")
-#: Settings that others have an effect with only.
+#: Settings without which another setting has no effect.
 CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
 
 
@@ -152,10 +137,14 @@ class TuningTask:
         return {"default": default} | ({"settings file": self.experiment} if default != self.experiment else {})
 
     def fitted(self) -> "TuningTask":
-        """The task with a budget of whole rollouts of the experiment; the default's last one may exceed it."""
+        """The task with a budget, and intervals between evaluations, of whole rollouts of the experiment; the default's
+        last one may exceed it. The budget can only grow; the number of evaluations may change."""
         if self.also and self.plan.pruner != "none":
             raise ValueError(f"pruner={self.plan.pruner!r} compares returns in one environment: use 'none' for several")
-        plan = self.plan.on_rollouts(self.experiment)
+        plan, rollout = self.plan, int(setting(self.experiment, "n_steps")) * self.experiment.n_envs
+        interval = math.ceil(plan.n_timesteps / plan.n_evals / rollout) * rollout
+        n_evals = math.ceil(plan.n_timesteps / interval)
+        plan = replace(plan, n_timesteps=n_evals * interval, n_evals=n_evals)
         task = replace(self, plan=plan, experiment=self.experiment.replace(seed=0, n_timesteps=plan.n_timesteps))
         task.search_space()
         return task
@@ -217,8 +206,7 @@ class TuningTask:
 
     def read(self, settings: dict[str, Any], env_id: str) -> Experiment:
         """The experiment that recorded settings describe, in one of the environments."""
-        run = {name: getattr(self.experiment, name) for name in RUN}
-        return parse_settings(env_id, settings, self.packages).replace(**run)
+        return parse_settings(env_id, settings, self.packages).replace(**self.experiment.beside_settings())
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data, as a storage returns it."""
@@ -226,7 +214,7 @@ class TuningTask:
             "env_id": self.experiment.env_id,
             "also": self.also,
             "settings": self.experiment.settings(),
-            "run": {name: getattr(self.experiment, name) for name in RUN},
+            "run": self.experiment.beside_settings(),
             "space": self.space,
             "plan": asdict(self.plan),
         }
@@ -243,8 +231,8 @@ class TuningTask:
             if module and packages is not None and module not in packages:
                 raise ValueError(f"the study imports {module}: use --gym-packages {module} if you trust it")
             find_env(env_id)
-        # Of the run only what is known: an environment's id, say, would replace the one that has been checked.
-        run = {name: data["run"][name] for name in RUN}
+        # Read only known fields: an id, for example, would replace the one that was checked.
+        run = {name: value for name, value in data["run"].items() if name in BESIDE_SETTINGS}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
         # Plans of version 0.1 have fields of a stage that is gone.
         plan = {name: value for name, value in data["plan"].items() if not name.startswith("race_")}

@@ -28,6 +28,7 @@ from ppo_plus.zoo.installation import import_packages
 from ppo_plus.zoo.interrupts import check, deferred, exit_codes
 from ppo_plus.zoo.tune.jobs import (
     CANDIDATE,
+    HEARTBEAT,
     JOB,
     SEED,
     STORAGE_ERRORS,
@@ -149,8 +150,9 @@ class TuningWorker:
         def report(timesteps: int, mean_return: float) -> None:
             step = n_before * plan.n_timesteps + timesteps
             self._check()
-            if self.task.also:
-                return  # Optuna prunes by one objective only
+            if self.task.also:  # Optuna prunes by one objective only
+                trial.set_user_attr(HEARTBEAT, step)  # an error if this worker counted as dead, as that of `report`
+                return
             trial.report(mean_return, step)
             if step < total and trial.should_prune():  # at the end pruning saves nothing
                 raise optuna.TrialPruned
@@ -191,7 +193,7 @@ class Workers:
 
     n: int  # how many
     url: str  # URL of the study's storage
-    supervision: dict[str, Any] = field(default_factory=dict)  # see `zoo.tune.study.TuningWorker`
+    supervision: dict[str, Any] = field(default_factory=dict)  # see `zoo.tune.tuner.TuningWorker`
 
 
 def tune(
@@ -318,7 +320,7 @@ def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
     """What is left of a study, and how long it takes; empty until the baselines have run, and when nothing is left."""
     plan, n_trials = task.plan, study.budget
     n_baselines = min(len(task.baselines()), n_trials)
-    if not study.first(n_baselines).all_done():
+    if not study.screening(n_baselines).all_done():
         return ""
     search, *later = (list(filter(is_done, jobs.trials())) for jobs in study.begun_stages().values())
     n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * plan.n_seeds - sum(map(len, later))

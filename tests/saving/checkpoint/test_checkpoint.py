@@ -331,6 +331,22 @@ def test_a_call_resumes_with_the_same_total_timesteps(tmp_path):
         PPO_Plus.resume(tmp_path, envs()).learn(500)
 
 
+def test_a_call_that_could_not_start_can_be_resumed_again(tmp_path, monkeypatch):
+    """After an error as training starts, and after one while the rest of the checkpoint is restored."""
+    whole = model_of("discrete")
+    learn(whole, tmp_path / "whole", callbacks=[Draws()])
+    learn(model_of("discrete"), tmp_path / "cut", after=130, callbacks=[Draws()])
+    resumed = PPO_Plus.resume(tmp_path / "cut", envs())
+    for part in ("cut", "set_logger"):
+        with monkeypatch.context() as patch, pytest.raises(TypeError, match="not callable"):
+            patch.setattr(process_state, part, None)
+            learn(resumed, tmp_path / "cut", callbacks=[Draws()])
+        assert resumed.call.resumed is not None
+    learn(resumed, tmp_path / "cut", callbacks=[Draws()])
+    assert_same(resumed, whole)
+    assert not (tmp_path / "cut" / "earlier_1").exists()
+
+
 def test_a_call_that_counts_on_ends_where_it_would_have(tmp_path):
     whole = model_of("discrete").learn(128).learn(256, Interrupt(-1), reset_num_timesteps=False)
     checkpoints = Checkpoints(tmp_path, save_freq=64)
@@ -421,11 +437,26 @@ def test_what_another_run_has_left_is_moved_and_not_gone_on_with(tmp_path):
     learn(model_of("discrete"), tmp_path, save_freq=64)
     old = steps_of(tmp_path)
     for number in (1, 2):
-        with pytest.warns(UserWarning, match=f"had checkpoints of another run, which are in .*earlier_{number} now"):
+        with pytest.warns(
+            UserWarning, match=f"had later checkpoints, or those of another run, which are in .*earlier_{number} now"
+        ):
             learn(model_of("discrete"), tmp_path, after=100 if number == 1 else 70, save_freq=64)
     assert steps_of(tmp_path / "earlier_1") == old == [384, 320, 256]
     assert steps_of(tmp_path / "earlier_2") == [192, 128, 64]
     assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 128
+
+
+@pytest.mark.parametrize("number", [0, 128])
+def test_files_after_the_one_that_is_resumed_are_moved(number, tmp_path):
+    learn(model_of("discrete"), tmp_path, after=100)
+    for steps in (64, 192, 256):
+        shutil.copy(tmp_path / f"checkpoint_{0:012d}.zip", tmp_path / f"checkpoint_{steps:012d}.zip")
+    moved = [steps for steps in steps_of(tmp_path) if steps > number]
+    resumed = PPO_Plus.resume(tmp_path / f"checkpoint_{number:012d}.zip", envs())
+    with pytest.warns(UserWarning, match="had later checkpoints"):
+        learn(resumed, tmp_path, after=number // 2 + 70)
+    assert steps_of(tmp_path / "earlier_1") == moved
+    assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == number + 128
 
 
 def test_a_second_call_continues_in_the_same_folder(tmp_path, recwarn):
@@ -584,6 +615,15 @@ def test_files_written_after_an_error_count_for_keep(tmp_path):
     assert len(checkpoint.files(tmp_path)) == 3
     checkpoints.write()
     assert len(checkpoint.files(tmp_path)) == 2
+
+
+def test_the_argument_compile_may_be_another_one(tmp_path):
+    arguments = dict(n_steps=32, batch_size=32, n_epochs=1, compile=False)
+    PPO_Plus("MlpPolicy", "CartPole-v1", **arguments).learn(64, callback=Checkpoints(tmp_path, save_freq=32))
+    file = checkpoint.files(tmp_path)[-1]
+    same, other = (PPO_Plus.resume(file, "CartPole-v1", **given) for given in ({}, {"compile": "auto"}))
+    assert str(same.learn(64).compiled) == "no: compile=False"
+    assert str(other.learn(64).compiled).startswith("no: 2 gradient steps are planned")
 
 
 def as_version_2(whole):

@@ -377,9 +377,20 @@ MASKABLE = {
 }
 
 
-def trained_with_masks(kind, n_updates=1, policy="MlpPolicy"):
+class Batched(BaseFeaturesExtractor):
+    """It has buffers."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, observation_space.shape[0])
+        self.norm = th.nn.BatchNorm1d(observation_space.shape[0])
+
+    def forward(self, observations):
+        return self.norm(observations)
+
+
+def trained_with_masks(kind, n_updates=1, policy="MlpPolicy", **kwargs):
     env = vec(ACTIONS[kind], env_class=MaskedEnv)
-    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 3, "learning_rate": 0.01} | MASKABLE[kind]
+    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 3, "learning_rate": 0.01} | MASKABLE[kind] | kwargs
     return MaskablePPO(policy, env, seed=1, device="cpu", **options).learn(32 * n_updates)
 
 
@@ -425,8 +436,9 @@ def test_masked_training_continues_as_sb3_contribs_would(kind, tmp_path):
     th.testing.assert_close(weights(ours), weights(theirs), rtol=0, atol=1e-5)
 
 
-def test_moments_of_a_bit_are_those_of_its_second_logit():
-    theirs = trained_with_masks("multibinary")
+@pytest.mark.parametrize("policy_kwargs", [{}, {"features_extractor_class": Batched}], ids=["", "buffers"])
+def test_moments_of_a_bit_are_those_of_its_second_logit(policy_kwargs):
+    theirs = trained_with_masks("multibinary", policy_kwargs=policy_kwargs)
     ours = taken(theirs)
     names = [name for name, _ in theirs.policy.named_parameters()]
     for name in ("action_net.weight", "action_net.bias"):

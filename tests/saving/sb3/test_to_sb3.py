@@ -11,8 +11,21 @@ from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3 import PPO
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from ppo_plus import ColoredNoise, MlpPolicy, PPO_Plus, StateDependentNoise
+
+
+class Batched(BaseFeaturesExtractor):
+    """It has buffers."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, observation_space.shape[0])
+        self.norm = th.nn.BatchNorm1d(observation_space.shape[0])
+
+    def forward(self, observations):
+        return self.norm(observations)
+
 
 DICT = spaces.Dict(image=IMAGE, vector=VECTOR, choice=spaces.Discrete(3))
 CASES = {
@@ -27,6 +40,11 @@ CASES = {
     **{
         f"masks, {kind}": {"cls": MaskablePPO, "env": vec(ACTIONS[kind], env_class=MaskedEnv)}
         for kind in ("discrete", "multidiscrete", "multibinary")
+    },
+    "masks, buffers": {
+        "cls": MaskablePPO,
+        "env": vec(ACTIONS["multibinary"], env_class=MaskedEnv),
+        "policy_kwargs": {"features_extractor_class": Batched},
     },
     "memory": {"cls": RecurrentPPO, "policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}},
     "memory, gsde": {"cls": RecurrentPPO, "policy": "MlpLstmPolicy", "env": vec(ACTIONS["box"]), "use_sde": True},

@@ -5,7 +5,7 @@ import argparse
 import pytest
 import torch as th
 
-from ppo_plus.zoo.cli import main
+from ppo_plus.zoo.cli import main, make_parser
 from ppo_plus.zoo.cli.arguments import Parser, import_named, key_value
 
 
@@ -32,6 +32,15 @@ def test_the_modules_of_all_environments_are_imported():
 )
 def test_key_value(text, expected):
     assert key_value(text) == (text.split(":")[0], expected)
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_a_repeated_option_adds_to_the_first(command):
+    words = "-params gamma:1 -params n_steps:8 --env-kwargs a:1 --env-kwargs b:2 c:3 --eval-env-kwargs a:4"
+    words += " --eval-env-kwargs b:5 --gym-packages csv --gym-packages json"
+    args = make_parser().parse_args([command, "--env", "CartPole-v1", *words.split()])
+    assert args.hyperparams == [("gamma", 1), ("n_steps", 8)] and args.env_kwargs == [("a", 1), ("b", 2), ("c", 3)]
+    assert args.eval_env_kwargs == [("a", 4), ("b", 5)] and args.gym_packages == ["csv", "json"]
 
 
 @pytest.mark.parametrize("text", ["gamma", ":1", "gamma:", "a:__import__('os').system('true')", "a:open('x')", "a:[x]"])

@@ -173,6 +173,18 @@ def test_a_dry_run_prints_a_settings_file(folder, capsys):
     assert dry_run(capsys, "-conf", "mine.yml", "--seed", "1")["CartPole-v1"]["gamma"] == 0.5
 
 
+def test_the_settings_of_a_run_are_a_settings_file(folder, capsys):
+    shown = dry_run(capsys, "--seed", "1", "-params", "gamma:0.5")["CartPole-v1"]
+    (folder / "config.yml").write_text(yaml.safe_dump(shown))
+    assert dry_run(capsys, "-conf", "config.yml", "--seed", "1")["CartPole-v1"] == shown
+
+
+def test_a_tracked_run_logs_to_the_given_folder(folder, capsys, monkeypatch):
+    monkeypatch.setattr("ppo_plus.zoo.cli.experiments.find_spec", lambda package: package)
+    assert dry_run(capsys, "--track", "-tb", "mine")["run"]["tensorboard_log"] == "mine"
+    assert dry_run(capsys, "--track")["run"]["tensorboard_log"].startswith("runs/CartPole-v1__")
+
+
 def test_without_a_seed_a_random_one_is_recorded(folder, capsys):
     seeds = {dry_run(capsys)["run"]["seed"] for _ in range(3)} | {dry_run(capsys, "--seed", "-1")["run"]["seed"]}
     assert len(seeds) == 4 and min(seeds) >= 0
@@ -258,6 +270,10 @@ def test_training_a_saved_model_further(folder, monkeypatch):
         (["--env", "CartPole-v1", "-params", "gamma:open('x')"], "is not allowed"),
         (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip: there is no such file"),
         (["--env", "CartPole-v1", "-i", __file__], ""),
+        (
+            ["--env", "CartPole-v1", "-i", __file__, "-params", "policy:CnnPolicy", "policy_kwargs:dict(net_arch=[8])"],
+            "-i keeps the networks of its model: leave out policy and policy_kwargs of -params",
+        ),
         (["--env", "CartPole-v1", "--nope"], "--nope"),
         (["--env", "CartPole-v1", "--log-interval", "10"], "--log-interval"),
         ([], "--env"),
@@ -417,6 +433,7 @@ def test_rl_zoo3s_flags_are_there():
     ("arguments", "message"),
     [
         (["tune"], "--env"),
+        (["tune", "--env", "CartPole-v1", "--seed", "-1"], "--seed -1: a study with a random seed cannot be resumed"),
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
         (
             ["tune", "--env", "CartPole-v1", "--vec-env", "envpool"],

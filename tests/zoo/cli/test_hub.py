@@ -188,6 +188,10 @@ def test_several_models_are_named(hub):
     with pytest.raises(ValueError, match=r"has the files \['other.zip', 'ppo-CartPole-v1.zip'\].* filename="):
         PPO_Plus.from_hub(REPO)
     assert PPO_Plus.from_hub(REPO, filename="other.zip").num_timesteps == 64
+    for name in ("rl_model_64_steps.zip", "checkpoints/64.zip"):
+        repository[name] = repository["other.zip"]
+        assert PPO_Plus.from_hub(REPO, filename=name).num_timesteps == 64
+        del repository[name]
     with pytest.raises(ValueError, match=r"has the files \['other.zip', 'ppo-CartPole-v1.zip'\]: "):
         PPO_Plus.from_hub(REPO, filename="best.zip")
 

@@ -1,5 +1,6 @@
 """``ppo-plus enjoy``, ``record``, ``export`` and ``plot``."""
 
+import os
 import re
 import sys
 
@@ -36,6 +37,17 @@ def test_an_environment_that_cannot_draw(folder, check_one_line_error, monkeypat
             check_one_line_error([command, *options, "-f", "logs/ppo_plus/Undrawable-v0_1"], message)
     finally:
         gym.registry.pop("Undrawable-v0")
+
+
+def test_the_screen_is_chosen_before_modules_of_the_user_are_imported(folder, monkeypatch):
+    """MuJoCo reads the choice when it is imported."""
+    (folder / "draws.py").write_text("import os; found = os.environ.get('MUJOCO_GL')")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr("ppo_plus.zoo.cli.results.draw_without_screen", lambda: os.environ.update(MUJOCO_GL="egl"))
+    monkeypatch.setenv("MUJOCO_GL", "none")
+    with pytest.raises(SystemExit):
+        main("record --env CartPole-v1 --exp-id -1 -f . --gym-packages draws".split())
+    assert sys.modules.pop("draws").found == "egl"
 
 
 @pytest.mark.parametrize("name", ["x.xyz", "x", "x.png", ".gif"])

@@ -201,12 +201,43 @@ def test_a_larger_budget_leaves_the_confirmation_of_the_smaller_one(study):
     assert study.attributes()[BUDGET] == 8
 
 
+def test_another_task_is_an_error_that_names_the_difference(study):
+    plan = replace(PLAN, seed=5)
+    other = TuningTask(
+        SMALL_TASK.experiment, {"gamma": {"choices": [0.8]}, "n_epochs": {"choices": [4]}}, plan
+    ).fitted()
+    message = (
+        "the study 'study' exists with other values: space gamma={'choices': [0.8]} (the study has {'choices': [0.9, "
+        "0.99]}), plan seed=5 (the study has 0), space n_epochs={'choices': [4]} (the study has nothing): give the same"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create(study, other, 6)
+
+
+def test_a_worker_that_counted_as_dead_leaves_its_trial_in_several_environments(tmp_path, monkeypatch):
+    study = Study("both", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    task = replace(SMALL_TASK, plan=replace(PLAN, pruner="none"), also=("Acrobot-v1",))
+    create(study, task, 1)
+    jobs = prepare_screening(study, task, 1)
+    reported = []
+
+    def run(_experiment, _plan, _seed, report):
+        report(64, 1.0)
+        jobs.storage.set_trial_state_values(jobs.trials()[0]._trial_id, TrialState.FAIL)
+        report(128, 1.0)
+        reported.append(128)
+
+    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.score", run)
+    TuningWorker(study, task)._do(jobs, jobs.claim())
+    assert reported == []
+
+
 def test_an_estimate_follows_the_baselines(study, monkeypatch):
     """At most 6 runs of the search and 40 of the confirmation; 2 are done, in 30 seconds each."""
     monkeypatch.setattr(FrozenTrial, "duration", timedelta(seconds=30))
     assert estimate(study, SMALL_TASK, 2) == ""
     prepare_screening(study, SMALL_TASK, 6)
-    do_all(study.first(2), [9.0, 9.0])
+    do_all(study.screening(2), [9.0, 9.0])
     assert estimate(study, SMALL_TASK, 2) == "about 11.0 more minutes at most with 2 at a time"
 
 
@@ -229,13 +260,13 @@ def database(tmp_path_factory):
     storage = open_storage(f"sqlite:///{path}")
     study = Study("study", storage)
     create(study, TuningTask(Experiment("CartPole-v1", 2048), SPACE, ONE_EVALUATION), 2)
-    study.screening.fill([{}, {}])
-    claimed = study.screening.claim()
-    trial = study.screening.trial(claimed)
+    study.screening().fill([{}, {}])
+    claimed = study.screening().claim()
+    trial = study.screening().trial(claimed)
     trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
     trial.set_user_attr(SETTINGS, {"n_timesteps": 2048})
     trial.set_user_attr(SCORES, [1.5])
-    study.screening.tell(claimed, TrialState.COMPLETE, 1.5)
+    study.screening().tell(claimed, TrialState.COMPLETE, 1.5)
     storage._backend.engine.dispose()
     return path
 
@@ -362,7 +393,7 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
         with pytest.raises(Exception, match="ZeroDivisionError"):
             TuningWorker(study, read_task(study)).work()
     tune(experiment, SPACE, study, plan, 2, tmp_path)
-    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
+    assert [trial.state for trial in study.screening().trials()] == [TrialState.COMPLETE] * 2
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, make_envs
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune import task as task_module
 from ppo_plus.zoo.tune.space import read_space, setting
-from ppo_plus.zoo.tune.task import PRUNERS, SAMPLERS, Diverged, Plan, TuningTask, largest_divisor, rollout_size, score
+from ppo_plus.zoo.tune.task import PRUNERS, SAMPLERS, Diverged, Plan, TuningTask, largest_divisor, score
 
 CARTPOLE = load_experiment("CartPole-v1")
 SPACE = read_space()
@@ -26,10 +26,10 @@ SPACE = read_space()
 @given(st.integers(1, 300_000), st.integers(1, 20), st.integers(1, 3000), st.integers(1, 16))
 def test_budget_and_interval_are_whole_rollouts(n_timesteps, n_evals, n_steps, n_envs):
     experiment = Experiment("CartPole-v1", 1, n_envs=n_envs, hyperparams={"n_steps": n_steps})
-    plan = Plan(n_timesteps, n_evals=n_evals).on_rollouts(experiment)
+    plan = TuningTask(experiment, SPACE, Plan(n_timesteps, n_evals=n_evals)).fitted().plan
     assert plan.n_timesteps >= n_timesteps
     assert plan.eval_freq * plan.n_evals == plan.n_timesteps
-    assert plan.eval_freq % rollout_size(experiment) == 0
+    assert plan.eval_freq % (n_steps * n_envs) == 0
     assert 1 <= plan.n_evals <= n_evals
 
 
@@ -109,7 +109,7 @@ def test_candidates_fit(n_steps, batch_size, use_sde, target_kl, n_envs):
     task = TuningTask(CARTPOLE, SPACE, Plan(50_000)).fitted()
     sampled = dict(n_steps=n_steps, batch_size=batch_size, use_sde=use_sde, target_kl=target_kl, n_envs=n_envs)
     experiment = task.candidate({**sampled, "sde_sample_freq": 4, "kl_control": "penalty"})
-    rollout = rollout_size(experiment)
+    rollout = setting(experiment, "n_steps") * n_envs
     assert setting(experiment, "n_steps") <= n_steps and experiment.n_envs == n_envs
     assert n_envs * (task.plan.eval_freq // n_envs) % rollout == 0
     assert setting(experiment, "batch_size") == min(batch_size, rollout)
@@ -212,6 +212,13 @@ def test_settings_that_do_not_fit_the_second_environment_are_an_error():
     experiment = load_experiment("Pendulum-v1", overrides={"env_wrapper": wrapper, "n_envs": 1})
     task = TuningTask(experiment, read_space(), Plan(4096, pruner="none"), also=("CartPole-v1",))
     with pytest.raises(ValueError, match="the settings of Pendulum-v1 do not fit CartPole-v1: "):
+        task.checked()
+
+
+def test_a_range_does_not_include_none():
+    """A baseline would be recorded with a value that it does not have."""
+    task = TuningTask(CARTPOLE, {"target_kl": {"low": 0.01, "high": 0.1}}, Plan(4096))
+    with pytest.raises(ValueError, match="search space: a baseline has target_kl=None: use choices with null"):
         task.checked()
 
 
