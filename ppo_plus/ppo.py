@@ -655,8 +655,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         if settings.n_threads != "auto":
             return int(settings.n_threads)
         # A loop over time computes with the transitions of one step at once.
-        steps = 1 if self.policy.compiles_encoder else settings.steps_per_sequence or 1
-        n_at_once = settings.batch_size // steps
+        steps = settings.steps_per_sequence
+        n_at_once = settings.batch_size // (1 if not steps or self.policy.compiles_encoder else steps)
         return th.get_num_threads() if worth_threads(self.policy, n_at_once, self.device) else 1
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -13,9 +13,12 @@ from importlib import import_module
 from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
+
+from ppo_plus.process import assigned
 
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
 ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
@@ -36,7 +39,7 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
     registers, package = next((known for part, known in REGISTERS.items() if part in name), ("", ""))
     if registers and name not in gym.registry:
         with suppress(ImportError):
-            import_module(registers)
+            _imported(registers)
     try:
         return gym.spec(name)
     except gym.error.Error as error:
@@ -97,7 +100,7 @@ def import_class(
             f"the file, add --gym-packages {name.partition('.')[0]}, or --trust-config for all (Python: packages=None)"
         )
     try:
-        cls = getattr(import_module(module_name), class_name)
+        cls = getattr(_imported(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{name!r} cannot be imported ({error}): is its package installed?") from None
     parents = parents if isinstance(parents, tuple) else (parents,)
@@ -108,6 +111,13 @@ def import_class(
     if packages is not None and not _is_within(cls.__module__, packages):
         raise ValueError(f"{name!r} comes from {cls.__module__}, which settings may not import from")
     return cls
+
+
+def _imported(name: str) -> ModuleType:
+    """A module. Importing rl_zoo3 replaces Gymnasium's time limit for all environments, which is undone."""
+    limit = gym.wrappers.TimeLimit
+    with assigned(gym.wrappers, TimeLimit=limit), assigned(gym.wrappers.common, TimeLimit=limit):
+        return import_module(name)
 
 
 def _is_within(module_name: str, packages: Collection[str]) -> bool:

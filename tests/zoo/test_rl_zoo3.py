@@ -146,8 +146,9 @@ def test_entries_build_and_train(file, name, minigrid, no_import_of_rl_zoo3):
     env.close()
 
 
-#: What importing rl_zoo3 does to Gymnasium's time limits must not end exact resume.
+#: Importing rl_zoo3 replaces Gymnasium's time limit, for all environments of a process.
 WITHOUT_VELOCITIES = """
+import gymnasium
 import numpy as np
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.zoo.experiment import load_experiment, make_envs
@@ -159,6 +160,8 @@ for _ in range(30):
     env.step(np.ones(2, dtype=int))
 assert set_state(other, get_state(env)) is None
 assert np.array_equal(env.step(np.ones(2, dtype=int))[0], other.step(np.ones(2, dtype=int))[0])
+for module in (gymnasium.wrappers, gymnasium.wrappers.common):
+    assert module.TimeLimit.__module__ == "gymnasium.wrappers.common"
 """
 
 
