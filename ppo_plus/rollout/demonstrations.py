@@ -103,7 +103,8 @@ def record_demonstrations(
             for i in range(n_envs):
                 if RESTART in infos[i]:
                     running[i] = []  # a fault of the environment has interrupted the episode
-                if not left[i] or is_reset(infos[i]) or RESTART in infos[i]:
+                    continue
+                if not left[i] or is_reset(infos[i]):
                     continue
                 cut = bool(dones[i] and infos[i].get(TIMEOUT, False))
                 row = (seen[i], mapped(np.array, actions[i]), rewards[i], bool(dones[i]) and not cut, cut)

@@ -271,8 +271,8 @@ class TensorCollector:
         dones, timeouts, known, returns, lengths = tables
         known, missing = timeouts & known, dones & ~known
         unknown, streams = timeouts & missing, plan.policy.streams
-        if streams is None or not any(part.stream.is_computed for part in streams.parts):
-            missing = unknown
+        computes = streams is not None and any(part.stream.is_computed for part in streams.parts)
+        missing = missing if computes else unknown
         logged = [th.stack(values).mean() for values in self._log.values()]
         facts = [
             self._suspicious(known),
@@ -284,10 +284,10 @@ class TensorCollector:
         if suspicious.any():
             self._explain(known)
         if n_missing:
+            also = ", and streams are computed from the first observation of the next episode" if computes else ""
             position.warn_once(
                 "the simulator does not return final observations of episodes, so the value of the observation before "
-                "replaces that of the final one at a time limit, and streams are computed from the first observation "
-                f"of the next episode: {self._simulator.env.remedy}"
+                f"replaces that of the final one at a time limit{also}: {self._simulator.env.remedy}"
             )
         limited = _places(known, int(n_known))
         # Copies: the simulator may write into its own before advantages are recomputed.

@@ -199,7 +199,7 @@ Loader.add_constructor(f"{_PYTHON}tuple", _items)
 Loader.add_constructor(f"{_PYTHON}object/apply:collections.OrderedDict", lambda *args: dict(*_items(*args)))
 # Numbers as in Python: in YAML 1.1, 1e5 is text, 010 is 8, and 1:30 is 90. What else begins with a digit is text.
 _NUMBER = re.compile(r"[-+]?(0x[\da-fA-F]+|(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)?)$")
-for _kind in (Loader, Dumper):  # first: PyYAML then copies the lists of its own classes
+for _kind in (Loader, Dumper):  # first, because PyYAML then copies the lists that all its classes share
     _kind.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), "N")
 Loader.yaml_implicit_resolvers |= dict.fromkeys("-+0123456789", [("!number", _NUMBER)])
 Dumper.add_implicit_resolver("!number", _NUMBER, list("-+0123456789"))

@@ -73,7 +73,7 @@ def import_packages(names: Iterable[str]) -> None:
         if name.endswith(".py"):
             raise ValueError(f"{name!r} is the name of a file: give that of its module, {Path(name).stem!r}")
         _search_current_folder()
-        import_module(name)
+        _imported(name)
 
 
 def _search_current_folder() -> None:

@@ -1,6 +1,7 @@
 """Networks shared by tests: some written for SB3, and some without kinks."""
 
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 
@@ -47,3 +48,14 @@ def without_kinks(model):
             if isinstance(child, nn.ReLU):
                 setattr(module, name, nn.SiLU())
     return model
+
+
+class Batched(BaseFeaturesExtractor):
+    """An extractor with buffers."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, observation_space.shape[0])
+        self.norm = nn.BatchNorm1d(observation_space.shape[0])
+
+    def forward(self, observations):
+        return self.norm(observations)

@@ -204,7 +204,7 @@ def test_all_known_wrappers_are_tested():
     modules = [importlib.import_module(name.rstrip(".")) for name in STATELESS]
     classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
     stateless = {each.__name__ for each in classes if f"{each.__module__}.".startswith(STATELESS)}
-    # tests/zoo/test_rl_zoo3.py tests rl_zoo3's in a process of their own.
+    # tests/zoo/test_rl_zoo3.py tests rl_zoo3's in a separate process.
     here = {name.rpartition(".")[2] for name in WRAPPERS if not name.startswith("rl_zoo3.")}
     assert here | stateless == set(WRAPPED)
 

@@ -14,6 +14,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, VECTOR, MaskedEnv, vec
 from gymnasium import spaces
+from networks import Batched
 from parametrization import in_turn, sample
 from poison import Evil
 from sb3_contrib import MaskablePPO
@@ -375,17 +376,6 @@ MASKABLE = {
     "multidiscrete": {"policy_kwargs": {"net_arch": [8], "activation_fn": th.nn.ReLU}},
     "multibinary": {"ent_coef": 0.01},
 }
-
-
-class Batched(BaseFeaturesExtractor):
-    """It has buffers."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space, observation_space.shape[0])
-        self.norm = th.nn.BatchNorm1d(observation_space.shape[0])
-
-    def forward(self, observations):
-        return self.norm(observations)
 
 
 def trained_with_masks(kind, n_updates=1, policy="MlpPolicy", **kwargs):

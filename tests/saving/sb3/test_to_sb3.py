@@ -8,24 +8,12 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, VECTOR, KeyMaskedEnv, MaskedEnv, vec
 from gymnasium import spaces
+from networks import Batched
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3 import PPO
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from ppo_plus import ColoredNoise, MlpPolicy, PPO_Plus, StateDependentNoise
-
-
-class Batched(BaseFeaturesExtractor):
-    """It has buffers."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space, observation_space.shape[0])
-        self.norm = th.nn.BatchNorm1d(observation_space.shape[0])
-
-    def forward(self, observations):
-        return self.norm(observations)
-
 
 DICT = spaces.Dict(image=IMAGE, vector=VECTOR, choice=spaces.Discrete(3))
 CASES = {
