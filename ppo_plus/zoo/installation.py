@@ -18,8 +18,6 @@ from types import ModuleType
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
-from ppo_plus.process import assigned
-
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
 ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
 #: By a part of ids: the module that registers these environments, and the package to install.
@@ -116,8 +114,10 @@ def import_class(
 def _imported(name: str) -> ModuleType:
     """A module. Importing rl_zoo3 replaces Gymnasium's time limit for all environments, which is undone."""
     limit = gym.wrappers.TimeLimit
-    with assigned(gym.wrappers, TimeLimit=limit), assigned(gym.wrappers.common, TimeLimit=limit):
+    try:
         return import_module(name)
+    finally:
+        gym.wrappers.TimeLimit = gym.wrappers.common.TimeLimit = limit  # type: ignore[misc]
 
 
 def _is_within(module_name: str, packages: Collection[str]) -> bool:
