@@ -246,8 +246,10 @@ def learned(*names: str, timed: bool = False, only: str = "") -> Lines:
 
 def compared() -> Lines:
     """The comparisons of the README, each with the command that measures it."""
-    times = measured("speed")["CartPole-v1-x8"]
-    times_as_fast = median(times[speed.COMPILED].speed_ups(times[speed.REFERENCE]))
+
+    def times_as_fast(file: str, workload: str) -> str:
+        times = measured(file)[workload]
+        return f"{median(times[speed.COMPILED].speed_ups(times[speed.REFERENCE])):.2f}"
 
     def mujoco(settings: str) -> str:
         ours = f"| {returns.NAMES[settings]} | "
@@ -263,20 +265,27 @@ def compared() -> Lines:
     def courier(contender: str) -> str:
         return f"{score('learning_actions', 'Courier', contender):.2f}"
 
-    def memory(contender: str) -> str:
-        return f"{score('learning_memory', 'CartPole-v1', contender):.0f}"
-
     rows = [
         [
             "[speed of training](docs/benchmarks.md), CartPole-v1, 8 environments, SB3 = 1",
             "1",
-            f"{times_as_fast:.2f} (compiled)",
+            times_as_fast("speed", "CartPole-v1-x8") + " (compiled)",
+            "`python benchmarks/benchmark.py`",
+        ],
+        [
+            "[speed of training with memory](docs/capabilities/memory.md#speed), two networks of 256 units, "
+            "minibatches of 256, `RecurrentPPO` = 1",
+            "1 (LSTM)",
+            times_as_fast("memory_speed", "CartPole-v1-LSTM-x8-batch-256")
+            + " (LSTM), "
+            + times_as_fast("memory_kinds_speed", "CartPole-v1-Lru-x8-batch-256")
+            + " (LRU)",
             "`python benchmarks/benchmark.py`",
         ],
         [
             "[return on six MuJoCo tasks](docs/results.md), SB3's defaults = 1",
-            "1 (default settings)",
-            f"{mujoco('mujoco-shared')} (shared settings), {mujoco('mujoco')} (tuned per task)",
+            f"1 (SB3's), {mujoco('rl_zoo3')} (rl_zoo3's, five tasks)",
+            f"{mujoco('mujoco-shared')} (shared settings), {mujoco('mujoco')} (own settings for three tasks)",
             "`python benchmarks/learning_returns.py --report`",
         ],
         [
@@ -284,12 +293,6 @@ def compared() -> Lines:
             courier("SB3's PPO, as a Box") + " (`Box`)",
             courier("PPO_Plus, Dict") + " (`Dict`)",
             "`python benchmarks/learning_actions.py --only mixed`",
-        ],
-        [
-            "[return on CartPole-v1 without velocities](docs/capabilities/memory.md#what-it-learns)",
-            memory("RecurrentPPO") + " (`RecurrentPPO`)",
-            memory("PPO_Plus with LSTM") + " (`MlpLstmPolicy`)",
-            "`python benchmarks/learning_memory.py`",
         ],
     ]
     return markdown(["", "SB3", "PPO_Plus", "measured by"], rows)

@@ -1186,8 +1186,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is loaded by
         :meth:`from_sb3`.
 
-        Nothing in the file is run, and it can name classes of ppo_plus, SB3, sb3-contrib, torch and Gymnasium only, and
-        those that were given to :func:`ppo_plus.register`.
+        Nothing in the file is run, and it can name classes of ppo_plus, SB3, sb3-contrib, torch and Gymnasium only, of
+        the program's own modules, and those that were given to :func:`ppo_plus.register`.
 
         :param path: what :meth:`save` wrote, or SB3
         :param env: the environment to train in

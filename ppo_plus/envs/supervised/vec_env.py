@@ -57,7 +57,7 @@ class NotFiniteFault(EnvFault, FloatingPointError):
 
 
 class SupervisedVecEnv(VecEnv):
-    """Steps environments like SB3's ``SubprocVecEnv``, each in its own process, and replaces those that fail: see
+    """Steps environments in processes, as SB3's ``SubprocVecEnv`` does, and replaces those that fail: see
     :mod:`ppo_plus.envs.supervised.vec_env`::
 
         make_vec_env("CartPole-v1", 8, vec_env_cls=SupervisedVecEnv, vec_env_kwargs=dict(restarts=10, timeout=60))

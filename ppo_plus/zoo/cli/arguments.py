@@ -54,6 +54,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
+class _Once(argparse.Action):
+    """An option that must not be repeated, since only its last value would count."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option} takes one value here: run the command once for each")
+        setattr(namespace, self.dest, values)
+
+
 def add_option(group: Any, spec: str, help: str, **kwargs: Any) -> None:
     """Add an option such as ``"-n --n-timesteps N"``; if its default is a number or a text, the help ends with it."""
     *names, last = spec.split()
@@ -78,7 +87,7 @@ def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, several
     if several:
         add("--env ID", f"{help}; give it again for settings that are good in several", action="append", default=[])
     else:
-        add("--env ID", help)
+        add("--env ID", help, action=_Once)
     add(f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
     add_gym_packages(command)
     add("--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", action="extend", type=key_value)

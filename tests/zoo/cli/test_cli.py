@@ -239,6 +239,8 @@ def test_the_package_does_not_load_the_zoo(tmp_path):
     ("arguments", "message"),
     [
         (["fly"], "fly"),
+        (["train", "--env", "CartPole-v1", "--env", "Acrobot-v1"], "--env takes one value here"),
+        (["enjoy", "--env", "CartPole-v1", "--env", "Acrobot-v1"], "--env takes one value here"),
         ([], "the following arguments are required: COMMAND"),
     ],
 )
