@@ -869,6 +869,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         settings, buffer = self.settings, self.rollout_buffer
         normalizes = settings.loss.normalize_advantage
         rollout = self.policy.prepare_rollout(buffer.on_device())
+        if self.policy.streams is not None and self.policy.streams.are_computed:
+            rollout = rollout._replace(next_observations=buffer.column("final_observations"))
         if settings.recompute_advantages:
             rollout = separate(rollout)
         epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))

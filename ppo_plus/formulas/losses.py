@@ -209,8 +209,10 @@ class Losses(NamedTuple):
         :param name: the name of the term
         :param term: 0-d, with its graph
         :raises TypeError: it is not a tensor
-        :raises ValueError: it has another shape
+        :raises ValueError: it has another shape, or the loss has something of this name
         """
+        if name in {*self.diagnostics, "loss", "grad_norm"}:
+            raise ValueError(f"the loss has {name!r} already: give the term another name")
         if not isinstance(term, th.Tensor):
             raise TypeError(
                 f"the term {name!r} of the loss is {term!r}: pass a 0-dim tensor, such as torch.tensor({term!r})"

@@ -95,8 +95,11 @@ class SB3Interface:
         return values.flatten(), th.stack([log_prob, -log_prob if entropy is None else entropy], dim=1)
 
     # There is no memory, nothing is normalized, and there is one critic.
-    init_memory, prepare_rollout = ActorCriticPolicy.init_memory, ActorCriticPolicy.prepare_rollout
+    init_memory = ActorCriticPolicy.init_memory
     observation_normalizer = value_normalizer = streams = None
+
+    def prepare_rollout(self, rollout: Any) -> Any:
+        return rollout
 
     def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:
         return super().predict_values(obs)  # type: ignore[misc, no-any-return]
@@ -126,18 +129,24 @@ class SB3Interface:
 
 
 def overridden(policy_class: type) -> list[str]:
-    """The methods of :data:`CALLED_BY_SB3` that a policy class written for SB3 overrides."""
+    """The methods of :data:`CALLED_BY_SB3` that the user's part of a policy class overrides."""
     custom = policy_class.__mro__[: policy_class.__mro__.index(sb3.ActorCriticPolicy)]
+    custom = tuple(base for base in custom if not base.__module__.startswith("ppo_plus."))
     return [name for name in CALLED_BY_SB3 if any(name in vars(base) for base in custom)]
 
 
 def warn_of_overrides(policy_class: type) -> None:
-    """Warn about the features that a policy class lacks if it overrides methods that SB3 calls."""
-    if not adapt_policy_class(policy_class).has_params:
+    """Warn about a policy class that overrides methods that SB3 calls: of the features that it lacks, or that ours does
+    not call these methods."""
+    if methods := overridden(policy_class):
+        consequence = (
+            "but training calls other methods: override encode, heads, act or evaluate instead"
+            if adapt_policy_class(policy_class).has_params
+            else "and so runs as in SB3, uncompiled, and without exact KL, gSDE off Box, masks and memory. For these "
+            "derive it from ppo_plus.ActorCriticPolicy, and override encode, heads, act or evaluate"
+        )
         warnings.warn(
-            f"policy={policy_class.__name__} overrides {', '.join(overridden(policy_class))}: it runs as in SB3, "
-            "uncompiled, and without exact KL, gSDE off Box, masks and memory. For these derive it from "
-            "ppo_plus.ActorCriticPolicy, and override encode, heads, act or evaluate",
+            f"policy={policy_class.__name__} overrides {', '.join(methods)}, {consequence}",
             stacklevel=6,
         )
 
@@ -155,5 +164,7 @@ def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
         raise TypeError(f"policy={policy_class!r} must be a subclass of ppo_plus.ActorCriticPolicy (or of SB3's)")
     if policy_class in OURS:
         return OURS[policy_class]
-    bases = (SB3Interface, policy_class) if overridden(policy_class) else (policy_class, ActorCriticPolicy)
+    theirs = next(theirs for theirs in reversed(OURS) if issubclass(policy_class, theirs))
+    inserted: dict[type, None] = dict.fromkeys([policy_class, OURS[theirs], ActorCriticPolicy, theirs])
+    bases = (SB3Interface, policy_class) if overridden(policy_class) else tuple(inserted)
     return type(policy_class.__name__, bases, {"__module__": policy_class.__module__})

@@ -14,7 +14,7 @@ from ppo_plus.policy.normalization import OPTIONS
 from ppo_plus.require import nearest, require_int, require_kind
 
 #: Arguments of policies that ``PPO_Plus`` passes.
-OF_PPO_PLUS = ("use_sde", "streams", *OPTIONS)
+OF_PPO_PLUS = ("use_sde", "exploration", "action_mask_key", "streams", *OPTIONS)
 PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", *OF_PPO_PLUS)
 #: Arguments of kinds of memory that the others do not have.
 OF_MEMORY = {"lstm_kwargs": "an LSTM or GRU", "attention_window": "attention", "attention_heads": "attention"}
@@ -121,11 +121,12 @@ def split_network(
 ) -> tuple[nn.Sequential, nn.Module, int]:
     """A custom network in SB3's two parts, hidden layers and last layer, and the size between them.
 
-    A network that is not an ``nn.Sequential`` is one layer.
+    A network that is not an ``nn.Sequential``, or has its own ``forward``, is one layer.
     """
     is_function = callable(network) and not isinstance(network, nn.Module)
     module: Any = network(input_dim, output_dim) if is_function else copy.deepcopy(network)
-    layers = list(module) if isinstance(module, nn.Sequential) else [module]
+    is_sequence = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    layers = list(module) if is_sequence else [module]
     if not layers or not isinstance(module, nn.Module):
         raise TypeError(
             f"policy_kwargs: {name}={network!r} must be a module with layers, or a function "

@@ -49,7 +49,7 @@ class Distillation(StreamPart):
         self.epsilon = 1e-16  # errors may be small
         space = copy.deepcopy(policy.actor_space)
         self._preprocess = make_preprocess(space, policy.normalize_images)
-        inputs = self._preprocess(to_tensor(space.sample(), space, th.device("cpu"))[0])
+        inputs = self._preprocess(to_tensor(_some(space), space, th.device("cpu"))[0])
         boxes = tree_map(lambda part: spaces.Box(-np.inf, np.inf, part.shape[1:]), inputs)
         boxes = spaces.Dict(boxes) if isinstance(boxes, dict) else boxes
         self.normalizer = ObservationNormalizer([boxes], True, 1e-8, 5.0, None)
@@ -75,5 +75,12 @@ class Distillation(StreamPart):
         inputs = self.normalizer(self._preprocess(next_observations))
         return (self.predictor(inputs) - self.target(inputs)).square().mean(dim=1)
 
-    def loss(self, observations: Any) -> th.Tensor:
-        return self.rewards(None, None, observations).mean()
+    def loss(self, observations: Any, actions: Any, next_observations: Any) -> th.Tensor:
+        return self.rewards(observations, actions, next_observations).mean()
+
+
+def _some(space: spaces.Space[Any]) -> Any:
+    """An observation. (Samples of wide Boxes overflow.)"""
+    if isinstance(space, spaces.Dict):
+        return {key: _some(part) for key, part in space.items()}
+    return np.zeros(space.shape, space.dtype) if isinstance(space, spaces.Box) else space.sample()

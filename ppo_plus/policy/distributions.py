@@ -152,7 +152,7 @@ class DiagGaussian(ActionDistribution):
         self.net_dim = self.action_dim = self.noise_dim = self.gaussian_dim = int(np.prod(action_space.shape))
         self.param_dim = 2 * self.net_dim
         self.choices = []
-        self.is_integer = bool(np.issubdtype(action_space.dtype, np.integer))
+        self.is_integer = not np.issubdtype(action_space.dtype, np.floating)
 
     def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         assert std is not None

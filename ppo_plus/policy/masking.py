@@ -72,8 +72,9 @@ def find_masks(env: VecEnv, layout: Any, key: str | None = None) -> MaskSource |
         return None
     if not choices_of(layout):
         raise ValueError(
-            f"the environment has a method {METHOD}(), but action_space={env.action_space} has no choices to mask: "
-            "give the method another name, or bound the Box"
+            f"the environment has a method {METHOD}(), but action_space={env.action_space} has no choices to mask, "
+            "or the policy class has no masks: give the method another name, bound the Box, or derive the class from "
+            "ppo_plus.ActorCriticPolicy and override none of SB3's methods"
         )
     if key is not None:
         warn_of_order(layout)
@@ -146,6 +147,8 @@ def _flat(mask: Any, layout: Any, batched: bool = True, where: str = "") -> Any:
             if choices_of(sublayout) or parts.get(key) is not None
         ]
         return th.cat(columns, 1) if isinstance(columns[0], th.Tensor) else np.concatenate(columns, 1)
+    if not batched and isinstance(mask, (list, tuple)) and isinstance(layout, list):
+        mask = np.hstack(mask)  # an array for each choice
     rows, n_entries = mask if isinstance(mask, th.Tensor) else np.asarray(mask), sum(choices_of(layout))
     rows = rows if batched else rows[None]
     if not rows.ndim or math.prod(rows.shape[1:]) != n_entries or rows.dtype == np.dtype(object):
@@ -176,6 +179,16 @@ def _warn_of_order(layout: str) -> None:
         "Dict(a=..., b=...)): give the mask as a dict, or make sure of the order",
         stacklevel=2,
     )
+
+
+def masks_of(n_obs: int, masks: Any, layout: Any) -> np.ndarray:
+    """The argument ``action_masks`` for ``n_obs`` observations, checked, booleans ``(n_obs, M)``."""
+    found = as_masks("action_masks", masks, layout)
+    if len(found) != n_obs:
+        raise ValueError(f"action_masks has {len(found)} masks for {n_obs} observations: give one for each")
+    if nothing_allowed(found, layout).any():
+        raise ValueError(f"action_masks={masks} allow nothing to choose from, for choices among {layout}")
+    return found
 
 
 def nothing_allowed(masks: Any, layout: Any) -> Any:

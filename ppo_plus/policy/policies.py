@@ -25,7 +25,7 @@ from torch import nn, optim
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise, WhiteNoise
 from ppo_plus.policy.arguments import NetworkLike, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
-from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
+from ppo_plus.policy.masking import as_masks, check_mask_key, masks_of
 from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer, check_encoder, normalization_options
 from ppo_plus.policy.observations import (
     as_starts,
@@ -443,9 +443,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return self.encode(obs)
 
     def prepare_rollout(self, rollout: Any) -> Any:
-        """The rollout that an update is going to learn from, a :class:`ppo_plus.Batch`, with what is counted once for
-        all its minibatches in ``rollout.carry.memory``."""
-        return rollout
+        """The rollout that an update is going to learn from, a :class:`ppo_plus.Batch`, with masks that are in the
+        observations, and what is counted once for all its minibatches in ``rollout.carry.memory``."""
+        return rollout._replace(masks=self._masks(rollout.observations, rollout.masks))
 
     def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
         """The part of the memory that actions depend on, as the ``state`` of :meth:`predict`: tensors whose second
@@ -501,7 +501,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :return: internal actions ``(B, *action_space.shape)`` (Dict and Tuple: ``(B, action_dim)``), values ``(B, 1)``,
             log-probabilities ``(B,)``
         """
-        masks = self._mask_tensor(action_masks)
+        masks = self._mask_tensor(action_masks, obs)
         if deterministic:
             values, params = self.evaluate(obs, masks=masks)
             actions = self.distribution.mode(params)
@@ -553,13 +553,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self, obs: PyTorchObs, actions: th.Tensor, action_masks: Any = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``."""
-        values, params = self.evaluate(obs, masks=self._mask_tensor(action_masks))
+        values, params = self.evaluate(obs, masks=self._mask_tensor(action_masks, obs))
         distribution = BoundDistribution(self.distribution, params)
         return values.view(values.shape[0], -1)[:, :1], distribution.log_prob(actions), distribution.entropy()
 
     def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> BoundDistribution:  # type: ignore[override]
         """The action distribution at ``obs``, with the methods of SB3's."""
-        return BoundDistribution(self.distribution, self.evaluate(obs, masks=self._mask_tensor(action_masks))[1])
+        return BoundDistribution(self.distribution, self.evaluate(obs, masks=self._mask_tensor(action_masks, obs))[1])
 
     def predict_values(
         self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
@@ -616,10 +616,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         episode_start = as_starts(episode_start, n_rows(obs)) if has_state and episode_start is not None else None
         if not batched and action_masks is not None:
             action_masks = [action_masks]
+        if action_masks is None and isinstance(obs, dict) and (key := self.action_mask_key) is not None:
+            # Of zeros and ones; those of final observations may allow nothing.
+            as_masks(f"observation[{key!r}]", obs[key].numpy(force=True), self.distribution.mask_layout)
         with th.no_grad():
             starts = None if episode_start is None else th.from_numpy(episode_start).to(self.device)
             features, memory = self.encode_step(obs, self.state_to_memory(state, n_rows(obs)), starts)
-            _, params, latent = self.heads(features, self._masks(obs, self._mask_tensor(action_masks)))
+            _, params, latent = self.heads(features, self._masks(obs, self._mask_tensor(action_masks, obs)))
             if deterministic:
                 actions = self.distribution.mode(params)
             else:
@@ -658,15 +661,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         assert isinstance(obs, dict)
         return obs[self.action_mask_key].flatten(1).bool()
 
-    def _mask_tensor(self, action_masks: Any) -> th.Tensor | None:
-        """Masks as a tensor, checked."""
+    def _mask_tensor(self, action_masks: Any, obs: PyTorchObs) -> th.Tensor | None:
+        """The masks that were given for observations as a tensor, checked."""
         if action_masks is None:
             return None
-        layout = self.distribution.mask_layout
-        masks = as_masks("action_masks", action_masks, layout)
-        if nothing_allowed(masks, layout).any():
-            raise ValueError(f"action_masks={action_masks} allow nothing to choose from, for choices among {layout}")
-        return th.as_tensor(masks, device=self.device)
+        return th.as_tensor(masks_of(n_rows(obs), action_masks, self.distribution.mask_layout), device=self.device)
 
     @property
     def _log_std(self) -> th.Tensor | None:

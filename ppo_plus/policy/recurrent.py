@@ -183,6 +183,7 @@ class RecurrentMemory(LayerMemory):
         return Layout(starts, memory[MOST_STARTS].value if MOST_STARTS in memory else None)
 
     def prepare_rollout(self, rollout: Any) -> Any:
+        rollout = super().prepare_rollout(rollout)
         # On a CPU, each minibatch counts for itself, which makes shorter layouts.
         if rollout.episode_starts.device.type == "cpu":
             return rollout

@@ -129,8 +129,9 @@ class StreamPart(RunningMoments):
         name, low = f"{self.stream.name}: weight", -float("inf")
         return value_at(progress_remaining, name, make_schedule(name, self.stream.weight, low), low)
 
-    def loss(self, observations: Any) -> th.Tensor | None:
-        """What it learns from the observations of a minibatch: a loss, 0-d; ``None``: nothing."""
+    def loss(self, observations: Any, actions: th.Tensor, next_observations: Any) -> th.Tensor | None:
+        """What it learns from the transitions of a minibatch: a loss, 0-d; ``None``: nothing. If no stream is computed,
+        ``next_observations`` is ``None``."""
         return None
 
 
@@ -152,6 +153,11 @@ class Streams(nn.Module):
             policy.init_weights(self.head, 1.0)
         self.parts: Any = nn.ModuleList(stream.part(policy) for stream in streams)
 
+    @property
+    def are_computed(self) -> bool:
+        """Whether some of them are computed from transitions, which then have their next observations."""
+        return any(part.stream.is_computed for part in self.parts)
+
     def weights(self, progress_remaining: float) -> tuple[list[float], float]:
         """The weights of the streams' advantages, and what the sum is divided by."""
         weights = [part.weight(progress_remaining) for part in self.parts]
@@ -159,7 +165,8 @@ class Streams(nn.Module):
 
     def learn(self, losses: Losses, batch: Any) -> Losses:
         """The losses of a minibatch with those of the streams."""
+        batch = batch if batch.valid is None else batch.only_valid()
         for part in self.parts:
-            if (term := part.loss(batch.observations)) is not None:
+            if (term := part.loss(batch.observations, batch.actions, batch.next_observations)) is not None:
                 losses = losses.plus(f"{part.stream.name}_loss", term)
         return losses

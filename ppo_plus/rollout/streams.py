@@ -38,7 +38,7 @@ def from_infos(streams: Streams, new_obs: Any, dones: np.ndarray, infos: Sequenc
                 except InvalidOutput:
                     message = f"the stream {part.stream.name!r} is {found!r:.200} in the info of environment {i}"
                     raise ValueError(f"{message}: it must be one number") from None
-    if not any(part.stream.is_computed for part in streams.parts):
+    if not streams.are_computed:
         return None, rewards
     after = copy.deepcopy(new_obs) if dones.any() else new_obs
     for i in np.flatnonzero(dones).tolist():

@@ -271,7 +271,7 @@ class TensorCollector:
         dones, timeouts, known, returns, lengths = tables
         known, missing = timeouts & known, dones & ~known
         unknown, streams = timeouts & missing, plan.policy.streams
-        computes = streams is not None and any(part.stream.is_computed for part in streams.parts)
+        computes = streams is not None and streams.are_computed
         missing = missing if computes else unknown
         logged = [th.stack(values).mean() for values in self._log.values()]
         facts = [

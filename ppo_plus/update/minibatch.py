@@ -43,8 +43,7 @@ class Batch(NamedTuple):
     :param returns: targets of the critic, shaped like ``old_values``
     :param old_params: parameters of the action distribution during the rollout, shape ``(B, param_dim)``; ``None`` from
         a buffer class that does not keep them
-    :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(B, M)``; ``None`` where there are none,
-        or they are in the observations
+    :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(B, M)``; ``None`` where there are none
     :param carry: with memory: what was remembered before the first step of each sequence. The transitions are then
         sequences of equal length, one after another; ``None`` without memory
     :param episode_starts: with memory: which observations begin an episode, shape ``(B,)``
@@ -52,6 +51,8 @@ class Batch(NamedTuple):
     :param normalized: advantages normalized within the minibatch that several processes have parts of, shape ``(B,)``;
         ``None``: there is one process
     :param features: what the policy's encoder makes of the observations, where it has run already; else ``None``
+    :param next_observations: what followed, like ``observations``: an episode's final observation where it has ended.
+        ``None`` where no stream is computed
     """
 
     observations: Observations
@@ -67,6 +68,7 @@ class Batch(NamedTuple):
     valid: th.Tensor | None = None
     normalized: th.Tensor | None = None
     features: Features | None = None
+    next_observations: Observations | None = None
 
     def only_valid(self) -> "Batch":
         """The valid transitions alone, no longer in sequences."""

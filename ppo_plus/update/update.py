@@ -17,6 +17,7 @@ from ppo_plus.compiling.compiled import Compilation, Compiled
 from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
+from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.trees import to_device, tree_map, without_fixed
 from ppo_plus.update.minibatch import (
     FINITE,
@@ -297,6 +298,8 @@ def compiled_minibatch(
             if n_groups > 1
             else "it is not elementwise, or some weights, such as those frozen for a while, have taken fewer steps"
         )
+    if not policy.compiles_encoder and type(policy).evaluate is not ActorCriticPolicy.evaluate:
+        unable = f"{type(policy).__name__} overrides evaluate, whose memory would run outside: override encode or heads"
     options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
     objects = {
         "compute_loss": rule.compute_loss,

@@ -274,6 +274,12 @@ def test_a_term_that_is_no_scalar_is_named(shape):
         losses.plus("cost", 0.5)
 
 
+@pytest.mark.parametrize("name", ["approx_kl", "loss", "grad_norm"])
+def test_a_term_replaces_no_diagnostic(name):
+    with pytest.raises(ValueError, match=f"the loss has '{name}' already: give the term another name"):
+        Losses(th.zeros(()), {"approx_kl": th.zeros(())}).plus(name, th.ones(()))
+
+
 def test_coefficients_have_no_kl_penalty_by_default():
     zero = th.tensor(0.0)
     assert Coefficients(clip_range=zero, clip_range_vf=None, ent_coef=zero, vf_coef=zero).kl_coef is None

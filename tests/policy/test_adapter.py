@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, vec
+from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.policies import ActorCriticCnnPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
-from stable_baselines3.common.policies import MultiInputActorCriticPolicy
+from stable_baselines3.common.torch_layers import NatureCNN
 
 from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus, register
 from ppo_plus.compiling.compiled import CompileError
@@ -112,6 +113,40 @@ def test_a_warning_says_once_what_is_missing():
     with pytest.warns(UserWarning, match="policy=Scaled overrides forward, evaluate_actions, predict_values") as record:
         learned(PPO_Plus, "box")
     assert len([each for each in record if "overrides" in str(each.message)]) == 1
+
+
+def test_a_warning_says_what_a_class_of_ours_does_not_call():
+    class Further(ActorCriticPolicy):
+        def evaluate_actions(self, obs, actions):
+            raise AssertionError
+
+    with pytest.warns(UserWarning, match="policy=Further overrides evaluate_actions, but training calls other methods"):
+        PPO_Plus(Further, "CartPole-v1", n_steps=8, batch_size=8, device="cpu").learn(8)
+
+
+def test_subclasses_of_sb3s_classes_for_images_and_dicts_take_the_arguments_of_ours():
+    class Own(MultiInputActorCriticPolicy):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs, net_arch=[8])
+
+    env = vec(ACTIONS["box"], spaces.Dict(choice=spaces.Discrete(3), vector=OBSERVATIONS["box"]))
+    options = dict(n_steps=8, batch_size=8, normalize_observations=True, exploration=ColoredNoise())
+    model = PPO_Plus(Own, env, **options, device="cpu").learn(16)
+    theirs = PPO(Own, env, n_steps=8, batch_size=8, device="cpu")
+    assert type(model.policy.features_extractor) is type(theirs.policy.features_extractor)
+    assert model.policy.observation_normalizer is not None and model.policy.net_arch == [8]
+
+    class Images(ActorCriticCnnPolicy):
+        pass
+
+    env = vec(ACTIONS["discrete"], OBSERVATIONS["image"])
+    assert type(PPO_Plus(Images, env, n_steps=8, batch_size=8).policy.features_extractor) is NatureCNN
+
+
+def test_masks_where_the_class_has_none_raise_an_error():
+    env = vec(ACTIONS["discrete"], env_class=MaskedEnv)
+    with pytest.raises(ValueError, match=r"a method action_masks\(\), but .* the policy class has no masks"):
+        PPO_Plus(Scaled, env, n_steps=8, batch_size=8, device="cpu").learn(16)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_an_optimizer_must_be_a_class(optimizer_class):
     [
         ("MlpPolicy", "net_archi", "did you mean net_arch?"),
         ("MlpPolicy", "activation", "did you mean activation_fn?"),
-        ("MlpPolicy", "xyzzy", "it takes action_mask_key, activation_fn, actor, "),
+        ("MlpPolicy", "xyzzy", "it takes activation_fn, actor, "),
         ("MlpPolicy", "lstm_hidden_size", "it takes "),
         ("MlpLstmPolicy", "lstm_hidden", "did you mean lstm_hidden_size?"),
     ],
@@ -96,7 +96,7 @@ def test_an_unknown_argument_raises_with_the_nearest_name(policy, name, advice):
         make(policy, **{name: 8})
 
 
-@pytest.mark.parametrize("name", ["use_sde", "lr_schedule"])
+@pytest.mark.parametrize("name", ["use_sde", "lr_schedule", "action_mask_key", "exploration"])
 def test_arguments_that_ppo_plus_passes_raise_an_error(name):
     with pytest.raises(TypeError, match=f"policy_kwargs: {name}=True is passed to the policy by PPO_Plus"):
         make(**{name: True})
@@ -260,6 +260,14 @@ def test_a_network_is_split_before_its_last_layer():
     assert th.equal(last(hidden(features)), given(features))
     hidden, last, size = split_network("critic", Residual, 5, 1, th.device("cpu"))
     assert (len(hidden), size) == (0, 5) and isinstance(last, Residual)
+
+    class Added(nn.Sequential):
+        def forward(self, x):
+            return 100 + super().forward(x)
+
+    added = Added(*given)
+    hidden, last, _ = split_network("actor", added, 5, 3, th.device("cpu"))
+    assert th.equal(last(hidden(features)), added(features))
 
 
 def test_a_network_stays_in_its_mode_and_one_row_is_enough():

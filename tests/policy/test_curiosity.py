@@ -1,9 +1,11 @@
 """Random network distillation: what is new is rewarded, of every kind of observation."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, vec
+from stable_baselines3.common.vec_env import DummyVecEnv
 from stream_envs import counting
 
 from ppo_plus import PPO_Plus, RandomNetworkDistillation
@@ -40,6 +42,47 @@ def test_what_it_has_seen_is_rewarded_less_than_what_is_new():
     model.learn(128 * 8)
     known, unknown = errors()
     assert known < unknown / 5
+
+
+class Corridor(gym.Env):
+    """Six places in a row, one after another; the last one ends the episode."""
+
+    observation_space, action_space = gym.spaces.Box(0.0, 1.0, (6,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return self._here(), {}
+
+    def step(self, action):
+        self.place += 1
+        return self._here(), 0.0, self.place == 5, False, {}
+
+    def _here(self):
+        return np.eye(6, dtype=np.float32)[self.place]
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLruPolicy"])
+def test_the_last_observation_of_an_episode_is_learned_like_the_others(policy):
+    env = DummyVecEnv([Corridor] * 2)
+    model = make(env=env, policy=policy, n_steps=50, batch_size=50, n_epochs=4, learning_rate=1e-3)
+
+    def errors():
+        with th.no_grad():
+            return model.policy.streams.parts[0].rewards(None, None, th.eye(6))
+
+    model.learn(100)
+    first = errors()
+    model.learn(4_000)
+    # The place that an episode begins at follows no other, and is never rewarded.
+    assert (errors()[1:] < first[1:] / 2).all()
+
+
+def test_it_reads_boxes_that_cannot_be_sampled():
+    most = np.finfo(np.float64).max
+    observations = gym.spaces.Dict(a=gym.spaces.Box(-most, most, (2,), np.float64), b=gym.spaces.Discrete(3, start=5))
+    env = vec(ACTIONS["discrete"], observations)
+    assert len(make(env=env, policy="MultiInputPolicy").policy.streams.parts) == 1
 
 
 def test_rewards_are_divided_by_the_deviation_of_their_discounted_sums():

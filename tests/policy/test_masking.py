@@ -540,6 +540,28 @@ def test_a_key_needs_other_observations_and_choices():
         make(vec(ACTIONS["box"], empty), "MultiInputPolicy", action_mask_key="mask")
 
 
+def test_a_scaled_mask_in_the_observations_of_predict_raises_an_error():
+    model = key_masked(action_mask_key="mask")
+    obs = model.env.reset()
+    with pytest.raises(ValueError, match=r"observation\['mask'\]: a mask must be of zeros and ones"):
+        model.predict(obs | {"mask": obs["mask"] / 2})
+
+
+def test_minibatches_have_the_masks_that_are_in_the_observations():
+    """So that a loss from the policy's two halves is masked as well."""
+
+    class Halves(PPO_Plus):
+        def compute_loss(self, batch, coefficients):
+            _, params, _ = self.policy.heads(self.policy.encode_batch(batch), batch.masks)
+            gap = self.policy.evaluate_batch(batch)[1] - params
+            return super().compute_loss(batch, coefficients).plus("gap", gap.exp().sub(1).abs().sum())
+
+    for policy in ("MultiInputPolicy", "MultiInputLstmPolicy", "MultiInputLruPolicy"):
+        env = vec(ACTIONS["discrete"], OBSERVATIONS["dict"], env_class=KeyMaskedEnv)
+        model = Halves(policy, env, n_steps=16, batch_size=16, action_mask_key="mask", seed=0, device="cpu").learn(32)
+        assert model.logger.name_to_value["train/gap"] == 0
+
+
 # --- predict and evaluation -------------------------------------------------------------------------------------------
 
 
@@ -579,11 +601,18 @@ def test_the_policys_methods_take_masks():
     assert is_restricted.any() and th.equal(again[2] < unmasked[2], is_restricted)
 
 
+def test_a_multidiscrete_mask_may_be_an_array_for_each_choice():
+    masks = [(np.array([1, 0, 1, 1]), np.array([1, 1, 0])), (np.ones(4), np.ones(3))]
+    assert as_masks("m", masks, [4, 3]).astype(int).tolist() == [[1, 0, 1, 1, 1, 1, 0], [1] * 7]
+    assert as_masks("m", [{"a": masks[0]}], {"a": [4, 3]}).astype(int).tolist() == [[1, 0, 1, 1, 1, 1, 0]]
+
+
 @pytest.mark.parametrize(
     ("masks", "message"),
     [
         (np.ones((2, 4)), r"action_masks: a mask of shape \(4,\) does not fit"),
         (np.zeros((2, 3)), "(?s)action_masks=.* allow nothing to choose from, for choices among"),
+        (np.ones((1, 3)), "action_masks has 1 masks for 2 observations: give one for each"),
     ],
 )
 def test_predict_raises_for_masks_that_do_not_fit(masks, message):

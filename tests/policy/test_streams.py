@@ -193,8 +193,8 @@ def test_a_stream_of_ones_own_may_learn():
         def rewards(self, observations, actions, next_observations):
             return self.layer(next_observations).squeeze(1)
 
-        def loss(self, observations):
-            return (self.layer(observations) - 1).square().mean()
+        def loss(self, observations, actions, next_observations):
+            return (self.layer(next_observations) - 1).square().mean()
 
     class Habits(Stream):
         is_computed = True

@@ -18,7 +18,7 @@ from optimizers import OPTIONS, coefficients_at, flat_state, gradients, network,
 from parametrization import all_pairs
 from torch import nn, optim
 
-from ppo_plus import Batch, Carry, PPO_Plus
+from ppo_plus import Batch, Carry, MlpLstmPolicy, PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.formulas.kl_control import EarlyStop, KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
@@ -258,6 +258,19 @@ def test_a_loss_that_needs_the_encoder_elsewhere_runs_eagerly(monkeypatch):
     strict = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=True, **arguments)
     with pytest.raises(CompileError, match="the update could not be compiled"):
         strict.learn(32)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("traced")
+def test_an_evaluate_of_the_users_is_not_left_out_where_the_encoder_is_not_compiled():
+    class Doubled(MlpLstmPolicy):
+        def evaluate(self, *args, **kwargs):
+            values, params = super().evaluate(*args, **kwargs)
+            return 2 * values, params
+
+    arguments = dict(n_steps=16, batch_size=16, compile=True, device="cpu", policy_kwargs=SMALL)
+    with pytest.raises(CompileError, match="Doubled overrides evaluate"):
+        PPO_Plus(Doubled, vec(ACTIONS["box"]), **arguments).learn(32)
 
 
 @pytest.mark.usefixtures("traced")
