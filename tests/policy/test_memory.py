@@ -274,7 +274,9 @@ def test_layers_are_compiled_with_the_loss():
 @needs_compiler
 @pytest.mark.parametrize("memory", LAYERS)
 def test_inductor_compiles_the_layers(memory):
-    arguments = dict(memory=memory, n_steps=32, batch_size=64, policy_kwargs={"n_lstm_layers": 1})
+    # One layer for actor and critic: a graph of half the size.
+    layer = dict(n_lstm_layers=1, shared_lstm=True, enable_critic_lstm=False)
+    arguments = dict(memory=memory, n_steps=32, batch_size=64, sequence_length=4, policy_kwargs=layer)
     assert_trained_alike(
         *(make(vec(ACTIONS["box"], n_envs=4), compile=compile, **arguments).learn(256) for compile in (False, True))
     )
