@@ -252,6 +252,8 @@ def test_many_wrappers_around_each_other():
 def test_names_in_the_tables_are_those_of_classes():
     for name in [*WRAPPERS, *VEC_WRAPPERS, *WORLDS]:
         module, _, attribute = name.rpartition(".")
+        if module.startswith("rl_zoo3."):
+            continue  # importing it changes Gymnasium; tests/zoo/test_rl_zoo3.py has environments of these
         assert isinstance(getattr(importlib.import_module(module), attribute), type), name
 
 

@@ -277,7 +277,8 @@ def test_tensorboard_is_joined_without_gap_or_doubling(tmp_path):
     def read(folder):
         events = EventAccumulator(str(folder)).Reload()
         names = set(events.Tags()["scalars"]) - {"time/fps"}
-        return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+        # Files of the same second are read in the order of their numbers as text.
+        return {name: sorted((event.step, event.value) for event in events.Scalars(name)) for name in names}
 
     def model_with(folder):
         return model_of("discrete", tensorboard_log=str(folder))
