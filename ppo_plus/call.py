@@ -1,7 +1,6 @@
 """A call of ``learn``: its progress and its callbacks. An interrupted one is resumed by
 :mod:`ppo_plus.saving.checkpoint.checkpoint`."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,14 +9,17 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from ppo_plus.saving.checkpoint.process_state import SET_BY_SB3, plain_attributes
 
 
-def tree_of(callback: BaseCallback) -> Iterator[BaseCallback]:
-    """A callback and all in it, in a fixed order."""
-    yield callback
-    for name, value in vars(callback).items():
-        if name not in SET_BY_SB3:
-            for part in value if isinstance(value, list) else [value]:
-                if isinstance(part, BaseCallback):
-                    yield from tree_of(part)
+def tree_of(callback: BaseCallback, known: list[BaseCallback] | None = None) -> list[BaseCallback]:
+    """A callback and all in it, each once, in a fixed order."""
+    known = [] if known is None else known
+    if not any(callback is each for each in known):
+        known.append(callback)
+        for name, value in vars(callback).items():
+            if name not in SET_BY_SB3:
+                for part in value if isinstance(value, list) else [value]:
+                    if isinstance(part, BaseCallback):
+                        tree_of(part, known)
+    return known
 
 
 @dataclass(eq=False)

@@ -70,6 +70,7 @@ from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
 from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
+from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
 from ppo_plus.saving.export.deployed import Normalization, outermost
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.format.container import is_container
@@ -848,7 +849,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         reduction = self.shared.reduction
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)
         utils.update_learning_rate(policy.optimizer, numbers["learning_rate"])
-        self._update_learning_rate(policy.optimizer)
+        if type(self)._update_learning_rate is not OnPolicyAlgorithm._update_learning_rate:
+            self._update_learning_rate(policy.optimizer)
         scaled = numbers if policy.value_normalizer is None else policy.value_normalizer.in_units_of_values(numbers)
         with self.updater.start(rule, scaled, self.device) as update:
             for epoch in self._epochs():
@@ -942,9 +944,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         values, params = self.policy.evaluate_batch(batch)
         return self.settings.loss(self.policy.distribution, values, params, batch, coefficients)
 
-    def _update_learning_rate(self, optimizers: Any) -> None:
-        """Override it for other learning rates than the schedule's, which the optimizer's groups have already."""
-
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
         super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
@@ -1016,7 +1015,11 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> None:
         """As SB3's: a dict such as ``get_parameters`` returns, or what :meth:`load` loads."""
         if not isinstance(load_path_or_dict, Mapping):
-            load_path_or_dict = type(self).load(load_path_or_dict, device="cpu").get_parameters()
+            generators = get_generators()  # which a model that is built seeds
+            try:
+                load_path_or_dict = type(self).load(load_path_or_dict, device="cpu").get_parameters()
+            finally:
+                set_generators(generators)
         unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
         if unknown:  # SB3 would follow the name through attributes
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")

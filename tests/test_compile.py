@@ -633,6 +633,29 @@ def test_a_custom_train_differs_from_one_that_calls_ours():
     assert str(extended.learn(64).compiled) == "yes: compile=True"
 
 
+def test_a_train_copied_from_sb3_follows_the_schedule_of_the_learning_rate():
+    rate = "lin_0.01"
+    model = Copied("MlpPolicy", "CartPole-v1", learning_rate=rate, n_steps=16, batch_size=16, n_epochs=1, device="cpu")
+    model.learn(64)
+    assert model.policy.optimizer.param_groups[0]["lr"] == model.logger.name_to_value["train/learning_rate"] == 0
+
+
+SCALES = np.array([1.0, 2.0])
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_global_array_does_not_hide_random_numbers_of_numpy(monkeypatch):
+    class Noisy(PPO_Plus):
+        def compute_loss(self, batch, coefficients):
+            losses = super().compute_loss(batch, coefficients)
+            return losses.plus("noise", losses.total.detach() * float(np.random.rand() * SCALES.mean()))
+
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1)
+    model = Noisy("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu")
+    with pytest.warns(RuntimeWarning, match="draws from numpy.random"):
+        model.learn(64)
+
+
 @pytest.mark.usefixtures("traced")
 def test_true_raises_for_what_cannot_be_compiled():
     groups = dict(optimizer_class=TwoGroups)

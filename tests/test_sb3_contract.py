@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import operator
 import pathlib
+import random
 import sys
 from functools import partial
 
@@ -653,8 +655,12 @@ def test_parameters_of_one_model_can_be_set_in_another():
 def test_parameters_of_a_file_can_be_set(tmp_path):
     source, target = make(seed=1).learn(16), make(seed=2)
     source.save(tmp_path / "model")
-    target.set_parameters(tmp_path / "model")
+    drawn = []
+    for _ in range(2):
+        target.set_parameters(tmp_path / "model")
+        drawn.append((np.random.rand(), th.rand(()).item(), random.random()))
     assert th.equal(weights(source), weights(target))
+    assert all(map(operator.ne, *drawn))  # a callback may do this in every rollout
 
 
 def test_parameters_that_do_not_fit_raise_an_error():

@@ -482,7 +482,7 @@ class Compilation:
         settings = th.get_num_threads(), precision, autocast, self.strict
         try:
             constants: Any = constants_of(replace(reads, objects={"settings": settings, **reads.objects}))
-        except NotComparable as error:
+        except (NotComparable, RecursionError) as error:
             constants = str(error)
         known = self.functions.get(name)
         if known is not None and known.constants == constants:

@@ -193,7 +193,7 @@ class _Walk:
         self.names |= names
         closure = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
         named = {name: value.__globals__[name] for name in sorted(names) if name in value.__globals__}
-        if "random" in names and np in named.values():
+        if "random" in names and any(part is np for part in named.values()):
             raise NotComparable(f"{value.__qualname__} draws from numpy.random")
         parts = (value.__defaults__, value.__kwdefaults__, closure)
         return (

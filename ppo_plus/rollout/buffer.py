@@ -332,7 +332,7 @@ class RolloutBuffer:
             if self.valid is not None:
                 order = order[th.from_numpy(self.valid.reshape(-1))[order]]
         data = rollout or self.on_device()
-        for indices in th.split(to_device(order, self.device), batch_size or n_transitions):
+        for indices in th.split(to_device(order, self.device), int(batch_size or n_transitions)):
             yield data, indices
 
     def _require_full(self) -> None:

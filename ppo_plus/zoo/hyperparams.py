@@ -69,6 +69,8 @@ def _value(node: ast.AST, packages: Collection[str] | None) -> Any:
             name == "dict" or name in STRATEGIES
         ):
             arguments = {str(word.arg): _value(word.value, packages) for word in words}
+            if len(arguments) < len(words):
+                raise ValueError(f"{shortened(ast.unparse(node), 57)!r} has an argument twice")
             try:
                 return arguments if name == "dict" else getattr(ppo_plus, name)(**arguments)
             except TypeError as error:
@@ -201,8 +203,11 @@ Loader.add_constructor(f"{_PYTHON}object/apply:collections.OrderedDict", lambda 
 _NUMBER = re.compile(r"[-+]?(0x[\da-fA-F]+|(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)?)$")
 for _kind in (Loader, Dumper):  # first, because PyYAML then copies the lists that all its classes share
     _kind.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), "N")
-Loader.yaml_implicit_resolvers |= dict.fromkeys("-+0123456789", [("!number", _NUMBER)])
-Dumper.add_implicit_resolver("!number", _NUMBER, list("-+0123456789"))
+_INFINITY = ("tag:yaml.org,2002:float", re.compile(r"[-+]?\.(inf|Inf|INF)$"))
+Loader.yaml_implicit_resolvers |= dict.fromkeys("-+0123456789", [("!number", _NUMBER), _INFINITY])
+Dumper.add_implicit_resolver("!number", _NUMBER, list("-+.0123456789"))
+Loader.add_implicit_resolver("!number", _NUMBER, ["."])
+
 Loader.add_constructor("!number", lambda _, node: ast.literal_eval(node.value))
 
 

@@ -136,6 +136,8 @@ def test_ordinary_merges_of_all_kinds(settings):
         ("0", 0),
         ("1_000", 1000),
         (".inf", float("inf")),
+        ("-.inf", -float("inf")),
+        (".5e3", 500.0),
         # YAML 1.1 would make numbers of these, which nobody means.
         ("1:30", "1:30"),
         ("1:30.5", "1:30.5"),
@@ -153,7 +155,9 @@ def test_numbers_and_none_are_those_of_python(settings, text, value):
 
 
 @given(
-    st.sampled_from(["08", "1e5", "-1E-3", "None", "1:30", ".5", "+_1"]) | st.text() | st.floats(allow_infinity=False)
+    st.sampled_from(["08", "010", "1e5", "-1E-3", "None", "1:30", ".5", ".5e3", "+_1", "-.inf"])
+    | st.text()
+    | st.floats()
 )
 def test_written_settings_are_read_back(value):
     """As in a file: text that looks like a number stays text."""
@@ -334,7 +338,11 @@ def test_message_is_short_and_says_what_is_allowed():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("ColoredNoise(gamma=1)", "ColoredNoise: .*gamma"), ("ColoredNoise(beta=-1)", "beta=-1 must be")],
+    [
+        ("ColoredNoise(gamma=1)", "ColoredNoise: .*gamma"),
+        ("ColoredNoise(beta=-1)", "beta=-1 must be"),
+        ("dict(net_arch=[64], net_arch=[8])", "has an argument twice"),
+    ],
 )
 def test_wrong_arguments_are_named(text, message):
     with pytest.raises(ValueError, match=message):

@@ -280,6 +280,12 @@ def test_nested_callbacks_are_matched_by_class_and_order():
     assert other.callbacks[2].hidden == 21
 
 
+def test_callbacks_that_refer_to_each_other_are_each_there_once():
+    one, other = Counter(), Counter()
+    one.hidden, other.hidden = other, one
+    assert tree_of(CallbackList([one, other, one]))[1:] == [one, other]
+
+
 def test_missing_callbacks_with_state_are_named():
     root = CallbackList([Counter(), Counter(), Speaking()])
     call = watching(root)
