@@ -414,8 +414,11 @@ STAGES: dict[str, list[Cell]] = {
         # The table began with these settings, and was stopped to look for better ones.
         Cell("own-Acrobot-v1-00", "Acrobot-v1", range(20, 30)),
     ],
-    # Runs of BipedalWalker are five times as long.
-    "entries": [Cell("entry", task, range(20, 23 if "Bipedal" in task else 30)) for task in GOALS["entry"]],
+    # Runs of BipedalWalker are five times as long. With the seeds from 20 on, MountainCar's entry had 100,000 steps.
+    "entries": [
+        Cell("entry", task, range(30, 40) if task == "MountainCar-v0" else range(20, 23 if "Bipedal" in task else 30))
+        for task in GOALS["entry"]
+    ],
     # Entries that were copied from rl_zoo3 and never run, and rl_zoo3's settings beside ours: first what takes minutes.
     "zoo": [
         *(Cell("zoo", task, range(20, 25)) for task in RL_ZOO3_TOO),
