@@ -299,7 +299,9 @@ def compiled_minibatch(
             else "it is not elementwise, or some weights, such as those frozen for a while, have taken fewer steps"
         )
     if not policy.compiles_encoder and type(policy).evaluate is not ActorCriticPolicy.evaluate:
-        unable = f"{type(policy).__name__} overrides evaluate, whose memory would run outside: override encode or heads"
+        unable = (
+            f"{type(policy).__name__} overrides evaluate, but with its memory only heads are compiled: override those"
+        )
     options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
     objects = {
         "compute_loss": rule.compute_loss,
