@@ -871,7 +871,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         settings, buffer = self.settings, self.rollout_buffer
         normalizes = settings.loss.normalize_advantage
         rollout = self.policy.prepare_rollout(buffer.on_device())
-        if self.policy.streams is not None and self.policy.streams.are_computed:
+        if self.policy.streams is not None and self.policy.streams.need_next_observations:
             rollout = rollout._replace(next_observations=buffer.column("final_observations"))
         if settings.recompute_advantages:
             rollout = separate(rollout)

@@ -165,6 +165,7 @@ def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
     if policy_class in OURS:
         return OURS[policy_class]
     theirs = next(theirs for theirs in reversed(OURS) if issubclass(policy_class, theirs))
+    # Before SB3's class, whose `__init__` does not know our arguments.
     inserted: dict[type, None] = dict.fromkeys([policy_class, OURS[theirs], ActorCriticPolicy, theirs])
     bases = (SB3Interface, policy_class) if overridden(policy_class) else tuple(inserted)
     return type(policy_class.__name__, bases, {"__module__": policy_class.__module__})

@@ -158,6 +158,11 @@ class Streams(nn.Module):
         """Whether some of them are computed from transitions, which then have their next observations."""
         return any(part.stream.is_computed for part in self.parts)
 
+    @property
+    def need_next_observations(self) -> bool:
+        """Whether minibatches need next observations: some streams are computed, and some learn."""
+        return self.are_computed and any(type(part).loss is not StreamPart.loss for part in self.parts)
+
     def weights(self, progress_remaining: float) -> tuple[list[float], float]:
         """The weights of the streams' advantages, and what the sum is divided by."""
         weights = [part.weight(progress_remaining) for part in self.parts]

@@ -52,7 +52,7 @@ class Batch(NamedTuple):
         ``None``: there is one process
     :param features: what the policy's encoder makes of the observations, where it has run already; else ``None``
     :param next_observations: what followed, like ``observations``: an episode's final observation where it has ended.
-        ``None`` where no stream is computed
+        ``None`` unless streams are computed and learn
     """
 
     observations: Observations

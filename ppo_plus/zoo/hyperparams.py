@@ -207,7 +207,6 @@ _INFINITY = ("tag:yaml.org,2002:float", re.compile(r"[-+]?\.(inf|Inf|INF)$"))
 Loader.yaml_implicit_resolvers |= dict.fromkeys("-+0123456789", [("!number", _NUMBER), _INFINITY])
 Dumper.add_implicit_resolver("!number", _NUMBER, list("-+.0123456789"))
 Loader.add_implicit_resolver("!number", _NUMBER, ["."])
-
 Loader.add_constructor("!number", lambda _, node: ast.literal_eval(node.value))
 
 
