@@ -22,6 +22,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.utils import get_system_info
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 
 from ppo_plus.call import Call
@@ -70,13 +71,12 @@ from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
 from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
 from ppo_plus.saving.export.deployed import Normalization, outermost
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.hub import fetch
-from ppo_plus.saving.model import SHAPING, changed_attributes, layout, load_model, save_model
-from ppo_plus.saving.sb3.from_sb3 import from_sb3
+from ppo_plus.saving.model import SHAPING, changed_attributes, layout, load_model, parameters_in, save_model
+from ppo_plus.saving.sb3.from_sb3 import from_sb3, parameters_in_sb3s
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, read_statistics, statistics_path
 from ppo_plus.settings import (
@@ -247,7 +247,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.built_layout: dict[str, th.Size] | None = None
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
-        self._warned_of_masks = self._warned_of_schedules = False
+        self._warned_of_masks = False
         #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
         self._trained_normalized: bool | None = None
         #: A folder of logs that only a file asks for; a loaded model writes nothing there.
@@ -1005,21 +1005,20 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :param path: where; without a suffix, ``.zip`` is added. Or an open file
         :param exclude: attributes to leave out
-        :param include: attributes to keep that would be left out
+        :param include: attributes to keep although ``exclude`` has them
         :raises OSError: it cannot be written
+        :raises ValueError: weights, buffers or the optimizer are others than the policy is built with
         """
         save_model(self, path, exclude, include)
 
     def set_parameters(
         self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
-        """As SB3's: a dict such as ``get_parameters`` returns, or what :meth:`load` loads."""
+        """As SB3's: a dict such as ``get_parameters`` returns, or a saved model, of which only the weights and the
+        optimizer's state are read."""
         if not isinstance(load_path_or_dict, Mapping):
-            generators = get_generators()  # which a model that is built seeds
-            try:
-                load_path_or_dict = type(self).load(load_path_or_dict, device="cpu").get_parameters()
-            finally:
-                set_generators(generators)
+            parameters_of = parameters_in if is_container(load_path_or_dict) else parameters_in_sb3s
+            load_path_or_dict = parameters_of(load_path_or_dict)
         unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
         if unknown:  # SB3 would follow the name through attributes
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")
@@ -1082,7 +1081,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         made_again = ["settings", "built_layout", "_warned_of_masks", "collector", "call", "ranks", "shared"]
-        of_no_use = ["action_noise", "_last_original_obs", "_log_of_file", "_warned_of_schedules"]
+        of_no_use = ["action_noise", "_last_original_obs", "_log_of_file"]
         return [*super()._excluded_save_params(), *made_again, *of_no_use]
 
     @classmethod
@@ -1206,7 +1205,18 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises TypeError: there is no such argument
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
         """
-        kwargs, objects = changed_attributes(cls, kwargs), custom_objects or {}
+        if print_system_info:
+            print("== CURRENT SYSTEM INFO ==")
+            get_system_info()
+        changes, objects = changed_attributes(cls, kwargs), custom_objects or {}
         if is_container(path):
-            return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
-        return from_sb3(cls, path, env, device, kwargs, objects, trust_pickle)
+            model = load_model(cls, path, env, device, objects, print_system_info, force_reset, changes)
+        else:
+            model = from_sb3(cls, path, env, device, changes, objects, trust_pickle, print_system_info, force_reset)
+        starts = model._last_episode_starts
+        if env is not None and not force_reset and starts is not None and len(starts) != model.n_envs:
+            raise ValueError(
+                f"force_reset=False continues the episodes of the {len(starts)} environments that the model was saved "
+                f"with, but env has {model.n_envs}: pass as many, or leave it out"
+            )
+        return model  # type: ignore[no-any-return]

@@ -652,9 +652,10 @@ def test_parameters_of_one_model_can_be_set_in_another():
     assert steps and set(steps) == {4.0}
 
 
-def test_parameters_of_a_file_can_be_set(tmp_path):
+@pytest.mark.parametrize("by", ["save", "to_sb3"])
+def test_parameters_of_a_file_can_be_set(by, tmp_path):
     source, target = make(seed=1).learn(16), make(seed=2)
-    source.save(tmp_path / "model")
+    getattr(source, by)(tmp_path / "model")
     drawn = []
     for _ in range(2):
         target.set_parameters(tmp_path / "model")

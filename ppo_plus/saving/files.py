@@ -17,7 +17,7 @@ UNFINISHED = ".*.part"
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write under another name in the same folder, which replaces ``path`` at the end of the block.
 
     If the block ends early (an error, a full disk, the end of the process), ``path`` is unchanged; if the process is

@@ -1,9 +1,10 @@
 """A model as a file that cannot run code: its arguments and state as text, its weights as tensors."""
 
+import copy
 import math
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple
 from operator import attrgetter
@@ -40,6 +41,8 @@ from ppo_plus.saving.format.values import Optional, Undescribable, describe, req
 from ppo_plus.saving.sb3.pickles import of_closure
 
 KIND = "model"
+#: SB3's heading above the versions with which a model was saved.
+SAVED_WITH = "== SAVED MODEL SYSTEM INFO =="
 
 
 def _is_count(value: Any) -> bool:
@@ -75,8 +78,8 @@ STATE = {
     "episode_successes": ("ep_success_buffer", object),
     "expects_masks": ("_expects_masks", object),
     "trained_normalized": ("_trained_normalized", (None, bool)),
-    "observations": ("position.obs", object),
-    "episode_starts": ("position.starts", object),
+    "observations": ("_last_obs", object),
+    "episode_starts": ("_last_episode_starts", object),
     "carry": ("position.carry", object),
     "stream_sums": ("position.stream_sums", (None, th.Tensor)),
     "kl_memory": ("updater.kl_memory", (None, _is_kl_memory)),
@@ -149,25 +152,26 @@ def form_of(cls: type[Any]) -> dict[str, Any]:
 
 def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, include: Iterable[str] | None) -> None:
     """Save a :class:`~ppo_plus.PPO_Plus`; see :meth:`ppo_plus.PPO_Plus.save`."""
-    state = state_of(model, exclude or (), include or ())
+    state = state_of(model, {*(exclude or ())} - {*(include or ())})
     _require_rebuildable(model)
     container.write(container.path_to_save(path), KIND, state)
-    notes = []
-    if state["missing"]:
-        notes.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
-    arguments = state["arguments"]
-    sampled = [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]
-    if sampled and not model._warned_of_schedules:
-        model._warned_of_schedules = True
+    notes, arguments = [*notes_on(state, "load")], state["arguments"]
+    if sampled := [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]:
         notes.append(
             f"{' and '.join(sampled)}: the file has the function's values at {len(POINTS):,} points of the remaining "
             "progress, with straight lines between them; to save the function itself, call ppo_plus.register"
         )
-    if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
-        titles = ", ".join(name.rpartition(":")[2] for name in unknown)
-        notes.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")
     if notes:
         warnings.warn("; ".join(notes), stacklevel=3)
+
+
+def notes_on(state: dict[str, Any], reader: str) -> Iterator[str]:
+    """What the file of a model lacks, and what has to be registered before ``reader`` reads it."""
+    if state["missing"]:
+        yield f"the model is saved {_without(state['missing'])}; or pass it to {reader}"
+    if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
+        titles = ", ".join(name.rpartition(":")[2] for name in unknown)
+        yield f"{reader} needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it"
 
 
 def layout(policy: th.nn.Module) -> dict[str, th.Size]:
@@ -176,7 +180,14 @@ def layout(policy: th.nn.Module) -> dict[str, th.Size]:
 
 
 def _require_rebuildable(model: Any) -> None:
-    """:raises ValueError: the policy has other weights or buffers than it is built with, which no file can restore"""
+    """:raises ValueError: the policy has another optimizer, or other weights or buffers, than it is built with: no file
+    can restore them"""
+    optimizer, built_with = type(model.policy.optimizer), model.policy.optimizer_class
+    if isinstance(built_with, type) and optimizer is not built_with:
+        raise ValueError(
+            f"the policy's optimizer is {optimizer.__name__}, and load would build {built_with.__name__}: pass "
+            f"policy_kwargs=dict(optimizer_class={optimizer.__name__}) to the model"
+        )
     now = layout(model.policy)
     built = model.built_layout or now
     for name in {**now, **built}:
@@ -195,15 +206,15 @@ def _not_attributes(model: Any) -> set[str]:
     return {path.partition(".")[0] for path in [*elsewhere, *left_out]}
 
 
-def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> dict[str, Any]:
+def state_of(model: Any, exclude: Collection[str] = ()) -> dict[str, Any]:
     """A model as a value of :func:`form_of`: ``"arguments"`` and ``"state"`` by their names in files, the other
     ``"attributes"`` by their own, and under ``"missing"``, by name, why what has no description is left out."""
-    present = vars(model).keys() - ({*exclude} - {*include})
     saved: dict[str, Any] = {"class": name_of(type(model))}
     for part, paths in attributes_of(type(model)).items():
-        here = {name: path for name, path in paths.items() if path.partition(".")[0] in present}
-        saved[part] = {name: attrgetter(path)(model) for name, path in here.items()}
-    others = present - (_not_attributes(model) - {*include})
+        roots = {name: path.partition(".")[0] for name, path in paths.items()}
+        here = [name for name, root in roots.items() if hasattr(model, root) and root not in exclude]
+        saved[part] = {name: attrgetter(paths[name])(model) for name in here}
+    others = vars(model).keys() - _not_attributes(model) - {*exclude}
     saved["attributes"] = {name: value for name, value in vars(model).items() if name in others}
     if "compile_decision" in saved["state"]:
         saved["state"]["compile_decision"] = [*astuple(saved["state"]["compile_decision"])]
@@ -240,8 +251,9 @@ def storable(name: str, schedule: Any) -> Any:
             return schedule
     remedy = "use a function of the remaining progress alone, or a schedule such as ppo_plus.linear(3e-4)"
     try:
-        values = [value_at(point, name, schedule, -math.inf) for point in POINTS]
-        if values[-1] != value_at(1.0, name, schedule, -math.inf):
+        function = copy.deepcopy(schedule)  # calls may change an object
+        values = [value_at(point, name, function, -math.inf) for point in POINTS]
+        if values[-1] != value_at(1.0, name, function, -math.inf):
             raise ValueError("it returns different numbers for the same progress")
     except Exception as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -270,7 +282,7 @@ def load_model(
     """See :meth:`ppo_plus.PPO_Plus.load`, of which ``cls`` is a class."""
     head, arrays = container.read_parts(path, KIND)
     if print_system_info:
-        print("== SAVED MODEL SYSTEM INFO ==", *map(": ".join, head["packages"].items()), sep="\n")
+        print(SAVED_WITH, *map(": ".join, head["packages"].items()), sep="\n")
     arguments = attributes_of(cls)["arguments"] | argument_attributes(cls)
     passed_by_caller = {*custom_objects, *changes}
     with naming(path, "saved model"), passed(custom_objects.values()):
@@ -280,18 +292,19 @@ def load_model(
         if lacking:
             raise Refused(f"it was saved {_without(lacking)}. Pass {', '.join(f'{name}=' for name in lacking)}")
         # Other custom objects are classes that the file names within its arguments.
-        attributes = {*arguments.values(), *saved["attributes"]}
+        attributes = {*arguments.values(), *saved["attributes"], *attributes_of(cls)["state"].values()}
         replacing = {name: value for name, value in custom_objects.items() if name in attributes}
         model = assemble(cls, saved, env, device, force_reset, replacing | changes)
     if env is not None:
         warn_of_statistics(model._trained_normalized, model.env)
-    n_envs = saved["state"].get("n_envs")
-    if env is not None and not force_reset and model.n_envs != n_envs:
-        raise ValueError(
-            f"force_reset=False continues the episodes of the {n_envs} environments that the model was saved with, but "
-            f"env has {model.n_envs}: pass as many, or leave it out"
-        )
     return model
+
+
+def parameters_in(path: PathOrFile) -> Any:
+    """The weights and the state of the optimizer in a saved model, without what the model is built with."""
+    head, arrays = container.read_parts(path, KIND)
+    with naming(path, "saved model"), decoding("its weights"):
+        return restore(head["value"]["parameters"], arrays)
 
 
 def _restored(
@@ -355,7 +368,7 @@ def assemble(
                 raise ValueError(f"streams={model.streams!r} are in another order than in the file: make it {before}")
         if saved["parameters"].keys() != {*model._get_torch_save_params()[0]}:
             raise Damaged(f"it has other networks than {cls.__name__}")
-        put_parameters(model, saved["parameters"], in_file, changes, device)
+        put_parameters(model, saved["parameters"], in_file, changes)
         if model.use_sde:
             model.policy.reset_noise()
     return model
@@ -408,7 +421,6 @@ def put_parameters(
     parameters: dict[str, Any],
     in_file: Mapping[str, Any],
     changes: Mapping[str, Any],
-    device: th.device | str,
 ) -> None:
     """Give a model the weights and the optimizer's state of a file, which has these attributes, of which some were
     changed. New options of the optimizer replace those in the file; another optimizer starts with a new state.
@@ -438,7 +450,7 @@ def put_parameters(
         )
         parameters = {**parameters, "policy.optimizer": optimizer.state_dict()}
     try:
-        model.set_parameters(parameters, exact_match=True, device=device)
+        model.set_parameters(parameters, exact_match=True)
     except Exception as error:
         reasons = [
             f"policy_kwargs: {name}={now.get(name)!r} (in the file {before.get(name)!r})" for name in changed - INITIAL

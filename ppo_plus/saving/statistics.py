@@ -46,7 +46,7 @@ def _are_moments(value: Any) -> bool:
 #: The form of statistics; moments may be of each entry of the observations.
 FORM: dict[str, Any] = {"normalize_observations": (bool, int)}
 FORM |= dict.fromkeys(("epsilon", "clip_observations"), (int, float, np.number))
-FORM |= dict.fromkeys(("observation_moments", "return_moments"), (None, _are_moments, {str: _are_moments}))
+FORM |= {"observation_moments": (None, _are_moments, {str: _are_moments}), "return_moments": _are_moments}
 
 
 def statistics_path(path: Path) -> Path:
@@ -73,7 +73,9 @@ def read_statistics(path: Path) -> dict[str, Any]:
             if not isinstance(parsed, PickledCall) or parsed.name != _PICKLED or type(parsed.state) is not dict:
                 raise Damaged("it is the pickle of something else")
             present = {name: attribute for name, attribute in STATISTICS.items() if attribute in parsed.state}
-            saved = {name: value_of(parsed.state[attribute], len(saved)) for name, attribute in present.items()}
+            values = {name: value_of(parsed.state[attribute], len(saved)) for name, attribute in present.items()}
+            # Where observations are not normalized, SB3 has no moments of them.
+            saved = values if values.get("normalize_observations") else {"observation_moments": None} | values
         require_form(saved, FORM)
         return {STATISTICS[name]: value for name, value in saved.items()}
 

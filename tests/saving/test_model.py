@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import random
 import resource
@@ -160,21 +161,74 @@ def test_people_can_read_what_a_model_was_made_with():
     assert "model['parameters']['policy']['action_net.weight']" in arrays
 
 
-def test_the_versions_of_a_file_are_printed(capsys):
-    PPO_Plus.load(saved(make()), device="cpu", print_system_info=True)
-    assert f"torch: {th.__version__.partition('+')[0]}" in capsys.readouterr().out
+@pytest.mark.parametrize("by", ["save", "to_sb3"])
+def test_the_versions_of_a_file_are_printed(by, tmp_path, capsys):
+    getattr(make(), by)(tmp_path / "model")
+    PPO_Plus.load(tmp_path / "model", device="cpu", print_system_info=True)
+    now, then = capsys.readouterr().out.split("== SAVED MODEL SYSTEM INFO ==")
+    assert "== CURRENT SYSTEM INFO ==" in now
+    assert f"torch: {th.__version__.partition('+')[0]}" in then.lower().replace("py", "")
+
+
+def test_custom_objects_replace_the_state_too():
+    assert PPO_Plus.load(saved(make().learn(16)), custom_objects={"num_timesteps": 5}).num_timesteps == 5
+
+
+class Counting:
+    """A schedule that counts its calls."""
+
+    calls = 0
+
+    def __call__(self, progress):
+        self.calls += 1
+        return 1e-3
+
+
+def test_saving_does_not_change_a_schedule():
+    model = make(learning_rate=(schedule := Counting()))
+    before = schedule.calls
+    saved(model)
+    assert schedule.calls == before
+
+
+def test_an_optimizer_that_load_would_not_build_is_not_saved(tmp_path):
+    model = make()
+    model.policy.optimizer = th.optim.SGD(model.policy.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"optimizer is SGD, and load would build Adam.*optimizer_class=SGD"):
+        model.save(tmp_path / "model")
+    remedy = make(policy_kwargs={"optimizer_class": th.optim.SGD}).learn(16)
+    assert same_weights(PPO_Plus.load(saved(remedy)), remedy)
+
+
+class PathLike(os.PathLike):
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return str(self.path)
+
+
+def test_any_path_is_a_path(tmp_path):
+    model = make()
+    model.save(PathLike(tmp_path / "model"))
+    assert [each.name for each in tmp_path.iterdir()] == ["model.zip"]
+    assert same_weights(PPO_Plus.load(PathLike(tmp_path / "model")), model)
+    with pytest.raises(TypeError, match="None must be a path or an open file"):
+        PPO_Plus.load(None)
 
 
 def test_attributes_are_left_out_and_kept_on_demand(tmp_path):
     model = make()
     model.mine = [1, 2]
-    model.save(tmp_path / "model", exclude=["mine", "seed"], include=["_warned_of_masks"])
+    model.learn(16).save(tmp_path / "model", exclude=["mine", "seed", "_last_obs"])
     value = parts(tmp_path / "model.zip")[0]
-    assert value["attributes"].keys() == {"_warned_of_masks"} and "seed" not in value["arguments"]
+    assert not value["attributes"] and "seed" not in value["arguments"]
+    assert "observations" not in value["state"] and "episode_starts" in value["state"]
+    assert PPO_Plus.load(tmp_path / "model")._last_obs is None
     assert PPO_Plus.load(saved(model)).mine == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["verbose", "mine", "_warned_of_masks"])
+@pytest.mark.parametrize("name", ["verbose", "mine"])
 def test_what_is_included_is_not_excluded(name, tmp_path):
     model = make()
     model.mine = 1
@@ -319,7 +373,6 @@ def test_a_schedule_without_a_name_in_files_is_saved_by_its_values(schedule, rec
     assert message.startswith("clip_range and learning_rate: the file has the function's values at 1,025 points")
     recwarn.clear()
     warnings.simplefilter("always")
-    saved(model)
     loaded = PPO_Plus.load(file, env=model.get_env(), device="cpu")
     for progress in [*(i / 1024 for i in (0, 1, 500, 1024)), 0.3, 1 / 3]:
         expected = schedule(progress)
@@ -504,10 +557,13 @@ def test_an_argument_that_does_not_fit_the_weights_is_named(how, changes, tmp_pa
         getattr(PPO_Plus, how)(tmp_path / how, **changes)
 
 
-def test_episodes_continue_in_as_many_environments():
-    file = saved(make().learn(32))
+@pytest.mark.parametrize("by_sb3", [False, True])
+def test_episodes_continue_in_as_many_environments(by_sb3, tmp_path):
+    (PPO("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=16) if by_sb3 else make()).learn(32).save(tmp_path / "model")
+    loaded = PPO_Plus.load(tmp_path / "model", env=vec(ACTIONS["discrete"]), force_reset=False)
+    assert loaded._last_obs.shape[0] == 2
     with pytest.raises(ValueError, match="force_reset=False continues the episodes of the 2 environments.*env has 3"):
-        PPO_Plus.load(file, env=vec(ACTIONS["discrete"], n_envs=3), force_reset=False)
+        PPO_Plus.load(tmp_path / "model", env=vec(ACTIONS["discrete"], n_envs=3), force_reset=False)
 
 
 def test_the_class_of_a_file_that_is_not_used_is_named():

@@ -54,7 +54,7 @@ def test_poisoned_statistics_run_nothing(normalize, tmp_path):
 
 def test_a_model_is_not_statistics(tmp_path):
     PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), n_steps=16, batch_size=16, device="cpu").save(tmp_path / "model")
-    with pytest.raises(Refused, match="is a ppo_plus model, not a ppo_plus statistics; VecNormalize.save writes"):
+    with pytest.raises(Refused, match="is a ppo_plus model, not a ppo_plus statistics; PPO_Plus.load reads it"):
         read_statistics(tmp_path / "model.zip")
 
 
@@ -101,6 +101,14 @@ def test_load_statistics_is_sb3s_load_for_both_formats(name, tmp_path):
     assert (loaded.gamma, loaded.clip_obs, loaded.norm_reward, loaded.training) == (0.9, 5.0, False, False)
     obs = np.random.default_rng(1).normal(size=(3, 4))
     np.testing.assert_array_equal(loaded.normalize_obs(obs), saved.normalize_obs(obs))
+
+
+def test_sb3s_statistics_of_rewards_alone_are_read(tmp_path):
+    saved = VecNormalize(environments(), norm_obs=False, gamma=0.9)
+    saved.ret_rms.update(np.array([1.0, 3.0]))
+    saved.save(str(tmp_path / "vecnormalize.pkl"))
+    loaded = ppo_plus.load_statistics(tmp_path / "vecnormalize.pkl", environments())
+    assert (loaded.norm_obs, loaded.gamma, loaded.ret_rms.var) == (False, 0.9, saved.ret_rms.var)
 
 
 def test_statistics_of_other_observations_are_refused(tmp_path):

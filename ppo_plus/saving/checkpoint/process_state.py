@@ -12,7 +12,7 @@ import pickle
 import random
 import re
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from glob import escape, glob
@@ -29,6 +29,8 @@ from ppo_plus.envs.resumable.attributes import same_kind
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.generators import check_facts
 from ppo_plus.saving.format.names import Refused, constructor_arguments, decoding, require_attributes
+from ppo_plus.saving.format.values import NATIVE, STORED
+from ppo_plus.trees import tree_leaves
 
 #: TensorBoard's files.
 EVENTS = "events.out.tfevents.*"
@@ -157,6 +159,12 @@ def get_callback(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
         if name not in configured or pickle.dumps(value) != pickle.dumps(configured[name])
     }
     envs = {name: get_state(env) for name, env in _envs(callback).items()}
+    if lost := [name for name, value in vars(callback).items() if name not in SET_BY_SB3 and _is_lost(value)]:
+        warnings.warn(
+            f"checkpoints lack {' and '.join(f'{title}.{name}' for name in lost)}, which is not made of numbers alone: "
+            "define get_state and set_state in the callback to keep it",
+            stacklevel=5,
+        )
     return {"class": title, "own": None, "changed": changed, "envs": envs}
 
 
@@ -216,11 +224,26 @@ def plain_attributes(callback: BaseCallback) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a number, an array of numbers or a container of these; keys of dicts may be texts."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) or _is_plain(key) for key in value) and all(map(_is_plain, value.values()))
-    if isinstance(value, (list, tuple, set, deque)):
+    """Whether a value is a number, an array of numbers or a container of these; keys of dicts may be texts. Subclasses,
+    such as a named tuple, may be something else."""
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        return all(type(key) is str or _is_plain(key) for key in value) and all(map(_is_plain, value.values()))
+    if kind in (list, tuple, set, deque):
         return all(map(_is_plain, value))
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype.kind in "biufc"
-    return value is None or isinstance(value, (int, float, th.Tensor))
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return value.dtype.isnative and value.dtype.name in NATIVE
+    if kind is th.Tensor:
+        return value.layout == th.strided and value.dtype in STORED
+    return value is None or kind in (bool, int, float)
+
+
+def _is_lost(value: Any) -> bool:
+    """Whether training changes a value, as far as one can see, that is not plain: a generator, or numbers among other
+    things."""
+    if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
+        return True
+    if not isinstance(value, (dict, list, tuple, deque)) or _is_plain(value):
+        return False
+    items = [*(value.values() if isinstance(value, dict) else value)]
+    return any(isinstance(leaf, (int, float)) for leaf in tree_leaves(items))

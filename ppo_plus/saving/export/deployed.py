@@ -218,7 +218,7 @@ def observation_like(key: str, space: Any) -> dict[str, Any]:
 def tensor_like(name: str, part: Any) -> dict[str, Any]:
     """The description of an input or output, from an example of it. Memory has the batch in its second dimension."""
     shape = [*part.shape]
-    shape["memory." in name] = BATCH
+    shape[name.removeprefix("next_").startswith("memory.")] = BATCH
     return {"name": name, "shape": shape, "dtype": str(part.dtype).removeprefix("torch.")}
 
 

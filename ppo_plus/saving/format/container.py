@@ -7,6 +7,7 @@ is compressed, so reading takes no more memory than a few times the file; the ar
 
 import io
 import json
+import os
 import platform
 import zipfile
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ DESCRIPTION, ARRAYS = MEMBERS = ("description.json", "arrays.safetensors")
 PACKAGES = ("ppo_plus", "stable_baselines3", "torch", "gymnasium", "numpy")
 
 #: What can be passed as a file.
-PathOrFile = str | Path | io.BufferedIOBase | BinaryIO
+PathOrFile = str | os.PathLike[str] | io.BufferedIOBase | BinaryIO
 
 
 def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
@@ -83,10 +84,12 @@ def is_container(path_or_file: PathOrFile) -> bool:
 @contextmanager
 def opened(path_or_file: PathOrFile) -> Any:
     """A file to read, also by its name without SB3's suffix; an open one stays open, at its position."""
-    if isinstance(path_or_file, (str, Path)):
+    if isinstance(path_or_file, (str, os.PathLike)):
         path, zipped = Path(path_or_file), Path(f"{Path(path_or_file)}.zip")
         with (zipped if not path.is_file() and zipped.is_file() else path).open("rb") as file:
             yield file
+    elif not hasattr(path_or_file, "read"):
+        raise TypeError(f"{path_or_file!r} must be a path or an open file")
     else:
         position = path_or_file.tell()
         try:
@@ -98,7 +101,7 @@ def opened(path_or_file: PathOrFile) -> Any:
 @contextmanager
 def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
     """Begin error messages about a file with its name, and with what it should be."""
-    name = path_or_file if isinstance(path_or_file, (str, Path)) else getattr(path_or_file, "name", "the file")
+    name = path_or_file if isinstance(path_or_file, (str, os.PathLike)) else getattr(path_or_file, "name", "the file")
     try:
         yield
     except Refused as error:
@@ -109,12 +112,12 @@ def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
 
 def opened_to_write(path_or_file: PathOrFile) -> Any:
     """A context with a file that is written completely or not at all; an open one stays open."""
-    return replacing(path_or_file) if isinstance(path_or_file, (str, Path)) else nullcontext(path_or_file)
+    return replacing(path_or_file) if isinstance(path_or_file, (str, os.PathLike)) else nullcontext(path_or_file)
 
 
 def path_to_save(path_or_file: PathOrFile) -> PathOrFile:
     """A path with SB3's suffix if it has none, and an open file unchanged."""
-    if isinstance(path_or_file, (str, Path)) and not Path(path_or_file).suffix:
+    if isinstance(path_or_file, (str, os.PathLike)) and not Path(path_or_file).suffix:
         return Path(path_or_file).with_name(f"{Path(path_or_file).name}.zip")
     return path_or_file
 
@@ -134,8 +137,9 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
     if not known or "value" not in head or not isinstance(head["packages"], dict):
         raise Damaged(f"the head of {DESCRIPTION} is not valid")
     if title != f"ppo_plus {kind}":
-        use = {"model": "; PPO_Plus.resume reads checkpoints", "statistics": "; VecNormalize.save writes statistics"}
-        raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}{use.get(kind, '')}")
+        readers = {"model": "PPO_Plus.load", "checkpoint": "PPO_Plus.resume", "statistics": "ppo_plus.load_statistics"}
+        reader = readers.get(title.partition(" ")[2])
+        raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}" + (f"; {reader} reads it" if reader else ""))
     if not OLDEST <= number <= VERSION:
         remedy = "update ppo_plus" if number > VERSION else "use the ppo_plus that wrote it, or train again"
         raise Refused(

@@ -7,7 +7,6 @@ import zipfile
 from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch as th
@@ -17,7 +16,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.saving.format.container import PathOrFile, is_container, naming, opened
 from ppo_plus.saving.format.names import Damaged, NotInstalled, Refused, decoding, name_of
-from ppo_plus.saving.model import ALWAYS, argument_attributes, assemble, attributes_of
+from ppo_plus.saving.model import ALWAYS, SAVED_WITH, argument_attributes, assemble, attributes_of
 from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.trees import tree_leaves
 
@@ -38,10 +37,14 @@ def from_sb3(
     changes: dict[str, Any],
     custom_objects: dict[str, Any] | None = None,
     trust_pickle: bool = False,
+    print_system_info: bool = False,
+    force_reset: bool = True,
 ) -> Any:
-    """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
+    """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; the others are those of SB3's ``load``."""
     objects = custom_objects or {}
     saved = _read(cls, path, objects, changes, trust_pickle)
+    if print_system_info:
+        print(SAVED_WITH, saved.system_info, sep="\n")
     data = {**saved.data, **objects, **{name: changes[name] for name in ALWAYS if name in changes}}
     trainer, name = _trainer_and_name(data.get("policy_class"))
     data["policy_class"] = cls.policy_aliases.get(name, data.get("policy_class"))
@@ -49,12 +52,7 @@ def from_sb3(
     if getattr(buffer_class, "__module__", "").startswith(("stable_baselines3.", "sb3_contrib.")):
         data["rollout_buffer_class"] = None
     data |= {"value_clip": "plain", "_expects_masks": trainer == "MaskablePPO"}
-    if trainer == "MaskablePPO" and isinstance(data.get("action_space"), spaces.MultiBinary):
-        with naming(path, "saved model"), decoding("its weights"):
-            # Ours is the difference of the two.
-            change_logits(
-                saved.parameters, lambda weight: weight[1::2] - weight[::2], lambda _, rows: rows[1::2].clone()
-            )
+    _take_differences(path, trainer, data.get("action_space"), saved.parameters)
     model = {"class": name_of(cls), "attributes": {}, "missing": saved.unread, "parameters": saved.parameters}
     for part, paths in attributes_of(cls).items():
         model[part] = {name: data[path] for name, path in paths.items() if path in data}
@@ -62,7 +60,22 @@ def from_sb3(
     replacing = {name: value for name, value in objects.items() if name in attributes}
     changes = replacing | changes | {"policy_class": data["policy_class"]}
     with naming(path, "saved model"):
-        return assemble(cls, model, env, device, True, changes)
+        return assemble(cls, model, env, device, force_reset, changes)
+
+
+def parameters_in_sb3s(path: PathOrFile) -> dict[str, Any]:
+    """The weights and the state of the optimizer in a model that SB3 saved."""
+    saved = read_sb3_zip(path)
+    trainer, _ = _trainer_and_name(saved.data.get("policy_class"))
+    _take_differences(path, trainer, saved.data.get("action_space"), saved.parameters)
+    return saved.parameters
+
+
+def _take_differences(path: PathOrFile, trainer: str, action_space: Any, parameters: dict[str, Any]) -> None:
+    """Give the weights of MaskablePPO's MultiBinary actions, two for each bit, our form: the difference of the two."""
+    if trainer == "MaskablePPO" and isinstance(action_space, spaces.MultiBinary):
+        with naming(path, "saved model"), decoding("its weights"):
+            change_logits(parameters, lambda weight: weight[1::2] - weight[::2], lambda _, rows: rows[1::2].clone())
 
 
 def change_logits(
@@ -109,8 +122,6 @@ def _read(
         f"{path!r} is not the path of an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO: pass the path of a "
         "model that one of them has saved"
     )
-    if not isinstance(path, (str, Path)) and not hasattr(path, "read"):
-        raise no_ppo
     if is_container(path):
         with naming(path):
             raise Refused(f"{cls.__name__} saved it: use {cls.__name__}.load")
@@ -142,6 +153,7 @@ def _read(
 
 #: The members of interest.
 MEMBERS = {"policy": "policy.pth", "policy.optimizer": "policy.optimizer.pth", "data": "data"}
+MEMBERS |= {"system_info": "system_info.txt"}
 #: The largest size of compressed members: so many bytes, or so many times the size of the file.
 MOST_BYTES, MOST_TIMES = 2**26, 20
 
@@ -152,6 +164,7 @@ class SavedBySB3(NamedTuple):
     data: dict[str, Any]
     unread: dict[str, str]
     parameters: dict[str, Any]
+    system_info: str
 
 
 def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> SavedBySB3:
@@ -163,8 +176,16 @@ def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> Sav
                 _check_members(archive.infolist(), size)
                 present = {*archive.namelist()}
                 members = {name: archive.read(path) for name, path in MEMBERS.items() if path in present}
+        system_info = members.pop("system_info", b"saved with SB3 1.2 or older").decode(errors="replace")
         data, unread = _attributes(members.pop("data", b""), skipped)
-        return SavedBySB3(data, unread, {name: _tensors(name, content) for name, content in members.items()})
+        parameters = {name: _tensors(name, content) for name, content in members.items()}
+        weights = parameters.get("policy", {})
+        if weights and not any(name.startswith("pi_features_extractor.") for name in weights):
+            # SB3 before 1.7 has the features extractor under one name. `change_logits` counts from the end.
+            extractor = {name: weight for name, weight in weights.items() if name.startswith("features_extractor.")}
+            copies = {f"{part}_{name}": weight for part in ("pi", "vf") for name, weight in extractor.items()}
+            parameters["policy"] = copies | weights
+        return SavedBySB3(data, unread, parameters, system_info)
 
 
 def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:

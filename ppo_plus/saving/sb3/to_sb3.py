@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import os
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -62,16 +63,16 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
     with th.random.fork_rng(devices=[]):
         try:
             exported = _export(model, policy, trainer)
+            statistics = _vec_normalize_of(model)
+            _check_actions(model, exported, statistics)
         except Exception as error:  # SB3 asserts
             problem = f"{type(error).__name__}: {error}"
             raise ValueError(f"SB3's {trainer.__name__} cannot have this policy ({problem})") from error
-    statistics = _vec_normalize_of(model)
-    if statistics is not None and not isinstance(path, (str, Path)):
+    if statistics is not None and not isinstance(path, (str, os.PathLike)):
         raise ValueError(
             "SB3 has the statistics of observations in a second file, a VecNormalize: pass a name of a file, beside "
             "which it can be written"
         )
-    _check_actions(model, exported, statistics)
     lost = sorted(_lost(model, _defaults(trainer)))
     if lost:
         warnings.warn(
@@ -80,7 +81,7 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
     path = path_to_save(path)
     with opened_to_write(path) as file:
         exported.save(file)
-    if statistics is not None and isinstance(path, (str, Path)):
+    if statistics is not None and isinstance(path, (str, os.PathLike)):
         beside = statistics_path(Path(path)).with_suffix(".pkl")
         with opened_to_write(beside) as file:
             pickle.dump(statistics, file)
@@ -114,7 +115,7 @@ def _export(model: Any, policy: Any, trainer: Any) -> Any:
     vars(exported).update({name: copy.deepcopy(getattr(model, name)) for name in _SHARED})
     for name in _NUMBERS:
         setattr(exported, name, getattr(model, name) if _is_number(getattr(model, name)) else defaults.get(name))
-    exported.learning_rate = _schedule(model.settings.schedules["learning_rate"])
+    exported.learning_rate = _schedule(model.lr_schedule)
     exported.clip_range = _schedule(model.clip_range or defaults["clip_range"])
     exported.clip_range_vf = None if model.clip_range_vf is None else _schedule(model.clip_range_vf)
     exported.seed = None  # seeding would disturb the generators

@@ -495,6 +495,13 @@ def test_what_cannot_be_kept_is_said_before_training(tmp_path):
     assert model.num_timesteps == 0
 
 
+def test_what_a_file_cannot_have_is_named(tmp_path):
+    model = model_of("discrete")
+    model.own = np.random.default_rng(0)
+    with pytest.warns(UserWarning, match="checkpoints: the model is saved without own.*pass it to resume"):
+        model.learn(TOTAL, Checkpoints(tmp_path))
+
+
 def test_there_must_be_one(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no checkpoint"):
         PPO_Plus.resume(tmp_path, envs())

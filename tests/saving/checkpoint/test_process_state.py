@@ -3,7 +3,9 @@ callbacks; their configuration is the new one."""
 
 import random
 import warnings
-from collections import deque
+from collections import Counter as tallies
+from collections import defaultdict, deque, namedtuple
+from enum import IntEnum
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +27,7 @@ from ppo_plus.saving.checkpoint.process_state import (
     set_logger,
     sizes,
 )
+from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Refused
 
 
@@ -314,6 +317,43 @@ def test_texts_and_paths_are_neither_saved_nor_restored(value):
     state = {"class": "Counter", "own": None, "changed": {"limit": value, "best": 1.0}, "envs": {}}
     assert restored(other := Counter(), [state]) == ["Counter.limit is not restored: it is not made of numbers"]
     assert (other.limit, other.best) == (1, 1.0)
+
+
+Pair = namedtuple("Pair", "a b")
+STATES = [
+    defaultdict(int, a=1),
+    tallies({"a": 2}),
+    Pair(1, 2),
+    [{"name": "first", "return": 3.0}],
+    np.random.default_rng(0),
+    random.Random(0),
+    np.ones(2, np.complex64),
+    np.longdouble(1),
+    th.ones(2).to_sparse(),
+    IntEnum("Level", "LOW HIGH").LOW,
+]
+
+
+@pytest.mark.parametrize("value", STATES, ids=lambda each: type(each).__name__)
+def test_other_kinds_of_state_are_left_out_and_generators_and_containers_named(value, tmp_path):
+    counter = Counter()
+    call = watching(counter)
+    counter.mine = value
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        (state,) = states(call)
+    assert "mine" not in state["changed"]
+    is_named = isinstance(value, (dict, list, tuple, np.random.Generator, random.Random))
+    messages = [str(each.message) for each in warned]
+    assert (
+        messages
+        == [
+            "checkpoints lack Counter.mine, which is not made of numbers alone: define get_state and "
+            "set_state in the callback to keep it"
+        ]
+        * is_named
+    )
+    container.write(tmp_path / "state.zip", "test", state)
 
 
 def test_a_checkpoint_does_not_redirect_callbacks(tmp_path):

@@ -20,7 +20,7 @@ from ppo_plus.envs.checks import Numbers
 from ppo_plus.envs.layers import layers
 from ppo_plus.policy.observations import parts_of
 from ppo_plus.saving.export import export as room
-from ppo_plus.saving.export.deployed import Deployed, raw_observations
+from ppo_plus.saving.export.deployed import BATCH, Deployed, raw_observations, tensor_like
 from ppo_plus.saving.format.names import Damaged, Refused
 
 ort = pytest.importorskip("onnxruntime", reason="needs the extra export")
@@ -425,3 +425,9 @@ def test_export_changes_nothing_in_the_model(tmp_path):
     assert th.equal(th.get_rng_state(), before) and (np.random.get_state()[1] == state).all()
     assert model.observation_space.np_random.bit_generator.state == space
     assert model.policy.exploration is noise and all(weight.requires_grad for weight in model.policy.parameters())
+
+
+@pytest.mark.parametrize("name", ["action.memory.0", "memory.0", "next_memory.0"])
+def test_the_batch_is_the_second_dimension_of_memory_alone(name):
+    shape = tensor_like(name, np.zeros((2, 3)))["shape"]
+    assert shape == ([BATCH, 3] if name.startswith("action") else [2, BATCH])

@@ -124,8 +124,9 @@ def refusal(data, tmp_path, kind="test"):
 
 
 def test_another_kind_raises_an_error(written, tmp_path):
-    remedy = "PPO_Plus.resume reads checkpoints"
-    assert f"is a ppo_plus test, not a ppo_plus model; {remedy}" in str(refusal(written, tmp_path, "model"))
+    assert str(refusal(written, tmp_path, "model")).endswith("is a ppo_plus test, not a ppo_plus model")
+    checkpoint = archive_of(HEAD | {"format": "ppo_plus checkpoint"})
+    assert str(refusal(checkpoint, tmp_path, "model")).endswith("; PPO_Plus.resume reads it")
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,17 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import ACTIONS, IMAGE, VECTOR, vec
+from gymnasium import spaces
 from parametrization import sample
 from stable_baselines3 import PPO
+from stable_baselines3.common.save_util import load_from_zip_file, save_to_zip_file
 
 from ppo_plus import PPO_Plus, linear
 from ppo_plus.saving.statistics import read_statistics
 
 DATA = Path(__file__).parents[2] / "data" / "old_sb3"
+DICT = spaces.Dict(image=IMAGE, vector=VECTOR)
 MODELS = [each.stem for each in sorted(DATA.glob("*.zip"))]
 
 
@@ -69,3 +73,25 @@ def test_a_lambda_in_a_zip_is_named(tmp_path):
     model = PPO_Plus.from_sb3(tmp_path / "model", env="CartPole-v1", device="cpu")
     with pytest.raises(ValueError, match=r"learning_rate: the file.*a function of the user's, .*<lambda>"):
         model.learn(64)
+
+
+@pytest.mark.parametrize(("policy", "space"), [("CnnPolicy", IMAGE), ("MultiInputPolicy", DICT)])
+def test_a_features_extractor_under_one_name_is_that_of_actor_and_critic(policy, space, tmp_path):
+    """As SB3 before 1.7 saved it."""
+    env = vec(ACTIONS["discrete"], space)
+    model = PPO(policy, env, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(32)
+    model.save(tmp_path / "model")
+    data, parameters, _ = load_from_zip_file(tmp_path / "model", device="cpu")
+    weights = parameters["policy"]
+    parameters["policy"] = {name: each for name, each in weights.items() if name[:3] not in ("pi_", "vf_")}
+    assert len(parameters["policy"]) < len(weights)
+    save_to_zip_file(tmp_path / "old", data, parameters)
+    ours, other = PPO_Plus.load(tmp_path / "old", device="cpu"), PPO_Plus(policy, env, device="cpu")
+    other.set_parameters(tmp_path / "old")
+    obs = env.reset()
+    expected = model.predict(obs, deterministic=True)[0]
+    for each in (ours, other):
+        assert np.array_equal(each.predict(obs, deterministic=True)[0], expected)
+        now = each.get_parameters()["policy"]
+        assert now.keys() == weights.keys() and all(now[name].equal(weights[name]) for name in weights)
+    assert len(ours.policy.optimizer.state) == len(model.policy.optimizer.state)

@@ -8,6 +8,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, VECTOR, KeyMaskedEnv, MaskedEnv, vec
 from gymnasium import spaces
+from gymnasium.spaces import Discrete
 from networks import Batched
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.utils import get_action_masks
@@ -85,6 +86,7 @@ class OwnPolicy(MlpPolicy):
 UNKNOWN = {
     "memory": ({"policy": "MlpGruPolicy"}, "RecurrentPPO cannot read this model: .* policy=MlpGruPolicy"),
     "mixed": ({"env": vec(ACTIONS["mixed"])}, "cannot have this policy .*Dict"),
+    "start of observations": ({"env": vec(ACTIONS["discrete"], Discrete(3, start=1))}, "cannot have this policy"),
     "start": ({"env": vec(ACTIONS["discrete_start"])}, "action_space=Discrete"),
     "integers": ({"env": vec(ACTIONS["box_int"])}, "action_space=Box"),
     "mask key": (
@@ -131,6 +133,13 @@ def test_what_sb3_contrib_reads_needs_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sb3_contrib", None)
     with pytest.raises(ImportError, match="RecurrentPPO.*pip install sb3-contrib"):
         make("MlpLstmPolicy").to_sb3(tmp_path / "exported")
+
+
+def test_the_learning_rate_is_that_of_now(tmp_path):
+    model = make()
+    model.learning_rate = 1e-5
+    model.to_sb3(tmp_path / "exported")
+    assert PPO.load(tmp_path / "exported", device="cpu").learning_rate == 1e-5
 
 
 def test_what_sb3_learns_without_is_said(tmp_path):
