@@ -54,14 +54,7 @@ from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import warn_of_bounds
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.streams import Stream
-from ppo_plus.process import (
-    assigned,
-    full_precision,
-    has_convolutions,
-    keep_freed_memory,
-    torch_threads,
-    worth_threads,
-)
+from ppo_plus.process import assigned, full_precision, has_convolutions, keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.require import require_callable, require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
@@ -79,15 +72,7 @@ from ppo_plus.saving.model import SHAPING, changed_attributes, layout, load_mode
 from ppo_plus.saving.sb3.from_sb3 import from_sb3, parameters_in_sb3s
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, read_statistics, statistics_path
-from ppo_plus.settings import (
-    LOWEST,
-    Settings,
-    check_callback,
-    check_device,
-    check_env,
-    known_names_only,
-    schedule_of,
-)
+from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, check_env, known_names_only, schedule_of
 from ppo_plus.update.minibatch import Batch, UpdateRule, check_optimizer_state, read
 from ppo_plus.update.update import Update, Updater, interrupts_wait, usual_settings
 
@@ -266,16 +251,9 @@ class PPO_Plus(OnPolicyAlgorithm):
             device = env.unwrapped.device
         if self.ranks.several:
             use_own_gpu(utils.get_device(device))
-        super().__init__(
-            policy,
-            env,  # type: ignore[arg-type]
-            learning_rate,  # type: ignore[arg-type]
-            n_steps,
-            gamma,
-            gae_lambda,
-            ent_coef,  # type: ignore[arg-type]
-            vf_coef,  # type: ignore[arg-type]
-            max_grad_norm,
+        wider: Any = policy, env, learning_rate, n_steps, gamma, gae_lambda, ent_coef, vf_coef, max_grad_norm
+        super().__init__(  # type: ignore[misc]
+            *wider,  # than SB3's types
             use_sde=False,  # SB3 raises an error for gSDE with actions other than Box
             sde_sample_freq=sde_sample_freq,  # type: ignore[arg-type]
             rollout_buffer_class=rollout_buffer_class,
@@ -342,7 +320,11 @@ class PPO_Plus(OnPolicyAlgorithm):
             # State that was made with the optimizer stayed on the CPU.
             optimizer.load_state_dict(optimizer.state_dict())
         warn_of_overrides(self.policy_class)
-        self._seed_ranks()
+        if self.ranks.several:
+            # Weights are drawn alike, environments and noise are not; with a seed, those are a single process's.
+            utils.set_random_seed(self.ranks.seed(self.seed))  # type: ignore[arg-type]
+            if self.seed is not None and self.env is not None:
+                seed_envs(self.env, (self.seed + self.ranks.rank * self.n_envs) % 2**32)
         self._maybe_recommend_cpu()
 
     def set_random_seed(self, seed: int | None = None) -> None:
@@ -351,15 +333,6 @@ class PPO_Plus(OnPolicyAlgorithm):
             super().set_random_seed(seed)
         if self.env is not None and seed is not None:
             seed_envs(self.env, seed)
-
-    def _seed_ranks(self) -> None:
-        """Seed processes that train together differently: weights are drawn alike, environments and noise are not."""
-        if not self.ranks.several:
-            return
-        utils.set_random_seed(self.ranks.seed(self.seed))  # type: ignore[arg-type]
-        # With a seed, the environments are those that a single process would have.
-        if self.seed is not None and self.env is not None:
-            seed_envs(self.env, (self.seed + self.ranks.rank * self.n_envs) % 2**32)
 
     def _refresh(self) -> Settings:
         """Read the arguments from the attributes, which you and callbacks may assign: at the start of ``learn``, at the
@@ -739,14 +712,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         rollout_buffer: RolloutBuffer,  # type: ignore[override]
         n_rollout_steps: int,
     ) -> bool:
-        """Fill the buffer with steps of the current policy.
-
-        :param env: the training environment
-        :param callback: called at every step, and at the beginning and end of the rollout
-        :param rollout_buffer: to fill
-        :param n_rollout_steps: steps per environment
-        :return: whether training continues: ``False`` if the callback stopped it
-        """
+        """As SB3's: fill the buffer with steps of the current policy; ``False`` if the callback stopped training."""
         if getattr(callback, "model", None) is None:
             raise RuntimeError("the callback is not initialized: call learn, or first _setup_learn, which returns it")
         self.policy.set_training_mode(False)
@@ -967,7 +933,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 "maskable evaluate_policy",
                 stacklevel=2,
             )
-        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
 
     @np.errstate(under="ignore")
     def evaluate(

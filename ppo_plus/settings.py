@@ -23,8 +23,8 @@ from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import require_one_normalization
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
-from ppo_plus.formulas.losses import Coefficients, PPOLoss
-from ppo_plus.formulas.schedules import TAKES_PROGRESS, Constant, Schedule, Unknown, make_schedule, value_at
+from ppo_plus.formulas.losses import PPOLoss
+from ppo_plus.formulas.schedules import TAKES_PROGRESS, Schedule, Unknown, make_schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.attention import MlpAttentionPolicy
@@ -45,8 +45,8 @@ from ppo_plus.rollout.tensor_collector import in_tensors
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
-#: The losses ``train/<name>_loss`` that are not those of streams.
-LOSSES = ("value", "policy_gradient", "entropy")
+#: The names in ``train/<name>_loss`` and ``rollout/ep_<name>_mean`` that are not those of streams.
+RESERVED = ("value", "policy_gradient", "entropy", "rew", "len")
 
 #: What ``n_threads`` is at most: more than a machine has cores, since models move between machines.
 MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))
@@ -158,13 +158,10 @@ class Settings:
         :param progress_remaining: from 1 at the start of training to 0 at its end
         :raises ValueError: a value is out of range
         """
-        values: dict[str, Any] = {}
-        for name, schedule in self.schedules.items():
-            if schedule is None or isinstance(schedule, Constant):
-                values[name] = schedule and float(schedule.value)
-            else:
-                values[name] = value_at(progress_remaining, name, schedule, LOWEST[name])
-        return values
+        return {
+            name: None if schedule is None else value_at(progress_remaining, name, schedule, LOWEST[name])
+            for name, schedule in self.schedules.items()
+        }
 
     def check_unchanged(self, before: "Settings") -> None:
         """:raises ValueError: an argument that the model is built with has been assigned"""
@@ -240,8 +237,6 @@ NAMES = tuple(argument.name for argument in fields(Settings) if argument.init)
 SCHEDULED = {argument.name: argument.metadata for argument in fields(Settings) if "schedule" in argument.metadata}
 #: The smallest values of these.
 LOWEST = {name: metadata["schedule"][0] for name, metadata in SCHEDULED.items()}
-if SCHEDULED.keys() != {*Coefficients._fields} - {"kl_coef"}:
-    raise TypeError("each argument that may change over time must be a field of Coefficients, and the other way around")
 
 
 def schedule_of(name: str, value: Any) -> Schedule | None:
@@ -276,8 +271,8 @@ def _check_kinds(settings: Settings) -> None:
     for stream in streams:
         require_kind("streams", stream, Stream, remedy)
     names = [stream.name for stream in streams]
-    if len({*names, *LOSSES}) < len(names) + len(LOSSES):
-        raise ValueError(f"streams={streams!r} have the names {names}: give each another name=, none of {LOSSES}")
+    if len({*names, *RESERVED}) < len(names) + len(RESERVED):
+        raise ValueError(f"streams={streams!r} have the names {names}: give each another name=, none of {RESERVED}")
     require_kind("rollout_buffer_kwargs", settings.rollout_buffer_kwargs, dict, "a dict")
     require_kind("tensorboard_log", settings.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
 
@@ -294,10 +289,7 @@ def _check_ranges(settings: Settings) -> None:
     require_one_of("compile", settings.compile, ("auto", True, False))
     if settings.n_threads != "auto":
         require_int('n_threads (or "auto")', settings.n_threads, 1)
-        if settings.n_threads > MAX_THREADS:  # type: ignore[operator]
-            raise ValueError(
-                f"n_threads={settings.n_threads} must be at most {MAX_THREADS}: this machine has {os.cpu_count()} cores"
-            )
+        require_number("n_threads", settings.n_threads, 1, MAX_THREADS)
 
 
 def _check_memory(n_steps: int, n_envs: int, observation_space: spaces.Space, action_space: spaces.Space) -> None:

@@ -2,44 +2,20 @@
 device that a tensor is on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import optree
 import torch as th
 
-NAMESPACE = "ppo_plus"
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A value that belongs to the structure of a tree: it is not a leaf, and stays where rows are taken."""
-
-    value: Any
-
-
-_register: Any = optree.register_pytree_node
-_register(Fixed, lambda fixed: ((), fixed.value), lambda value, _: Fixed(value), namespace=NAMESPACE)
-
 #: ``tree_map(function, tree, *others)``: the same tree with the function's results as leaves.
-tree_map: Callable[..., Any] = partial(optree.tree_map, namespace=NAMESPACE)
+tree_map: Callable[..., Any] = optree.tree_map
 #: The leaves of a tree; ``None`` is not a leaf.
-tree_leaves: Callable[[Any], list[Any]] = partial(optree.tree_leaves, namespace=NAMESPACE)
+tree_leaves: Callable[[Any], list[Any]] = optree.tree_leaves
 #: The leaves of a tree and its structure, whose ``unflatten`` makes a tree of other leaves, and whose ``flatten_up_to``
 #: is ``tree_leaves`` of another tree of that structure.
-tree_flatten: Callable[[Any], tuple[list[Any], Any]] = partial(optree.tree_flatten, namespace=NAMESPACE)
+tree_flatten: Callable[[Any], tuple[list[Any], Any]] = optree.tree_flatten
 #: The structure alone.
-tree_structure: Callable[[Any], Any] = partial(optree.tree_structure, namespace=NAMESPACE)
-
-
-def without_fixed(tree: Any) -> Any:
-    """The tree with ``None`` as the value of each :class:`Fixed`, on which its structure then does not depend."""
-    return tree_map(
-        lambda part: Fixed(None) if isinstance(part, Fixed) else part,
-        tree,
-        is_leaf=lambda part: isinstance(part, Fixed),
-    )
+tree_structure: Callable[[Any], Any] = optree.tree_structure
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:

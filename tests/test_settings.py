@@ -15,8 +15,9 @@ from stable_baselines3.common.callbacks import CallbackList, EvalCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import Cost, PPO_Plus
+from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.rollout.buffer import least_bytes
-from ppo_plus.settings import MAX_THREADS
+from ppo_plus.settings import MAX_THREADS, SCHEDULED
 
 
 def make(env=None, policy="MlpPolicy", **kwargs):
@@ -62,7 +63,7 @@ def test_a_number_between_quotation_marks_is_called_text(name):
 
 def test_more_threads_than_any_machine_has_raise_an_error():
     for n_threads in (MAX_THREADS + 1, 1_000_000):
-        with pytest.raises(ValueError, match=f"n_threads={n_threads} must be at most {MAX_THREADS}"):
+        with pytest.raises(ValueError, match=rf"n_threads={n_threads} must be a number in \[1, {MAX_THREADS}\]"):
             make(n_threads=n_threads)
     assert MAX_THREADS >= os.cpu_count()
 
@@ -205,3 +206,8 @@ def test_a_wrong_type_of_callback_is_an_error_before_any_step(callback, advice):
 @pytest.mark.parametrize("callback", [None, [], CallbackList([]), [CallbackList([])], lambda here, everywhere: True])
 def test_callbacks_are_accepted(callback):
     assert make().learn(8, callback=callback).num_timesteps == 8
+
+
+def test_each_coefficient_has_a_schedule():
+    """But the penalty's, which the KL control changes."""
+    assert SCHEDULED.keys() == {*Coefficients._fields} - {"kl_coef"}

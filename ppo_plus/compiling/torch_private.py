@@ -235,11 +235,6 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
             raise
 
 
-def buffer_tables(module: nn.Module) -> list[dict[str, th.Tensor | None]]:
-    """The tables in which the parts of a module keep their buffers."""
-    return [part._buffers for part in module.modules()]
-
-
 #: Torch traces and compiles one function at a time: it patches itself meanwhile.
 ONE_AT_A_TIME = threading.RLock()
 

@@ -159,10 +159,7 @@ class ColoredNoise(NoiseProcess):
         real[..., :: bins - 1] *= math.sqrt(2)
         series = th.fft.irfft(th.complex(real, imaginary), n=self.horizon, norm="forward")
         variance = 4 * amplitude.square().sum() - 2 * amplitude[0].square() - 2 * amplitude[-1].square()
-        return {
-            "series": series / variance.sqrt(),
-            "step": th.zeros(n_envs, dtype=th.long, device=device),
-        }
+        return {"series": series / variance.sqrt(), "step": th.zeros(n_envs, dtype=th.long, device=device)}
 
     def sample(self, carry: NoiseState, features: th.Tensor, log_std: th.Tensor | None) -> tuple[th.Tensor, NoiseState]:
         series, step = carry["series"], carry["step"]

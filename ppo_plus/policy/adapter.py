@@ -104,18 +104,11 @@ class SB3Interface:
     def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:
         return super().predict_values(obs)  # type: ignore[misc, no-any-return]
 
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: Any = None,
-        deterministic: bool = False,
-        action_masks: Any = None,
-    ) -> Any:
+    def predict(self, *args: Any, action_masks: Any = None, **kwargs: Any) -> Any:
         """SB3's ``predict``; ``action_masks`` must be ``None``."""
         if action_masks is not None:
             raise ValueError("action_masks do not reach a policy class that overrides SB3's methods: leave them out")
-        return super().predict(observation, state, episode_start, deterministic)  # type: ignore[misc]
+        return super().predict(*args, **kwargs)  # type: ignore[misc]
 
     def init_carry(self: Any, n_envs: int) -> Carry:
         """Draw new noise, which SB3's policies store."""
@@ -145,10 +138,7 @@ def warn_of_overrides(policy_class: type) -> None:
             else "and so runs as in SB3, uncompiled, and without exact KL, gSDE off Box, masks and memory. For these "
             "derive it from ppo_plus.ActorCriticPolicy, and override encode, heads, act or evaluate"
         )
-        warnings.warn(
-            f"policy={policy_class.__name__} overrides {', '.join(methods)}, {consequence}",
-            stacklevel=6,
-        )
+        warnings.warn(f"policy={policy_class.__name__} overrides {', '.join(methods)}, {consequence}", stacklevel=6)
 
 
 @cache

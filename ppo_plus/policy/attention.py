@@ -88,11 +88,8 @@ class Attention(MemoryLayer):
 class AttentionMemory(LayerMemory):
     """:class:`~ppo_plus.policy.memory.LayerMemory` by attention.
 
-    :param args: arguments of the policy class, by position
     :param attention_window: steps that a step attends to, itself included, at least 2
     :param attention_heads: heads of each layer, at least 1; ``lstm_hidden_size`` is a multiple of it
-    :param kwargs: arguments of :class:`~ppo_plus.policy.memory.LayerMemory` and of the policy class, by name
-    :raises ValueError: an argument is out of range, or does not fit another
     """
 
     layer = Attention

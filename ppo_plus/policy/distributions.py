@@ -387,10 +387,7 @@ class Product(ActionDistribution):
     action_space: "spaces.Dict | spaces.Tuple[Any]"
 
     def __init__(
-        self,
-        action_space: "spaces.Dict | spaces.Tuple[Any]",
-        squash_output: bool = False,
-        name: str = "action_space",
+        self, action_space: "spaces.Dict | spaces.Tuple[Any]", squash_output: bool = False, name: str = "action_space"
     ):
         super().__init__(action_space)
         subspaces = _subspaces(action_space)

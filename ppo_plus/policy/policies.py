@@ -357,11 +357,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
         A function of its arguments, the weights and torch's generator, without side effects.
 
-        :param obs: raw observations of ``N`` environments
+        :param obs: raw observations of ``N`` environments; the other arguments are those of :meth:`evaluate`
         :param carry: memory and noise (:meth:`init_carry`)
-        :param episode_starts: which of them begin an episode, booleans of shape ``(N,)``: their memory is reset;
-            ``None``: none. No effect without memory
-        :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(N, M)``; ``None``: none, or in ``obs``
         :return: the step, and the carry for the next one
         """
         features, memory = self.encode_step(obs, carry.memory, episode_starts)
@@ -426,7 +423,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     ) -> tuple[Features, Memory]:
         """Features for one step of each of ``N`` environments, and the memory after it.
 
-        :param obs: raw observations, ``N`` rows
         :param memory: the memory before the step
         :param episode_starts: which environments begin an episode, so that their memory is reset, booleans of shape
             ``(N,)``; ``None``: none
@@ -434,12 +430,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return self.encode(obs), memory
 
     def encode_sequences(self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None) -> Features:
-        """Features for whole sequences of equal length, one after another: ``B`` rows.
-
-        :param obs: raw observations, ``B`` rows
-        :param memory: the memory before the first step of each sequence: as many rows as there are sequences
-        :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
-        """
+        """Features for whole sequences of equal length, one after another, ``B`` rows; ``memory`` is that before the
+        first step of each sequence, and has as many rows as there are sequences. See :meth:`evaluate`."""
         return self.encode(obs)
 
     def prepare_rollout(self, rollout: Any) -> Any:

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from ppo_plus.policy.memory import LayerMemory, State
 from ppo_plus.policy.policies import CnnPolicy, Memory, MultiInputPolicy
 from ppo_plus.require import require_kind
-from ppo_plus.trees import Fixed
 
 #: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
@@ -159,10 +158,7 @@ class GRU(Recurrent, nn.GRU):
 class RecurrentMemory(LayerMemory):
     """:class:`~ppo_plus.policy.memory.LayerMemory` of torch's layers: :class:`LSTMMemory`, :class:`GRUMemory`.
 
-    :param args: arguments of the policy class, by position
     :param lstm_kwargs: ``bias`` and ``dropout`` of torch's layers
-    :param kwargs: arguments of :class:`~ppo_plus.policy.memory.LayerMemory` and of the policy class, by name
-    :raises ValueError: an argument that does not fit another, or is not supported
     """
 
     # Torch's loops over time are not compiled.
@@ -180,7 +176,7 @@ class RecurrentMemory(LayerMemory):
         return super()._get_constructor_parameters() | {"lstm_kwargs": self.lstm_kwargs}
 
     def _prepare_starts(self, starts: th.Tensor, memory: Memory) -> Layout:
-        return Layout(starts, memory[MOST_STARTS].value if MOST_STARTS in memory else None)
+        return Layout(starts, memory.get(MOST_STARTS))
 
     def prepare_rollout(self, rollout: Any) -> Any:
         rollout = super().prepare_rollout(rollout)
@@ -189,7 +185,7 @@ class RecurrentMemory(LayerMemory):
             return rollout
         memory = rollout.carry.memory
         inside = rollout.episode_starts.view(len(memory["actor"][0]), -1)[:, 1:]
-        memory = memory | {MOST_STARTS: Fixed(int(inside.sum(dim=1).max()))}
+        memory = memory | {MOST_STARTS: int(inside.sum(dim=1).max())}
         return rollout._replace(carry=rollout.carry._replace(memory=memory))
 
 

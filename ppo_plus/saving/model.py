@@ -330,12 +330,7 @@ def _restored(
 
 
 def assemble(
-    cls: Any,
-    saved: dict[str, Any],
-    env: Any,
-    device: th.device | str,
-    force_reset: bool,
-    changes: dict[str, Any],
+    cls: Any, saved: dict[str, Any], env: Any, device: th.device | str, force_reset: bool, changes: dict[str, Any]
 ) -> Any:
     """The model of a file, made in SB3's order, with these attributes in place of those in the file.
 

@@ -13,14 +13,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from ppo_plus.compiling.constants import Reads
-from ppo_plus.compiling.torch_private import (
-    as_if_compiling,
-    autograd_grad,
-    buffer_tables,
-    flatten,
-    has_step_hooks,
-    swapped,
-)
+from ppo_plus.compiling.torch_private import as_if_compiling, autograd_grad, flatten, has_step_hooks, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.normalization import RunningMoments
@@ -106,8 +99,8 @@ def read(tree: Any) -> Any:
 
 
 def rows(tree: Any, indices: th.Tensor) -> Any:
-    """The rows with these indices of any nesting of tensors."""
-    return tree_map(lambda tensor: tensor.index_select(0, indices), tree)
+    """The rows with these indices of any nesting of tensors; numbers stay."""
+    return tree_map(lambda leaf: leaf.index_select(0, indices) if isinstance(leaf, th.Tensor) else leaf, tree)
 
 
 # Flat vectors: during ``train()``, parameters, gradients and optimizer state stand in one vector each. Norm, clipping,
@@ -171,7 +164,8 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
         options.get(key) for key in ("foreach", "capturable", "differentiable")
     ):
         options["fused"] = True
-    lent = new_optimizer(optimizer, vector)
+    make: Any = type(optimizer)  # its options are set through its parameter group
+    lent: Optimizer = make([vector])
     lent.param_groups[0].update(options)
     # A fused kernel needs the counts of steps beside the weights.
     beside = options.get("fused") or options.get("capturable")
@@ -191,12 +185,6 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
         grads = [None] * len(params) if vector.grad is None else views(vector.grad, params)
         for p, data, grad in zip(params, own, grads, strict=True):
             p.data, p.grad = data.copy_(p.data), grad
-
-
-def new_optimizer(like: Optimizer, parameter: th.Tensor) -> Optimizer:
-    """An optimizer of the same class; its options are set through its parameter group."""
-    make: Callable[[list[th.Tensor]], Optimizer] = type(like)
-    return make([parameter])
 
 
 def _packable(optimizer: Optimizer, params: list[nn.Parameter]) -> bool:
@@ -450,14 +438,10 @@ class UpdateRule:
             raise ValueError(message) from None
         return next_state, tuple(diagnostics), record
 
-    @cached_property
-    def list_others(self) -> Callable[[], list[th.Tensor]]:
-        """Lists what the policy computes with besides the weights that are learned: its buffers, which its layers may
-        change in place or replace, and frozen weights."""
-        # Asking the modules' own tables takes a tenth of a walk through the policy.
-        tables = buffer_tables(self.policy)
-        frozen = [weight for weight in self.policy.parameters() if not weight.requires_grad]
-        return lambda: [*(buffer for table in tables for buffer in table.values() if buffer is not None), *frozen]
+    def list_others(self) -> list[th.Tensor]:
+        """What the policy computes with besides the weights that are learned: its buffers, which its layers may change
+        in place or replace, and frozen weights."""
+        return [*self.policy.buffers(), *(weight for weight in self.policy.parameters() if not weight.requires_grad)]
 
     def keeping_buffers(self) -> AbstractContextManager[Any]:
         """What a module puts in place of a buffer in the block is written into the buffer, as compiled."""
@@ -494,7 +478,8 @@ def functional_step(like: Optimizer, train_state: TrainState) -> OptimizerStep:
         stepped = vector.detach().clone().requires_grad_()
         (stepped.grad,) = gradient
         new_moments = {name: moment.clone() for name, moment in moments.items()}
-        optimizer = new_optimizer(like, stepped)
+        make: Any = type(like)
+        optimizer = make([stepped])
         group = optimizer.param_groups[0]
         options = {key: value for key, value in like.param_groups[0].items() if key != "params"}
         group.update(options | {"lr": 1.0} | {key: False for key in ("foreach", "fused") if key in group})

@@ -18,7 +18,7 @@ from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.policy.policies import ActorCriticPolicy
-from ppo_plus.trees import to_device, tree_map, without_fixed
+from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.minibatch import (
     FINITE,
     Batch,
@@ -311,9 +311,7 @@ def compiled_minibatch(
         "optimizer": (type(optimizer), options),
     }
     reads = replace(
-        rule.reads,
-        tensors=[*trainable(optimizer), *rule.list_others()],
-        objects=objects | dict(rule.reads.objects),
+        rule.reads, tensors=[*trainable(optimizer), *rule.list_others()], objects=objects | dict(rule.reads.objects)
     )
     compiled = compilation.compiled("the update", rule if whole else rule.gradient, reads, unable)
     if compiled is None:
@@ -339,8 +337,8 @@ def gradient_compiled(
             return rule.own_gradient(coefficients, rollout, state, indices)
         if bound_to is not rollout:
             train_state = TrainState(vector, rule.list_others(), {})
-            # What is fixed for an encoder that has run already would be a constant of the trace.
-            read = rollout if rule.policy.compiles_encoder else without_fixed(rollout)
+            # What was counted for an encoder that has run already would be a constant of the trace.
+            read = tree_map(lambda leaf: leaf if isinstance(leaf, th.Tensor) else None, rollout)
             bound_to, bound = rollout, compiled.bind(train_state, coefficients, read)
         if rule.policy.compiles_encoder:
             return bound(state, indices)  # type: ignore[no-any-return]

@@ -178,7 +178,7 @@ def test_compiled_training_with_memory_is_traced_once(compiler, monkeypatch):
 
     def recorded(self, rollout):
         rollout = prepare(self, rollout)
-        counts.add(rollout.carry.memory[MOST_STARTS].value)
+        counts.add(rollout.carry.memory[MOST_STARTS])
         return rollout
 
     monkeypatch.setattr(RecurrentMemory, "prepare_rollout", recorded)

@@ -197,8 +197,8 @@ def test_sb3s_evaluate_policy_passes_the_state_on():
     seen = []
     predict = model.policy.predict
 
-    def spy(*args):
-        actions, state = predict(*args)
+    def spy(*args, **kwargs):
+        actions, state = predict(*args, **kwargs)
         seen.append(state[1][0, :, 0])
         return actions, state
 
@@ -538,9 +538,9 @@ def test_evaluation_passes_masks_and_memory():
     states = []
     predict = model.policy.predict
 
-    def spy(observation, state, *rest):
+    def spy(observation, state, *rest, **kwargs):
         states.append(state)
-        return predict(observation, state, *rest)
+        return predict(observation, state, *rest, **kwargs)
 
     model.policy.predict = spy
     mean, _ = model.evaluate(4, env=vec(ACTIONS["discrete"], env_class=MaskedEnv))

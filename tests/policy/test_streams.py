@@ -39,6 +39,7 @@ def make(streams, policy="MlpPolicy", **kwargs):
         (lambda: Stream("a", episodic="no"), TypeError, "Stream: episodic='no' must be True or False"),
         (lambda: Stream("a", normalize=None), TypeError, "Stream: normalize=None must be True or False"),
         (lambda: make([Stream("a", name="value")]), ValueError, r"have the names \['value'\]: .* none of \('value'"),
+        (lambda: make([Stream("rew")]), ValueError, r"have the names \['rew'\]"),
         (lambda: RandomNetworkDistillation(gamma=-1), ValueError, r"RandomNetworkDistillation: gamma=-1 must be"),
         (
             lambda: make(

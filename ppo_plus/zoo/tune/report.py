@@ -17,15 +17,7 @@ from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, outcome
-from ppo_plus.zoo.tune.study import (
-    BASELINE,
-    SCORES,
-    SETTINGS,
-    Study,
-    is_baseline,
-    ranked_candidates,
-    ranking,
-)
+from ppo_plus.zoo.tune.study import BASELINE, SCORES, SETTINGS, Study, is_baseline, ranked_candidates, ranking
 from ppo_plus.zoo.tune.task import TuningTask, counted
 
 #: How often a study may export settings that are no better than a baseline.
