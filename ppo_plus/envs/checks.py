@@ -389,9 +389,10 @@ def counted(env: Any, info: dict[str, Any]) -> Iterator[None]:
         return
     # The user's, or that of an earlier episode.
     info.pop("episode", None)
-    rewards, seconds = monitor.rewards, time.time() - monitor.t_start
+    rewards, n, seconds = monitor.rewards, len(monitor.episode_returns), time.time() - monitor.t_start
     yield
-    if monitor.rewards is not rewards:
+    # The reset may have taken a step that ended the episode, which is written then.
+    if monitor.rewards is not rewards and len(monitor.episode_returns) == n:
         info["episode"] = {"r": round(sum(rewards), 6), "l": len(rewards), "t": round(seconds, 6)}
         info["episode"] |= monitor.current_reset_info
         if monitor.results_writer:

@@ -28,6 +28,11 @@ def layers(env: Any) -> Iterator[Any]:
             waiting += reversed(wrapped_by(layer))
 
 
+def share_layers(one: Any, other: Any) -> bool:
+    """Whether two environments wrap the same one, or one of them wraps the other."""
+    return not {*map(id, layers(one))}.isdisjoint(map(id, layers(other)))
+
+
 def wrapped_by(layer: Any) -> list[Any]:
     """What a layer wraps."""
     # Not by `vars`: once an object's dict has been asked for, its attributes take longer to read.

@@ -116,8 +116,8 @@ class GymVectorEnv(BatchedVecEnv):
     Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, natively vectorized environments
     (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in the autoreset modes ``SAME_STEP``
     and ``NEXT_STEP`` (see :mod:`ppo_plus.envs.vec_env`), and owns them from now on. ``env_method`` reaches the single
-    environments of a ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once; for their attributes use its own
-    ``get_attr`` and ``set_attr``.
+    environments of a ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once, and ``get_attr`` and ``set_attr`` each of
+    them.
 
     What the environment calls ``info`` are *columns*: an array with a row per environment for each key, and under
     ``"_" + key`` which of the rows are set.
@@ -169,7 +169,7 @@ class GymVectorEnv(BatchedVecEnv):
     def step_wait(self) -> VecEnvStepReturn:
         obs, rewards, terminated, truncated, columns = self.env.step(self._actions)
         # Copied, since the environment may reuse its arrays.
-        obs, rewards = mapped(np.array, obs), np.asarray(rewards)
+        obs, rewards = mapped(np.array, obs), np.reshape(rewards, self.num_envs)
         terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
         resetting, stepped = self.resetting, ~self.resetting
         dones = terminated | truncated
@@ -215,6 +215,21 @@ class GymVectorEnv(BatchedVecEnv):
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return list(self.env.render())
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        if attr_name == "render_mode" or not self._singles:
+            return super().get_attr(attr_name, indices)
+        if not self.has_attr(attr_name):  # which would end the processes of an `AsyncVectorEnv`
+            raise AttributeError(f"the environments of {self.env} have no attribute {attr_name!r}")
+        values = self.env.unwrapped.get_attr(attr_name)
+        return [values[i] for i in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        if not self._singles:
+            super().set_attr(attr_name, value, indices)
+        changed = [range(self.num_envs)[i] for i in self._get_indices(indices)]
+        kept = self.get_attr(attr_name) if len(changed) < self.num_envs else [None] * self.num_envs
+        self.env.unwrapped.set_attr(attr_name, [value if i in changed else old for i, old in enumerate(kept)])
 
     def has_attr(self, attr_name: str) -> bool:
         in_all = self._singles and all(self.env.unwrapped.call("has_wrapper_attr", attr_name))

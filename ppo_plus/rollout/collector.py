@@ -371,7 +371,10 @@ class Collector:
             if is_limited and final_obs is not None:
                 # Copied: the environment may reuse the array before the rollout ends.
                 limited.append((i, copy.deepcopy(final_obs)))
-                pairs = zip(tree_leaves(final_obs), tree_leaves(row_of(step.new_obs, i)), strict=True)
+                first = row_of(step.new_obs, i)
+                # Environments may return more than their space has.
+                final = {key: final_obs[key] for key in first} if isinstance(first, dict) else final_obs
+                pairs = zip(tree_leaves(final), tree_leaves(first), strict=True)
                 if self._may_overwrite and all(np.array_equal(*pair) for pair in pairs):
                     self.position.warn_once(
                         f"environment {i} ended an episode at a time limit with the observation that the next one "
@@ -393,8 +396,9 @@ class Collector:
     def finish(self) -> Report:
         """End the rollout: estimate advantages, unless there are streams, whose rewards are not complete."""
         policy, position, buffer = self._plan.policy, self.position, self._plan.buffer
-        rows, columns, final_obs = _columns(self._limited) if self._limited else ([], [], [])
+        rows, columns, final_obs = zip(*self._limited, strict=True) if self._limited else ((), (), ())
         to_tensors = partial(to_network, space=policy.observation_space)
+        stacked = tree_map(lambda *parts: np.stack(parts), *final_obs) if final_obs else None
         self.estimate = partial(
             estimate,
             policy,
@@ -402,8 +406,8 @@ class Collector:
             carry=position.carry,
             starts=th.from_numpy(np.array(position.starts)),
             limited=(th.tensor(rows, dtype=th.long, device="cpu"), th.tensor(columns, dtype=th.long, device="cpu")),
-            final_obs=to_tensors(tree_map(_stack, *final_obs), device=buffer.storage) if final_obs else None,
-            failed=_columns(self._failed) if self._failed else None,
+            final_obs=to_tensors(stacked, device=buffer.storage) if final_obs else None,
+            failed=[*map(list, zip(*self._failed, strict=True))] or None,
         )
         if policy.streams is None:
             self.estimate(buffer)
@@ -447,11 +451,3 @@ def where(mask: th.Tensor, one: Any, other: Any) -> Any:
         return a.where(mask.reshape(-1, *[1] * (a.ndim - 1)), b)
 
     return tree_map(choose, one, other)
-
-
-def _columns(rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def _stack(*parts: np.ndarray) -> np.ndarray:
-    return np.stack(parts)

@@ -9,6 +9,7 @@ is not in the data: the returns in it are bootstrapped from the value of its las
 import copy
 import math
 from collections.abc import Mapping
+from inspect import signature
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, LeanVecEnv, check_spaces, is_reset, prepare, row_of, seed_envs
+from ppo_plus.envs.layers import share_layers
 from ppo_plus.envs.make_vec import as_vec_env
 from ppo_plus.envs.normalization import observation_moments, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART
@@ -67,7 +69,8 @@ def record_demonstrations(
     :return: ``observations``, ``actions``, ``rewards``, ``terminations``, ``truncations``, and ``action_masks`` if the
         environments have them: arrays with a row per transition, for Dict and Tuple spaces dicts and tuples of arrays
     :raises TypeError: the demonstrator is something else
-    :raises ValueError: an argument is out of range, or the spaces are not supported
+    :raises ValueError: an argument is out of range, the spaces are not supported, or the model takes no action masks
+        where the environments have them
     """
     require_int("n_episodes", n_episodes, 1)
     predict = getattr(demonstrator, "predict", None)
@@ -78,9 +81,14 @@ def record_demonstrations(
     vec_env = made if isinstance(made, VecEnv) else LeanVecEnv([lambda: made])
     prepare(vec_env)
     warn_of_statistics(getattr(demonstrator, "_trained_normalized", None), vec_env)
-    if getattr(demonstrator, "env", None) is vec_env:
-        demonstrator.set_env(vec_env)  # training then starts new episodes
+    if getattr(demonstrator, "env", None) is not None and share_layers(vec_env, demonstrator.env):
+        demonstrator.set_env(demonstrator.env)  # training then starts new episodes
     source = find_masks(vec_env, make_distribution(vec_env.action_space).mask_layout)
+    if source is not None and predict is not None and "action_masks" not in signature(predict).parameters:
+        raise ValueError(
+            f"demonstrator={demonstrator!r} takes no action masks, and env={env!r} has them: pass a PPO_Plus, a "
+            "MaskablePPO, or a function"
+        )
     normalize, n_envs = unwrap_vec_normalize(vec_env), vec_env.num_envs
     # As many of each environment, so that short episodes count no more than long ones.
     left, running = [(n_episodes + i) // n_envs for i in range(n_envs)], [list[Any]() for _ in range(n_envs)]

@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, monitored, prepare
-from ppo_plus.envs.layers import exchange, layers, wrapped_by
+from ppo_plus.envs.layers import exchange, layers, share_layers, wrapped_by
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.policy.masking import MaskSource, find_masks
@@ -64,8 +64,7 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
         vec_env = model.env
     else:
         raise ValueError("env=None, and the model has no environment: pass env")
-    # Also where they wrap the same environment, or one of them wraps the other.
-    trains = model.env is not None and not set(map(id, layers(vec_env))).isdisjoint(map(id, layers(model.env)))
+    trains = model.env is not None and share_layers(vec_env, model.env)
     if trains:
         # Training then starts new episodes.
         model._last_obs = None
@@ -170,11 +169,11 @@ def with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
     require_spaces(vec_env, model.observation_space, model.action_space)
     require_one_normalization(vec_env, model.normalize_observations)
     training = model.get_vec_normalize_env()
-    if training is None:
+    if training is None or not training.norm_obs:
         return vec_env
     own = unwrap_vec_normalize(vec_env)
     if own is not None:
-        if training.norm_obs and own.norm_obs and own is not training:
+        if own.norm_obs and own is not training:
             own.obs_rms = copy.deepcopy(training.obs_rms)
         return vec_env
     # Pickling is how SB3 takes a VecNormalize apart from its environments.

@@ -8,6 +8,7 @@ import numpy as np
 import torch as th
 
 from ppo_plus.envs.checks import InvalidOutput, as_reward, is_reset
+from ppo_plus.envs.supervised.shared_memory import write_row
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.formulas.losses import gae
 from ppo_plus.formulas.moments import Moments
@@ -43,7 +44,7 @@ def from_infos(streams: Streams, new_obs: Any, dones: np.ndarray, infos: Sequenc
     after = copy.deepcopy(new_obs) if dones.any() else new_obs
     for i in np.flatnonzero(dones).tolist():
         if (final := infos[i].get("terminal_observation")) is not None:
-            tree_map(lambda rows, row, i=i: rows.__setitem__(i, row), after, final)
+            write_row(after, i, final)
     return after, rewards
 
 

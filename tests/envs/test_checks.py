@@ -699,3 +699,34 @@ def test_a_worker_of_sb3_that_died_is_named_and_the_others_end():
         model.learn(32)
     assert not any(process.is_alive() for process in env.processes)
     env.close()
+
+
+class Lives(RandomEnv):
+    """Two lives of three steps; a step ends the game after the second."""
+
+    def step(self, action):
+        self.t = getattr(self, "t", 0) + 1
+        return self.observation_space.sample(), 1.0, self.t % 4 == 0, False, {}
+
+
+class EndOfLife(gym.Wrapper):
+    """Episodes are lives, of which the reset may take a step, as SB3's EpisodicLifeEnv does."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated or self.unwrapped.t % 4 == 3, truncated, info
+
+    def reset(self, **kwargs):
+        if getattr(self.unwrapped, "t", 0) % 4 == 3:
+            self.env.step(self.action_space.sample())
+        return self.env.reset(**kwargs)
+
+
+def test_an_episode_that_the_reset_ends_is_written_once(tmp_path):
+    env = LeanVecEnv([lambda: EndOfLife(Monitor(Lives(ACTIONS["discrete"], VECTOR), str(tmp_path)))])
+    env.reset()
+    for _ in range(6):
+        env.step([0])
+    env.close()
+    lines = (tmp_path / "monitor.csv").read_text().splitlines()[2:]
+    assert [line.split(",")[:2] for line in lines] == [["4.0", "4"]] * 2

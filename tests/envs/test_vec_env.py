@@ -442,6 +442,13 @@ def test_access_to_the_environments(kind):
     assert not env.has_attr("nonsense")
     with pytest.raises(AttributeError, match="nonsense"):
         env.env_method("nonsense")
+    with pytest.raises(AttributeError, match="nonsense"):
+        env.get_attr("nonsense")
+    assert env.get_attr("bonus", indices=[0]) == [10.0]
+    env.set_attr("bonus", 1.0, indices=1)
+    assert env.get_attr("bonus") == [10.0, 1.0, 10.0]
+    env.set_attr("bonus", 2.0)
+    assert env.get_attr("bonus") == [2.0] * 3
     # Nothing of this has hurt it.
     env.reset()
     env.step(np.zeros(3, int))

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from contextlib import nullcontext
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +11,7 @@ import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, VECTOR, KeyMaskedEnv, MaskedEnv, RandomEnv, vec
 from faulty_envs import fine_and, supervised
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import make_model, make_recurrent, weights
@@ -530,6 +532,21 @@ def test_a_model_of_sb3_and_one_with_memory_are_recorded():
         expected, state = model.predict(observation[None], state, start, deterministic=True)
         np.testing.assert_allclose(action, expected[0], atol=1e-6)
         start = np.array([end])
+
+
+@pytest.mark.parametrize("kind", ["single", "gymnasium", "inner"])
+def test_recorded_in_what_it_trains_in_training_starts_new_episodes(kind):
+    env = {"single": Follow, "gymnasium": lambda: SyncVectorEnv([Follow] * 2), "inner": lambda: vec(BOX)}[kind]()
+    model = make_model(env=VecNormalize(env) if kind == "inner" else env).learn(64)
+    with nullcontext() if kind != "inner" else pytest.warns(UserWarning, match="does not normalize them"):
+        record_demonstrations(model, env, 1)
+    assert model._last_obs is None
+
+
+def test_what_takes_no_masks_is_named():
+    env = vec(ACTIONS["discrete"], env_class=MaskedEnv)
+    with pytest.raises(ValueError, match="takes no action masks, and env=.* has them: pass a PPO_Plus"):
+        record_demonstrations(PPO("MlpPolicy", env, n_steps=8, batch_size=8), env, 1)
 
 
 def test_what_cannot_be_recorded():

@@ -30,6 +30,7 @@ from stable_baselines3.common.vec_env import (
     VecFrameStack,
     VecMonitor,
     VecNormalize,
+    VecTransposeImage,
 )
 
 from ppo_plus import EvalAfterUpdates, PPO_Plus, SupervisedVecEnv
@@ -182,6 +183,8 @@ def test_images_are_evaluated_with_normalized_rewards():
     # Images are stacked or transposed by SB3 itself; VecNormalize is there for the rewards.
     model = make(env=VecNormalize(env(), norm_obs=False), policy="CnnPolicy", n_epochs=1).learn(8)
     assert model.evaluate(1, env=env()) == (RETURN, 0.0)
+    transposed = make(env=VecNormalize(VecTransposeImage(env()), norm_obs=False), policy="CnnPolicy", n_epochs=1)
+    assert transposed.learn(8).evaluate(1, env=env()) == (RETURN, 0.0)
 
 
 STACKS = {

@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 import torch as th
 from compiled import assert_trained_alike, by_operation, needs_compiler
-from envs import ACTIONS, MaskedEnv, vec
+from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from faulty_envs import Failing, fine_and, supervised
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from stream_envs import COST, CURIOSITY, ENERGY, PROGRESS, STREAMS, Counting, counting, progress
 from tensor_envs import TensorTwin
 
-from ppo_plus import Cost, PPO_Plus, RolloutBuffer, Stream, TensorEnv, Transition, as_vec_env
+from ppo_plus import Cost, PPO_Plus, RandomNetworkDistillation, RolloutBuffer, Stream, TensorEnv, Transition, as_vec_env
 from ppo_plus.compiling import compiled
 from ppo_plus.rollout.streams import discounted_sums
 
@@ -419,3 +422,19 @@ def test_what_a_function_returns_is_checked():
         make(streams=[Stream(lambda obs, *_: obs[:, 0].numpy(), name="f")]).learn(T * N)
     with pytest.raises(FloatingPointError, match="the stream 'f' is not finite in step 0 of environment 0"):
         make(streams=[Stream(lambda obs, *_: obs[:, 0] / 0.0 * 0.0, name="f")]).learn(T * N)
+
+
+class Talkative(RandomEnv):
+    """Its observations have an entry that its space does not have."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs | {"more": np.zeros(2)}, *rest
+
+
+def test_observations_may_have_more_than_their_space():
+    space = spaces.Dict(a=VECTOR, b=VECTOR)
+    env = VecMonitor(DummyVecEnv([lambda: TimeLimit(Talkative(ACTIONS["box"], space), 3)]))
+    streams = [RandomNetworkDistillation()]
+    model = PPO_Plus("MultiInputPolicy", env, n_steps=16, batch_size=16, n_epochs=1, streams=streams, device="cpu")
+    assert model.learn(32)._n_updates == 2

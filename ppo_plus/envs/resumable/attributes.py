@@ -57,7 +57,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
 BEFORE_RESET = ("_obs_buffer", "obs_rms", "return_rms", "discounted_reward", "_update_running_mean")
 
 _PENDING = ("_seeds", "_options")
-_SUPERVISED = ("n_restarts", "n_steps", "env_seeds", "last_obs", "_attributes", "_replaced")
+_SUPERVISED = ("n_restarts", "n_steps", "env_seeds", "last_obs", "_replaced")
 #: Vectorized environments of single ones, likewise.
 VEC_ENVS: dict[str, tuple[str, ...]] = {
     f"{_SB3}vec_env.dummy_vec_env.DummyVecEnv": _PENDING,

@@ -250,8 +250,9 @@ class Resumable(gym.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         # In a few bytecodes: small environments take a step in a few microseconds.
         episode = self._episode
-        # Copied, since callers may reuse their arrays.
-        episode.actions.append(action if type(action) in IMMUTABLE else copy.deepcopy(action))
+        if self._replays:
+            # Copied, since callers may reuse their arrays.
+            episode.actions.append(action if type(action) in IMMUTABLE else copy.deepcopy(action))
         episode.last = result = obs, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
             # The reset may write into them before others have read them.

@@ -10,9 +10,9 @@ from ppo_plus.trees import mapped, tree_flatten
 
 #: Bytes that arrays begin at multiples of.
 ALIGNMENT = 64
-#: Entries of an info that are shared, at most, and their types.
+#: Entries of an info that are shared, at most, and their types. (A double does not hold every int64 of NumPy.)
 MOST_NUMBERS = 32
-NUMBERS = frozenset({bool, int, float, np.bool_, np.int32, np.int64, np.float32, np.float64})
+NUMBERS = frozenset({bool, int, float, np.bool_, np.int32, np.float32, np.float64})
 #: The keys of an info of numbers, and the types of its values.
 Form = tuple[tuple[Any, ...], tuple[type, ...]]
 

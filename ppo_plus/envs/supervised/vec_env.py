@@ -121,6 +121,7 @@ class SupervisedVecEnv(VecEnv):
             super().__init__(n, *made[0][1])
             for worker in self._workers:
                 worker.share(self.observation_space, self.action_space)
+            self.metadata = self.get_attr("metadata", 0)[0]
         except BaseException:
             self.close()
             raise
@@ -315,9 +316,9 @@ class SupervisedVecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of the single environments, and of those that replace them."""
+        self._call("set_attr", (attr_name, value), indices)
         for i in self._get_indices(indices):
             self._attributes[i][attr_name] = value
-        self._call("set_attr", (attr_name, value), indices)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any

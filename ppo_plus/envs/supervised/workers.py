@@ -161,7 +161,7 @@ class GuardedEnv:
 
 def _sendable(error: Exception) -> Exception:
     """An error as one of Python's built-in classes, which can be sent to another process."""
-    kinds = (AttributeError, TypeError, ValueError, MemoryError, RuntimeError, OSError, Exception)
+    kinds = (AttributeError, KeyError, IndexError, TypeError, ValueError, MemoryError, RuntimeError, OSError, Exception)
     sendable = next(kind for kind in kinds if isinstance(error, kind))(str(error))
     if isinstance(error, OSError) and error.errno is not None:
         sendable = OSError(error.errno, error.strerror)
@@ -303,7 +303,7 @@ class Worker:
     def _ready(self) -> None:
         if self.waiting:
             # An interrupt came before the last answer was read.
-            self.receive(CLOSING)
+            self.receive(None)
 
     def _send(self, message: bytes, first: int) -> None:
         self._ready()
@@ -411,8 +411,9 @@ def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: in
             else:
                 # Copies: an environment may keep its action.
                 actions = [(action.copy(),) for action in share.arrays.actions]
-                answers = share.answer("step", dict(enumerate(actions)))
-            remote.send_bytes(_reply(answers))
+                command, arguments = "step", dict(enumerate(actions))
+                answers = share.answer(command, arguments)
+            remote.send_bytes(_reply(command, answers))
     for env in share.envs:
         env.answer("close")
 
@@ -428,18 +429,21 @@ def _look_for_step(remote: Any) -> None:
         os.sched_yield()
 
 
-def _reply(answers: dict[int, Any]) -> bytes:
+def _reply(command: str, answers: dict[int, Any]) -> bytes:
     try:
         return _pickled(answers) if answers else b""
     except Exception:
-        return _pickled({i: _sendable_answer(answer) for i, answer in answers.items()})
+        return _pickled({i: _sendable_answer(command, answer) for i, answer in answers.items()})
 
 
-def _sendable_answer(answer: Any) -> Any:
+def _sendable_answer(command: str, answer: Any) -> Any:
     try:
         _pickled(answer)
     except Exception as error:
-        return Fault(f"returned what cannot be sent to another process: {error!r}")
+        reason = f"returned what cannot be sent to another process: {error!r}"
+        if command in ("step", "reset"):
+            return Fault(reason, remedy="Return numbers, strings and arrays in observations and infos")
+        return CallerError(TypeError(f"{command} {reason}"))
     return answer
 
 

@@ -93,7 +93,7 @@ class TensorEnv:
 
     def action_masks(self) -> Any:
         """The present action masks (:mod:`ppo_plus.policy.masking`), zeros and ones ``(N, M)`` or the structure of the
-        action space with ``N`` rows in each tensor; or ``None``."""
+        action space with ``N`` rows in each tensor. Environments without masks do not override it."""
         return None
 
     @property

@@ -3,10 +3,12 @@
 import ast
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -137,7 +139,8 @@ def test_a_fault_is_named_with_environment_seed_and_step(fault):
     env.step(ACTIONS)
     env.step(ACTIONS)
     message = f"environment 1, <Failing instance>, seed 6, step 3: {FAULTS[fault]}"
-    with pytest.raises(EnvFault, match=f"^{re.escape(message)}.*With restarts=N .--restart-envs N. training") as raised:
+    remedy = "Return numbers" if fault == "unsendable" else "With restarts=N .--restart-envs N. training"
+    with pytest.raises(EnvFault, match=f"^{re.escape(message)}.*{remedy}") as raised:
         env.step(ACTIONS)
     if fault == "raise":
         assert "boom" in str(raised.value.__cause__)
@@ -279,6 +282,31 @@ def test_a_process_that_dies_between_steps_is_replaced():
     os.kill(env._workers[2].process.pid, signal.SIGKILL)
     with pytest.raises(EnvFault, match="environment 2, .*, seed 7, step 2: died with its process .SIGKILL.*restarts=1"):
         env.step(ACTIONS)
+    env.close()
+
+
+def test_what_cannot_be_sent_is_an_error_of_the_caller():
+    class Locked(Failing):
+        lock = threading.Lock()
+
+    env = supervised(Locked, restarts=1)
+    env.reset()
+    with pytest.raises(TypeError, match="env_method returned what cannot be sent to another process.*lock"):
+        env.get_attr("lock")
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        env.set_attr("level", lambda: 0)
+    assert env.n_restarts == 0
+    os.kill(env._workers[0].process.pid, signal.SIGKILL)
+    assert env.step([0])[2][0] and env.get_attr("level") == [1.0]
+    env.close()
+
+
+def test_it_has_the_metadata_of_its_environments():
+    class Rendered(Failing):
+        metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
+
+    env = supervised(Rendered)
+    assert env.metadata == Rendered.metadata
     env.close()
 
 
@@ -592,6 +620,7 @@ class Talkative(Failing):
         *result, info = super().step(action)
         t = self.n
         info |= {"float": t / 3, "single": np.float32(t / 3), "int": t, "flag": t % 2 == 0, "double": np.float64(t) / 7}
+        info["nanoseconds"] = np.int64(1_700_000_000_000_000_001)
         if t % 5 == 0:
             info["large"] = 2**60 + t
         if t % 7 == 0:

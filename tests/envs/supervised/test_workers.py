@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import EnvFault, SupervisedVecEnv, make_vec
+from ppo_plus.envs.supervised import workers
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.envs.supervised.workers import CallerError, Fault, GuardedEnv
 
@@ -122,8 +124,15 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_answers_that_were_not_read_are_not_taken_for_later_ones():
-    env, whole = supervised(Failing), plain(Failing)
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_answers_that_were_not_read_are_not_taken_for_later_ones(seconds, monkeypatch):
+    class Slow(Failing):
+        def step(self, action):
+            time.sleep(seconds)
+            return super().step(action)
+
+    monkeypatch.setattr(workers, "CLOSING", 0.1 if seconds else workers.CLOSING)
+    env, whole = supervised(Slow), plain(Failing)
     env.reset(), whole.reset()
     env.step_async([1])
     # Here Ctrl-C came.
