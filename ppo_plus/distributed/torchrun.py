@@ -35,10 +35,8 @@ def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
     # One core for each process; torchrun prints a long warning if the variable is not set.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_processes)]
-    # The last one counts of options that are given twice.
-    command = [sys.executable, *torchrun, "-m", "ppo_plus", *arguments, "--processes", "1"]
     sys.stdout.flush()
-    os.execv(sys.executable, command)
+    os.execv(sys.executable, [sys.executable, *torchrun, "-m", "ppo_plus", *arguments])
 
 
 def join(device: str) -> "Ranks":

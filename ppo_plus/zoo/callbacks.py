@@ -28,7 +28,8 @@ class EvalAfterUpdates(EvalCallback):
 
     :param eval_env: evaluation environments of this process, or the id of one. They are wrapped as the training
         environments are, and get their normalization statistics
-    :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each)
+    :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each); without
+        evaluations, as in SB3, if it is 0 or less
     :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
     """
 
@@ -57,10 +58,11 @@ class EvalAfterUpdates(EvalCallback):
         return self.should_continue
 
     def _on_rollout_start(self) -> None:
-        self._evaluate(self.num_timesteps // self.every > self.evaluated_timesteps // self.every)
+        every = self.every
+        self._evaluate(every > 0 and self.num_timesteps // every > self.evaluated_timesteps // every)
 
     def _on_training_end(self) -> None:
-        self._evaluate(True)
+        self._evaluate(self.every > 0)
 
     def _evaluate(self, is_due: bool) -> None:
         """Evaluate if it is due, and there has been an update since the last evaluation."""

@@ -1,5 +1,6 @@
 """Watch and record a trained model."""
 
+import math
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ppo_plus.rollout.evaluation import Masked, with_masks
 from ppo_plus.saving.export.export import ExportedPolicy
 from ppo_plus.zoo.experiment import load_statistics, make_envs, saved_experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
-from ppo_plus.zoo.runs import ALGO, RunFolder
+from ppo_plus.zoo.runs import RunFolder
 
 #: Viewers show faster GIFs slowly.
 MAX_GIF_FPS = 50
@@ -72,9 +73,7 @@ def make_player(
     own = experiment.env_kwargs if experiment.eval_env_kwargs is None else experiment.eval_env_kwargs
     playing = experiment.replace(eval_env_kwargs={**own, **(env_kwargs or {})})
     env = make_envs(playing, n_envs, seed, evaluation=True)
-    # rl_zoo3 saves one file of statistics for all models of a run, under another name on the hub.
-    shared = next(folder.settings.glob("vec*normalize.pkl"), None) if folder.arguments().get("algo") != ALGO else None
-    load_statistics(model, env, shared)
+    load_statistics(model, env)
     if onnx is not None:
         return _exported_player(ExportedPolicy(onnx, env.action_space), env, deterministic)
     loaded = PPO_Plus.load(
@@ -119,13 +118,13 @@ def record(player: Player, n_timesteps: int, path: Path) -> None:
     print(path)
 
 
-def _write_gif(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
-    every = -(-fps // MAX_GIF_FPS)
+def _write_gif(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
+    every = math.ceil(fps / MAX_GIF_FPS)
     images = map(Image.fromarray, islice(frames, 0, None, every))
     next(images).save(path, save_all=True, append_images=images, duration=round(1000 * every / fps), loop=0)
 
 
-def _write_video(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
+def _write_video(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
     from imageio.v2 import get_writer
 
     # Without a block size imageio would scale the pictures to multiples of 16; codecs need even sizes only.

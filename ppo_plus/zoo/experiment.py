@@ -398,9 +398,9 @@ def load_model(
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
-    if unwrap_vec_normalize(env) is None and statistics_path(path).is_file():
+    if unwrap_vec_normalize(env) is None and (source := find_statistics(path)).is_file():
         raise ValueError(
-            f"{path} was trained in a VecNormalize, whose statistics are beside it, but the settings do not normalize: "
+            f"{path} was trained in a VecNormalize, whose statistics are {source}, but the settings do not normalize: "
             "give the run's settings (-conf FILE), or add -params normalize:True"
         )
     load_statistics(path, env)
@@ -416,15 +416,23 @@ def save_model(model: PPO_Plus, path: Path) -> None:
         statistics.write_statistics(normalize, statistics_path(path))
 
 
-def load_statistics(path: Path, env: VecEnv, source: Path | None = None) -> None:
+def find_statistics(path: Path) -> Path:
+    """Where the statistics of a model are: beside it, also where there are none; or, in a run of rl_zoo3's scripts, in
+    the file that its models share, which has another name on the hub."""
+    beside, folder = statistics_path(path), path.parent
+    if any(folder.glob(statistics_path(Path("*")).name)):
+        return beside
+    return next((file for name in ("vec*normalize.pkl", "*/vec*normalize.pkl") for file in folder.glob(name)), beside)
+
+
+def load_statistics(path: Path, env: VecEnv) -> None:
     """Load the statistics that were saved with a model into environments, if these normalize.
 
-    :param source: the statistics' file; ``None``: the one next to the model
-    :raises FileNotFoundError: there is no such file
-    :raises ValueError: it is damaged, or its statistics are not finite, or do not fit the observations
+    :raises FileNotFoundError: there are none
+    :raises ValueError: they are damaged, or not finite, or do not fit the observations
     """
     if (normalize := unwrap_vec_normalize(env)) is not None:
-        source = source or statistics_path(path)
+        source = find_statistics(path)
         if not source.is_file():
             raise FileNotFoundError(
                 f"the settings normalize, and there are no statistics {source} of the model: copy them there, or leave "

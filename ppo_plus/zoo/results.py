@@ -135,17 +135,21 @@ def read_training(folder: Path) -> Returns:
 def read_episodes(folder: Path) -> Returns:
     """The number of timesteps trained at the end of each episode of a run, over all environments, and the returns.
     A last line that is half written, as a killed run leaves it, is left out."""
-    rows: list[tuple[float, float, float]] = []
+    rows = [np.empty((0, 3))]
     for path in folder.glob("*monitor.csv"):
         *lines, last = path.read_text("utf-8", errors="replace").split("\n")
         if last or not lines:
             print(f"left out: the last line of {path}, which is half written", file=sys.stderr)
         try:
             start = json.loads(lines[0].lstrip("#"))["t_start"] if lines else 0.0
-            rows += [(start + float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(lines[1:])]
+            table = [(float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(lines[1:])]
+            own = np.array(table).reshape(-1, 3)
+            # The clock of an environment that replaces another one begins again.
+            own[:, 0] += start + np.cumsum(np.maximum(-np.diff(own[:, 0], prepend=own[:1, 0]), 0.0))
+            rows.append(own)
         except (ValueError, LookupError, TypeError, csv.Error):
             print(f"left out: {path}, which is damaged", file=sys.stderr)
-    episodes = np.array(rows).reshape(-1, 3)
+    episodes = np.concatenate(rows)
     episodes = episodes[np.argsort(episodes[:, 0], kind="stable")]
     return np.cumsum(episodes[:, 1]), episodes[:, 2]
 

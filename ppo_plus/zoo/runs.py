@@ -137,10 +137,11 @@ def open_run(path: Path, option: str = "--resume") -> RunFolder:
     """The run in a folder, or ``FileNotFoundError``."""
     # On the hub, rl_zoo3's is beside the model.
     saved = next(iter([*path.glob("*/args.yml"), *path.glob("args.yml")]), None)
-    if saved is None:
+    arguments = {} if saved is None else read_mapping(saved)
+    if saved is None or "env" not in arguments:
         raise FileNotFoundError(
             f"{option} {path}: not the folder of a run; it must be a folder such as logs/ppo_plus/CartPole-v1_1"
         )
-    folder = RunFolder(path, read_mapping(saved)["env"])
+    folder = RunFolder(path, arguments["env"])
     folder.settings = saved.parent
     return folder

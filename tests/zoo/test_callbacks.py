@@ -235,3 +235,13 @@ def test_sb3s_evaluation_without_masks_is_found_at_once():
         model.learn(16, EvalCallback(env, eval_freq=8))
     for callback in (EvalAfterUpdates(env, 8, n_eval_episodes=1), MaskableEvalCallback(env, eval_freq=8)):
         model.learn(16, callback)
+
+
+@pytest.mark.parametrize("eval_freq", [0, -1])
+def test_without_a_frequency_nothing_is_evaluated(eval_freq):
+    model, callback = (
+        PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16),
+        EvalAfterUpdates("CartPole-v1", eval_freq),
+    )
+    model.learn(32, callback)
+    assert callback.n_calls and not callback.evaluations_timesteps

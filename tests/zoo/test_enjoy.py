@@ -30,7 +30,7 @@ from ppo_plus.zoo.enjoy import (
     make_player,
     record,
 )
-from ppo_plus.zoo.experiment import load_experiment, saved_experiment
+from ppo_plus.zoo.experiment import Experiment, load_experiment, load_model, make_envs, saved_experiment
 from ppo_plus.zoo.hyperparams import Loader, read_mapping
 from ppo_plus.zoo.runs import RunFolder
 from ppo_plus.zoo.train import Options, set_up, train
@@ -161,7 +161,7 @@ def test_videos_of_any_size(tmp_path, size, caplog):
     [np.full((4, 6, 3), 200, np.uint8), np.full((4, 6, 3), 200.0), np.full((4, 6), 200 / 255), np.full((4, 6, 1), 200)],
     ids=["RGB", "floats", "gray floats", "gray"],
 )
-@pytest.mark.parametrize("fps", [None, 25])
+@pytest.mark.parametrize("fps", [None, 62.5])
 def test_pictures_of_any_kind_are_recorded(tmp_path, image, fps):
     class Drawing(CartPoleEnv):
         metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
@@ -219,6 +219,20 @@ def test_plays_a_run_of_rl_zoo3(tmp_path):
     np.testing.assert_array_equal(loaded.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
     assert player.env.get_attr("unwrapped")[0]._sutton_barto_reward
     assert sum(1 for _ in player.play(3)) == 3
+
+
+@pytest.mark.parametrize("algo", ["ppo", "ppo_plus"])
+def test_a_model_of_rl_zoo3_goes_on_with_its_statistics(algo, tmp_path):
+    model = write_rl_zoo3_run(tmp_path, algo=algo)
+    experiment = Experiment("CartPole-v1", 64)
+    with pytest.raises(ValueError, match=r"whose statistics are .*vecnormalize.pkl, but the settings do not normalize"):
+        load_model(tmp_path / "CartPole-v1.zip", experiment, make_envs(experiment, 1))
+    env = make_envs(experiment.replace(normalize={}), 1)
+    loaded = load_model(tmp_path / "CartPole-v1.zip", experiment, env).get_vec_normalize_env()
+    np.testing.assert_array_equal(loaded.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
+    folder = RunFolder(tmp_path, "CartPole-v1")
+    played = make_player(folder, folder.last_model).model.get_vec_normalize_env()
+    np.testing.assert_array_equal(played.obs_rms.mean, loaded.obs_rms.mean)
 
 
 def test_a_run_that_does_not_tell_its_seed(tmp_path):

@@ -34,6 +34,12 @@ def test_episodes_of_all_environments_in_order_of_their_end(tmp_path):
     np.testing.assert_array_equal(returns, [1, 2, 3])
 
 
+def test_the_clock_of_a_fresh_environment_begins_again(tmp_path):
+    write_monitor(tmp_path / "0.monitor.csv", 100.0, [(1.0, 10, 1.0), (2.0, 10, 4.0), (4.0, 10, 0.5), (5.0, 10, 3.5)])
+    write_monitor(tmp_path / "1.monitor.csv", 100.0, [(3.0, 10, 4.2)])
+    assert read_episodes(tmp_path)[1].tolist() == [1, 2, 4, 3, 5]
+
+
 @pytest.mark.parametrize("n_episodes", [0, 1, 30])
 def test_picture(tmp_path, n_episodes):
     write_monitor(tmp_path / "0.monitor.csv", 0.0, [(float(i), 7, float(i)) for i in range(n_episodes)])

@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-import yaml
-
 from ppo_plus.zoo.hyperparams import parse_literal, positive_int
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import ALGO, RunFolder
 
 #: Help of ``--trust-model``.
-TRUST_MODEL = "read SB3's pickles, which can run code, and allow the run's settings to import from any package"
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,6 +60,18 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class Pairs(argparse.Action):
+    """An option whose values are pairs, which become a mapping; it may be repeated, but not its keys."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        mapping = dict(getattr(namespace, self.dest) or {})
+        for key, value in values:
+            if key in mapping:
+                parser.error(f"{option} {key} is given twice")
+            mapping[key] = value
+        setattr(namespace, self.dest, mapping)
+
+
 def add_option(group: Any, spec: str, help: str, **kwargs: Any) -> None:
     """Add an option such as ``"-n --n-timesteps N"``; if its default is a number or a text, the help ends with it."""
     *names, last = spec.split()
@@ -90,7 +99,7 @@ def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, several
         add("--env ID", help, action=_Once)
     add(f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
     add_gym_packages(command)
-    add("--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", action="extend", type=key_value)
+    add("--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", action=Pairs, type=key_value)
     add("--device", "cpu, cuda or auto", default="auto")
 
 
@@ -139,7 +148,7 @@ def key_value(text: str) -> tuple[str, Any]:
         return key, parse_literal(value)
     except ValueError as error:
         if re.fullmatch(r"[A-Za-z][\w.+-]*", value):
-            return key, yaml.safe_load(value)  # a word, such as lin_3e-4 or true
+            return key, {"true": True, "false": False, "null": None}.get(value, value)  # a word, such as lin_3e-4
         if key.endswith("_kwargs") and re.search(r"[A-Za-z]\w*\.[A-Za-z]", value):
             return key, value  # it names a class, and is read where it is known which packages are allowed
         raise argparse.ArgumentTypeError(f"{key}: {error}") from None
@@ -155,7 +164,7 @@ def whole_number(text: str) -> int:
 
 def interval(text: str) -> int:
     """A whole number, also as ``1e6``; 0 for numbers that are not positive."""
-    return whole_number(text) if float(text) > 0 else 0
+    return 0 if float(text) <= 0 else whole_number(text)
 
 
 def seconds(text: str) -> float:

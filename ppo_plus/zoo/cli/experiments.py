@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
 from ppo_plus.zoo.cli.arguments import (
-    TRUST_MODEL,
+    Pairs,
+    Parser,
     add_algo_argument,
     add_env_arguments,
     add_fault_arguments,
@@ -92,7 +93,7 @@ def _add_train(commands: Any) -> None:
     add("--env-workers N", help, type=whole_number)
     help = "share environments and minibatches among N processes, as torchrun --nproc-per-node N -m ppo_plus train"
     add("--processes N", help, type=whole_number)
-    add("--trust-model", f"with -i: {TRUST_MODEL}", action="store_true")
+    add("--trust-model", "with -i: read SB3's pickles, which can run code", action="store_true")
     help = "log to Weights & Biases (pip install wandb tensorboard) or, with --track mlflow, to MLflow"
     add("--track {wandb,mlflow}", help, nargs="?", const="wandb", choices=["wandb", "mlflow"])
     help = "show progress: a bar in a terminal, lines elsewhere"
@@ -127,12 +128,12 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     add("-n --n-timesteps N", "number of timesteps (default: from the settings)", type=whole_number)
     add("--n-envs N", "number of environments (default: from the settings)", type=whole_number)
     help = 'settings to override, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"'
-    add("-params --hyperparams K:V", help, nargs="+", action="extend", type=key_value, default=[])
+    add("-params --hyperparams K:V", help, nargs="+", action=Pairs, type=key_value, default={})
     add("--seed N", "random seed; negative (train only): draw one and record it", type=seed, default=seed_default)
     help = "dummy: step the environments one after another; subproc: in separate processes"
     add("--vec-env {dummy,subproc}", help, default="dummy")
     help = "arguments of the evaluation environments (default: those of --env-kwargs or the settings)"
-    add("--eval-env-kwargs K:V", help, nargs="+", action="extend", type=key_value)
+    add("--eval-env-kwargs K:V", help, nargs="+", action=Pairs, type=key_value)
     add("--num-threads N", "number of torch's threads (default: depends on the minibatch)", type=whole_number)
 
 
@@ -148,9 +149,9 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     from ppo_plus.zoo.experiment import fitting_policy, load_experiment
 
     flags = {"n_timesteps": args.n_timesteps, "n_envs": args.n_envs, "n_threads": args.num_threads}
-    overrides = {**dict(args.hyperparams), **{name: value for name, value in flags.items() if value is not None}}
+    overrides = {**args.hyperparams, **{name: value for name, value in flags.items() if value is not None}}
     if args.env_kwargs:
-        overrides["env_kwargs"] = dict(args.env_kwargs)
+        overrides["env_kwargs"] = args.env_kwargs
     experiment = load_experiment(
         args.env,
         source,
@@ -160,7 +161,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         seed=args.seed if args.seed >= 0 else randbelow(2**32),
         device=args.device,
         vec_env=args.vec_env,
-        eval_env_kwargs=None if args.eval_env_kwargs is None else dict(args.eval_env_kwargs),
+        eval_env_kwargs=args.eval_env_kwargs,
     )
     if entry == "default":
         print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)
@@ -171,7 +172,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     return experiment
 
 
-def prepare_train(command: argparse.ArgumentParser, args: argparse.Namespace) -> Callable[[], None]:
+def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], None]:
     """Check the arguments and build the run; return the function that trains."""
     if args.resume is not None:
         names = [name for name, value in vars(args).items() if value != command.get_default(name)]
@@ -181,17 +182,20 @@ def prepare_train(command: argparse.ArgumentParser, args: argparse.Namespace) ->
         raise ValueError("the following arguments are required: --env, or --resume")
     if args.trained_agent is not None and not Path(args.trained_agent).is_file():
         raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
-    if args.trained_agent is not None and (kept := dict(args.hyperparams).keys() & {"policy", "policy_kwargs"}):
+    if args.trained_agent is not None and (kept := args.hyperparams.keys() & {"policy", "policy_kwargs"}):
         raise ValueError(f"-i keeps the networks of its model: leave out {' and '.join(sorted(kept))} of -params")
     folder = None if args.resume is None else open_run(Path(args.resume))
-    device = args.device if folder is None else folder.arguments()["device"]
-    if args.processes is not None and args.processes > 1 and not args.dry_run:
-        if launched():
-            raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")
+    device = args.device if folder is None else folder.arguments().get("device", "auto")
+    n_processes = args.processes or 1
+    if launched():
+        if n_processes not in (1, n_launched := int(os.environ["WORLD_SIZE"])):
+            raise ValueError(f"--processes {n_processes}: torchrun has started {n_launched} processes; leave it out")
+    elif n_processes > 1:
         if folder is None:
-            make_experiment(args).for_each_process(args.processes)
-        require_any_gpu(device)
-        return partial(launch, args.processes, sys.argv[1:])
+            make_experiment(args).for_each_process(n_processes)
+        if not args.dry_run:
+            require_any_gpu(device)
+            return partial(launch, n_processes, ["train", *command.words])
     if launched():
         from ppo_plus.distributed.torchrun import join
 
@@ -298,7 +302,7 @@ def _upload(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any]) 
 
 def _with_run(run: "Run", args: argparse.Namespace) -> list[str]:
     """The options with which a command that plays can import what the run did."""
-    return _packages(run) + (["--trust-model"] if args.trust_config or args.trust_model else [])
+    return _packages(run) + (["--trust-model"] if args.trust_config else [])
 
 
 def _packages(run: "Run") -> list[str]:
@@ -364,7 +368,7 @@ def _add_tune(commands: Any) -> None:
     below = command.add_subparsers(metavar="worker", help="work on a study that was started elsewhere")
     description = "Work on a study that `ppo-plus tune` has started with the same storage, on any machine."
     worker = below.add_parser("worker", description=description)
-    worker.set_defaults(prepare=partial(_guarded, prepare_worker))
+    worker.set_defaults(prepare=partial(_guarded, partial(prepare_worker, command)))
     add_gym_packages(worker)
     help = (
         "allow the study to import wrappers, callbacks and policies from any package: anyone who can write to the "
@@ -455,7 +459,12 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     return work
 
 
-def prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
+def prepare_worker(command: Parser, args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
+    if command.words[0] != "worker":
+        raise ValueError(f"{' '.join(command.words[:2])}: the options of a worker come after the word worker")
+    address = args.storage.removeprefix("sqlite:///")
+    if ("://" not in address) and not Path(address).is_file():
+        raise FileNotFoundError(f"--storage {args.storage}: there is no such file; `ppo-plus tune` creates it")
     from ppo_plus.zoo.tune.study import read_task
     from ppo_plus.zoo.tune.tuner import TuningWorker
 

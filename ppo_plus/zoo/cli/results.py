@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ppo_plus.zoo.cli.arguments import (
-    TRUST_MODEL,
     add_algo_argument,
     add_env_arguments,
     add_gym_packages,
@@ -92,7 +91,8 @@ def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]
 
 def _add_model_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments that choose a model of the run, and trust it."""
-    add_option(command, "--trust-model --trust-config", TRUST_MODEL, dest="trust_config", action="store_true")
+    help = "read SB3's pickles, which can run code, and allow the run's settings to import from any package"
+    add_option(command, "--trust-model --trust-config", help, dest="trust_config", action="store_true")
     add = partial(add_option, command.add_mutually_exclusive_group())
     add("--load-best", "use the best model in evaluation, not the last model", action="store_true")
     add("--load-checkpoint N", "use the model that train --save-freq saved after N timesteps", type=whole_number)
@@ -189,7 +189,7 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
         seed=max(args.seed, 0),
         device=args.device,
         deterministic=args.deterministic,
-        env_kwargs={**render, **dict(args.env_kwargs or [])},
+        env_kwargs={**render, **(args.env_kwargs or {})},
         packages=allowed_packages(args),
         trust_pickle=args.trust_config,
         onnx=args.onnx,

@@ -102,7 +102,9 @@ class Range:
         fits = {"linear": lambda: True, "log": lambda: value > 0, "near_one": lambda: 0.5 <= value < 1}[self.scale]
         if not _is_number(value) or not fits():
             return self
-        return Range(min(self.low, value), max(self.high, value), self.scale)
+        # A range of whole numbers has others too, if the baseline is not one.
+        low, high = map(float if isinstance(value, float) else type(self.low + self.high), (self.low, self.high))
+        return Range(min(low, value), max(high, value), self.scale)
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,8 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
         entry = require_mapping(name, entry)
         with errors_of(name):
             dimensions[name] = _dimension(entry, name in COUNTS)
+    if lacking := [name for name in dimensions if name.removesuffix(SCHEDULE) not in dimensions]:
+        raise ValueError(f"{lacking[0]} needs {lacking[0].removesuffix(SCHEDULE)} in the search space: add it")
     return Space(dimensions)
 
 
@@ -223,8 +227,10 @@ def split_schedule(value: Any) -> tuple[str, Any]:
     return "constant", value
 
 
-def _default(function: Any, name: str) -> Any:
-    parameter = inspect.signature(function).parameters.get(name)
+def _default(cls: type, name: str) -> Any:
+    """The default of an argument of a class, whose constructor may pass arguments on to those of its bases."""
+    constructors = (inspect.signature(vars(base)["__init__"]) for base in cls.__mro__ if "__init__" in vars(base))
+    parameter = next((one.parameters[name] for one in constructors if name in one.parameters), None)
     return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
@@ -244,7 +250,10 @@ def _dimension(entry: dict[str, Any], is_count: bool) -> Choices | Range:
 
 def _named(choices: Any) -> dict[Any, Any]:
     if isinstance(choices, list):
-        choices = {(item if isinstance(item, int | float | str | None) else repr(item)): item for item in choices}
+        items = choices
+        choices = {(item if isinstance(item, int | float | str | None) else repr(item)): item for item in items}
+        if len(choices) < len(items):
+            raise ValueError(f"choices={items!r} must differ (1 is true, and 0 is false): give them names, NAME: value")
     if not isinstance(choices, dict) or not choices:
         raise ValueError("choices must be a list, or a mapping of names to values, and not empty")
     return {key: parse_literal(value) if str(value).startswith("nn.") else value for key, value in choices.items()}

@@ -145,7 +145,10 @@ class TuningTask:
         interval = math.ceil(plan.n_timesteps / plan.n_evals / rollout) * rollout
         n_evals = math.ceil(plan.n_timesteps / interval)
         plan = replace(plan, n_timesteps=n_evals * interval, n_evals=n_evals)
-        task = replace(self, plan=plan, experiment=self.experiment.replace(seed=0, n_timesteps=plan.n_timesteps))
+        # As workers read it: names of choices are text.
+        space = json.loads(json.dumps(self.space))
+        experiment = self.experiment.replace(seed=0, n_timesteps=plan.n_timesteps)
+        task = replace(self, plan=plan, experiment=experiment, space=space)
         task.search_space()
         return task
 

@@ -6,7 +6,7 @@ import pytest
 import torch as th
 
 from ppo_plus.zoo.cli import main, make_parser
-from ppo_plus.zoo.cli.arguments import Parser, import_named, key_value
+from ppo_plus.zoo.cli.arguments import Parser, import_named, interval, key_value
 
 
 def test_the_modules_of_all_environments_are_imported():
@@ -39,8 +39,26 @@ def test_a_repeated_option_adds_to_the_first(command):
     words = "-params gamma:1 -params n_steps:8 --env-kwargs a:1 --env-kwargs b:2 c:3 --eval-env-kwargs a:4"
     words += " --eval-env-kwargs b:5 --gym-packages csv --gym-packages json"
     args = make_parser().parse_args([command, "--env", "CartPole-v1", *words.split()])
-    assert args.hyperparams == [("gamma", 1), ("n_steps", 8)] and args.env_kwargs == [("a", 1), ("b", 2), ("c", 3)]
-    assert args.eval_env_kwargs == [("a", 4), ("b", 5)] and args.gym_packages == ["csv", "json"]
+    assert args.hyperparams == {"gamma": 1, "n_steps": 8} and args.env_kwargs == {"a": 1, "b": 2, "c": 3}
+    assert args.eval_env_kwargs == {"a": 4, "b": 5} and args.gym_packages == ["csv", "json"]
+
+
+@pytest.mark.parametrize("option", ["--hyperparams", "--env-kwargs", "--eval-env-kwargs"])
+def test_a_repeated_key_is_an_error(option, capsys):
+    for words in (["a:1", "a:2"], ["a:1", option, "a:2"]):
+        with pytest.raises(SystemExit):
+            make_parser().parse_args(["train", "--env", "CartPole-v1", option, *words])
+        assert f"{option} a is given twice" in capsys.readouterr().err
+
+
+def test_words_stay_words():
+    assert [key_value(f"mode:{word}")[1] for word in ("off", "no", "on", "lin_3e-4")] == ["off", "no", "on", "lin_3e-4"]
+    assert [key_value(f"mode:{word}")[1] for word in ("true", "False", "null", "None")] == [True, False, None, None]
+
+
+def test_an_interval_is_a_number():
+    with pytest.raises(argparse.ArgumentTypeError):
+        interval("nan")
 
 
 @pytest.mark.parametrize("text", ["gamma", ":1", "gamma:", "a:__import__('os').system('true')", "a:open('x')", "a:[x]"])

@@ -445,8 +445,12 @@ def test_rl_zoo3s_flags_are_there():
             "refused",
         ),
         (
-            ["tune", "worker", "--study-name", "x", "--storage", "sqlite:///none.db"],
-            "no study 'x': start it with the command tune",
+            ["tune", "worker", "--study-name", "x", "--storage", "sqlite:///none/none.db"],
+            "--storage sqlite:///none/none.db: there is no such file",
+        ),
+        (
+            ["tune", "--env", "Foo-v0", "worker", "--study-name", "x", "--storage", "none.log"],
+            "--env Foo-v0: the options of a worker come after the word worker",
         ),
         ("tune --algo sac --env CartPole-v1".split(), "invalid choice: 'sac'"),
         ("tune --algo ppo --env Foo-v0".split(), "Environment `Foo` doesn't exist"),

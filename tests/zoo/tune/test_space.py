@@ -71,6 +71,29 @@ def test_a_range_takes_the_nearest_where_it_cannot_be_widened():
         Range(0, 1).encode("lin_1")
 
 
+def test_a_range_of_whole_numbers_has_others_where_the_baseline_has():
+    space = parse_space({"vf_coef": {"low": 0, "high": 1}, "n_epochs": {"low": 3, "high": 8}}).including(DEFAULT)
+    assert [type(each) for name in ("vf_coef", "n_epochs") for each in space.dimensions[name].examples()] == [
+        *(float, float, int, int)
+    ]
+    assert space.dimensions["n_epochs"] == Range(3, 10)
+    assert Range(0.1, 0.9).including(1) == Range(0.1, 1)
+
+
+@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MultiInputAttentionPolicy", "MlpPolicy"])
+def test_defaults_of_a_policy_are_found_in_its_bases(policy):
+    experiment = DEFAULT.replace(policy=policy)
+    assert setting(experiment, "policy_kwargs.activation_fn") is nn.Tanh
+    parse_space(read_space()).including(experiment)
+
+
+def test_mistakes_in_a_space():
+    with pytest.raises(ValueError, match="clip_range_schedule needs clip_range in the search space"):
+        parse_space({"clip_range_schedule": {"choices": ["constant"]}})
+    with pytest.raises(ValueError, match="must differ .1 is true"):
+        parse_space({"n_epochs": {"choices": [1, True]}})
+
+
 def test_kinds_of_ranges():
     trial = FixedTrial({"epochs": 7, "vf": 0.5, "lr": 0.01, "1 - gamma": 0.02})
     assert Range(1, 10).suggest(trial, "epochs") == 7
