@@ -33,6 +33,17 @@ def test_budget_and_interval_are_whole_rollouts(n_timesteps, n_evals, n_steps, n
     assert 1 <= plan.n_evals <= n_evals
 
 
+def test_a_space_is_the_same_for_the_workers():
+    """JSON has text as keys; YAML reads ``on`` and ``off`` as true and false."""
+    space = {"normalize_advantage": {"choices": {True: True, False: False}}, "n_epochs": {"choices": {1: 3, 2: 10}}}
+    task = TuningTask(CARTPOLE, space, Plan(10_000)).fitted()
+    assert TuningTask.from_json(task.to_json()) == task
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for baseline in task.baselines().values():
+        study.enqueue_trial(task.search_space().params(baseline))
+        TuningTask.from_json(task.to_json()).search_space().sample(study.ask())
+
+
 @pytest.mark.parametrize(
     ("options", "n_trials", "n_baselines", "n_runs"),
     [
