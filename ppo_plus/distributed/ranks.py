@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch as th
 from torch import distributed as dist
@@ -99,6 +99,29 @@ class Ranks:
                 said = ", ".join(f"{value} on rank {rank}" for value, rank in reversed(values.items()))
                 raise RanksError(f"{name} differs between ranks: {said}")
 
+    def take_rounding(self, policy: Any, by_rank: Sequence[dict[str, int]]) -> None:
+        """Where the :func:`checksums` of processes differ, which processors of two kinds cause by rounding, take the
+        weights of rank 0.
+
+        :raises RanksError: they differ by more; on all of them
+        """
+        first, own, wrong = by_rank[0], by_rank[self.rank], None
+        if all(other == first for other in by_rank):
+            return
+        if all(other.keys() == first.keys() for other in by_rank):
+            state = state_of(policy)
+            before = {name: state[name].detach().clone() for name in own if own[name] != first[name]}
+            self.copy_lead(state.values())
+            wrong = next((name for name, old in before.items() if not _is_near(state[name].detach(), old)), None)
+        elif own.keys() != first.keys():
+            wrong = min(own.keys() ^ first.keys())
+        for rank, name in enumerate(self.gather_values(wrong)):
+            if name is not None:
+                raise RanksError(
+                    f"{name} differs between ranks 0 and {rank}: processes that train one model must have the same "
+                    "weights. Does a callback change them on one rank only (if rank == 0)? Let it do so on all"
+                )
+
     @contextmanager
     def until_error(self) -> Iterator[None]:
         """Leave the group where an error ends what is done meanwhile."""
@@ -138,25 +161,9 @@ def use_own_gpu(device: th.device) -> None:
         th.cuda.set_device(own)
 
 
-class Fingerprint(NamedTuple):
-    r"""What tells one tensor from another."""
-
-    checksum: int  # CRC-32 of its bytes
-    norm: float  # the square root of the sum of the squares of its `n` numbers
-    total: float  # their sum over `\sqrt{n}`, which changes by at most the norm of a change
-
-    @classmethod
-    def of(cls, tensor: th.Tensor) -> "Fingerprint":
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        numbers = flat.double()
-        checksum = zlib.crc32(flat.view(th.uint8).numpy())  # type: ignore[arg-type]
-        return cls(checksum, numbers.norm().item(), numbers.sum().item() / max(len(numbers), 1) ** 0.5)
-
-    def is_near(self, other: "Fingerprint") -> bool:
-        """Whether the two tensors may differ by rounding alone."""
-        allowed = ROUNDING * max(self.norm, other.norm, ROUNDING)
-        near = abs(self.total - other.total) <= allowed and abs(self.norm - other.norm) <= allowed
-        return self.checksum == other.checksum or near
+def _is_near(tensor: th.Tensor, other: th.Tensor) -> bool:
+    """Whether two tensors may differ by rounding alone."""
+    return bool((tensor - other).norm() <= ROUNDING * max(tensor.norm().item(), ROUNDING))
 
 
 def state_of(policy: Any) -> dict[str, th.Tensor]:
@@ -167,29 +174,12 @@ def state_of(policy: Any) -> dict[str, th.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, th.Tensor)}
 
 
-def fingerprints(policy: Any) -> dict[str, Fingerprint]:
-    """The fingerprint of each entry of :func:`state_of` that is not a count."""
-    return {name: Fingerprint.of(tensor) for name, tensor in state_of(policy).items() if tensor.is_floating_point()}
+def checksums(policy: Any) -> dict[str, int]:
+    """The CRC-32 of each entry of :func:`state_of` that is not a count."""
+    state = {name: tensor.detach().cpu() for name, tensor in state_of(policy).items() if tensor.is_floating_point()}
+    return {name: zlib.crc32(tensor.reshape(-1).view(th.uint8).numpy()) for name, tensor in state.items()}  # type: ignore[arg-type]
 
 
 def frozen(policy: th.nn.Module) -> list[str]:
     """The names of weights that are not trained."""
     return [name for name, weight in policy.named_parameters() if not weight.requires_grad]
-
-
-def differ_by_rounding(by_rank: Sequence[dict[str, Fingerprint]]) -> bool:
-    """Whether weights of processes differ, which processors of two kinds cause by rounding.
-
-    :raises RanksError: they differ by more
-    """
-    differ = False
-    for rank, other in enumerate(by_rank):
-        for name in by_rank[0].keys() | other.keys():
-            first, own = by_rank[0].get(name), other.get(name)
-            if first is None or own is None or not first.is_near(own):
-                raise RanksError(
-                    f"{name} differs between ranks 0 and {rank}: processes that train one model must have the same "
-                    "weights. Does a callback change them on one rank only (if rank == 0)? Let it do so on all"
-                )
-            differ = differ or first.checksum != own.checksum
-    return differ

@@ -17,7 +17,7 @@ from stable_baselines3.common.utils import explained_variance
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import nn
 
-from ppo_plus.distributed.ranks import Fingerprint, Ranks, RanksError, differ_by_rounding, fingerprints, state_of
+from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, state_of
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments, total
@@ -88,7 +88,7 @@ class _Message(NamedTuple):
     waited: float
     num_timesteps: int
     n_restarts: int
-    weights: dict[str, Fingerprint]
+    weights: dict[str, int]
 
 
 class SharedTraining(SingleProcess):
@@ -141,11 +141,10 @@ class SharedTraining(SingleProcess):
             self.ranks.waited,
             num_timesteps,
             getattr(env.unwrapped, "n_restarts", 0),
-            fingerprints(policy),
+            checksums(policy),
         )
         messages = self.ranks.gather_values(message)
-        if differ_by_rounding([message.weights for message in messages]):
-            self.ranks.copy_lead(state_of(policy).values())
+        self.ranks.take_rounding(policy, [message.weights for message in messages])
         self._episodes = []
         for i, running in enumerate(statistics):
             moments = total([self._common[i], *(message.moments[i] for message in messages)])
