@@ -64,12 +64,13 @@ from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
 from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
+from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
 from ppo_plus.saving.export.deployed import Normalization, outermost
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.hub import fetch
-from ppo_plus.saving.model import SHAPING, changed_attributes, layout, load_model, parameters_in, save_model
-from ppo_plus.saving.sb3.from_sb3 import from_sb3, parameters_in_sb3s
+from ppo_plus.saving.model import SHAPING, changed_attributes, layout, load_model, save_model
+from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, read_statistics, statistics_path
 from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, check_env, known_names_only, schedule_of
@@ -251,9 +252,9 @@ class PPO_Plus(OnPolicyAlgorithm):
             device = env.unwrapped.device
         if self.ranks.several:
             use_own_gpu(utils.get_device(device))
-        wider: Any = policy, env, learning_rate, n_steps, gamma, gae_lambda, ent_coef, vf_coef, max_grad_norm
+        arguments: Any = policy, env, learning_rate, n_steps, gamma, gae_lambda, ent_coef, vf_coef, max_grad_norm
         super().__init__(  # type: ignore[misc]
-            *wider,  # than SB3's types
+            *arguments,  # of more types than SB3 declares
             use_sde=False,  # SB3 raises an error for gSDE with actions other than Box
             sde_sample_freq=sde_sample_freq,  # type: ignore[arg-type]
             rollout_buffer_class=rollout_buffer_class,
@@ -973,18 +974,20 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param exclude: attributes to leave out
         :param include: attributes to keep although ``exclude`` has them
         :raises OSError: it cannot be written
-        :raises ValueError: weights, buffers or the optimizer are others than the policy is built with
+        :raises ValueError: the weights, buffers or optimizer differ from those that the policy is built with
         """
         save_model(self, path, exclude, include)
 
     def set_parameters(
         self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
-        """As SB3's: a dict such as ``get_parameters`` returns, or a saved model, of which only the weights and the
-        optimizer's state are read."""
+        """As SB3's: a dict such as ``get_parameters`` returns, or what :meth:`load` loads."""
         if not isinstance(load_path_or_dict, Mapping):
-            parameters_of = parameters_in if is_container(load_path_or_dict) else parameters_in_sb3s
-            load_path_or_dict = parameters_of(load_path_or_dict)
+            generators = get_generators()  # which a model that is built seeds
+            try:
+                load_path_or_dict = type(self).load(load_path_or_dict, device="cpu").get_parameters()
+            finally:
+                set_generators(generators)
         unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
         if unknown:  # SB3 would follow the name through attributes
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")

@@ -99,11 +99,10 @@ class Ranks:
                 said = ", ".join(f"{value} on rank {rank}" for value, rank in reversed(values.items()))
                 raise RanksError(f"{name} differs between ranks: {said}")
 
-    def take_rounding(self, policy: Any, by_rank: Sequence[dict[str, int]]) -> None:
-        """Where the :func:`checksums` of processes differ, which processors of two kinds cause by rounding, take the
-        weights of rank 0.
+    def settle_rounding(self, policy: Any, by_rank: Sequence[dict[str, int]]) -> None:
+        """Copy the weights of rank 0 if the :func:`checksums` of processes differ, by rounding on different processors.
 
-        :raises RanksError: they differ by more; on all of them
+        :raises RanksError: they differ by more; on all of them, which then have the weights of rank 0
         """
         first, own, wrong = by_rank[0], by_rank[self.rank], None
         if all(other == first for other in by_rank):
@@ -177,7 +176,7 @@ def state_of(policy: Any) -> dict[str, th.Tensor]:
 def checksums(policy: Any) -> dict[str, int]:
     """The CRC-32 of each entry of :func:`state_of` that is not a count."""
     state = {name: tensor.detach().cpu() for name, tensor in state_of(policy).items() if tensor.is_floating_point()}
-    return {name: zlib.crc32(tensor.reshape(-1).view(th.uint8).numpy()) for name, tensor in state.items()}  # type: ignore[arg-type]
+    return {name: zlib.crc32(tensor.contiguous().reshape(-1).view(th.uint8).numpy()) for name, tensor in state.items()}  # type: ignore[arg-type]
 
 
 def frozen(policy: th.nn.Module) -> list[str]:

@@ -144,7 +144,7 @@ class SharedTraining(SingleProcess):
             checksums(policy),
         )
         messages = self.ranks.gather_values(message)
-        self.ranks.take_rounding(policy, [message.weights for message in messages])
+        self.ranks.settle_rounding(policy, [message.weights for message in messages])
         self._episodes = []
         for i, running in enumerate(statistics):
             moments = total([self._common[i], *(message.moments[i] for message in messages)])

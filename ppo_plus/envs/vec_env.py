@@ -116,8 +116,8 @@ class GymVectorEnv(BatchedVecEnv):
     Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, natively vectorized environments
     (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in the autoreset modes ``SAME_STEP``
     and ``NEXT_STEP`` (see :mod:`ppo_plus.envs.vec_env`), and owns them from now on. ``env_method`` reaches the single
-    environments of a ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once, and ``get_attr`` and ``set_attr`` each of
-    them.
+    environments of a ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once, and ``get_attr`` and ``set_attr`` those of a
+    ``SyncVectorEnv``; for the attributes of an ``AsyncVectorEnv`` use its own ``get_attr`` and ``set_attr``.
 
     What the environment calls ``info`` are *columns*: an array with a row per environment for each key, and under
     ``"_" + key`` which of the rows are set.
@@ -217,19 +217,17 @@ class GymVectorEnv(BatchedVecEnv):
         return list(self.env.render())
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        if attr_name == "render_mode" or not self._singles:
+        base = self.env.unwrapped
+        if attr_name == "render_mode" or not isinstance(base, SyncVectorEnv):
             return super().get_attr(attr_name, indices)
-        if not self.has_attr(attr_name):  # which would end the processes of an `AsyncVectorEnv`
-            raise AttributeError(f"the environments of {self.env} have no attribute {attr_name!r}")
-        values = self.env.unwrapped.get_attr(attr_name)
-        return [values[i] for i in self._get_indices(indices)]
+        return [base.envs[i].get_wrapper_attr(attr_name) for i in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        if not self._singles:
-            super().set_attr(attr_name, value, indices)
-        changed = [range(self.num_envs)[i] for i in self._get_indices(indices)]
-        kept = self.get_attr(attr_name) if len(changed) < self.num_envs else [None] * self.num_envs
-        self.env.unwrapped.set_attr(attr_name, [value if i in changed else old for i, old in enumerate(kept)])
+        base = self.env.unwrapped
+        if not isinstance(base, SyncVectorEnv):
+            return super().set_attr(attr_name, value, indices)
+        for i in self._get_indices(indices):
+            base.envs[i].set_wrapper_attr(attr_name, value)
 
     def has_attr(self, attr_name: str) -> bool:
         in_all = self._singles and all(self.env.unwrapped.call("has_wrapper_attr", attr_name))

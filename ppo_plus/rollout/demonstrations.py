@@ -84,7 +84,7 @@ def record_demonstrations(
     if getattr(demonstrator, "env", None) is not None and share_layers(vec_env, demonstrator.env):
         demonstrator.set_env(demonstrator.env)  # training then starts new episodes
     source = find_masks(vec_env, make_distribution(vec_env.action_space).mask_layout)
-    if source is not None and predict is not None and "action_masks" not in signature(predict).parameters:
+    if source is not None and predict is not None and not _takes_masks(predict):
         raise ValueError(
             f"demonstrator={demonstrator!r} takes no action masks, and env={env!r} has them: pass a PPO_Plus, a "
             "MaskablePPO, or a function"
@@ -121,6 +121,11 @@ def record_demonstrations(
                     recorded += running[i]
                     running[i], left[i] = [], left[i] - 1
     return tree_map(lambda *rows: np.stack(rows), *recorded)  # type: ignore[no-any-return]
+
+
+def _takes_masks(predict: Any) -> bool:
+    parameters = signature(predict).parameters
+    return MASKS in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _action(action: Any, space: spaces.Space) -> Any:

@@ -4,7 +4,7 @@ import copy
 import math
 import os
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import astuple
 from operator import attrgetter
@@ -79,7 +79,7 @@ STATE = {
     "expects_masks": ("_expects_masks", object),
     "trained_normalized": ("_trained_normalized", (None, bool)),
     "observations": ("_last_obs", object),
-    "episode_starts": ("_last_episode_starts", object),
+    "episode_starts": ("_last_episode_starts", (None, np.ndarray, th.Tensor)),
     "carry": ("position.carry", object),
     "stream_sums": ("position.stream_sums", (None, th.Tensor)),
     "kl_memory": ("updater.kl_memory", (None, _is_kl_memory)),
@@ -155,47 +155,37 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     state = state_of(model, {*(exclude or ())} - {*(include or ())})
     _require_rebuildable(model)
     container.write(container.path_to_save(path), KIND, state)
-    notes, arguments = [*notes_on(state, "load")], state["arguments"]
+    notes, arguments = [], state["arguments"]
+    if state["missing"]:
+        notes.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
     if sampled := [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]:
         notes.append(
             f"{' and '.join(sampled)}: the file has the function's values at {len(POINTS):,} points of the remaining "
             "progress, with straight lines between them; to save the function itself, call ppo_plus.register"
         )
+    if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
+        titles = ", ".join(name.rpartition(":")[2] for name in unknown)
+        notes.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")
     if notes:
         warnings.warn("; ".join(notes), stacklevel=3)
 
 
-def notes_on(state: dict[str, Any], reader: str) -> Iterator[str]:
-    """What the file of a model lacks, and what has to be registered before ``reader`` reads it."""
-    if state["missing"]:
-        yield f"the model is saved {_without(state['missing'])}; or pass it to {reader}"
-    if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
-        titles = ", ".join(name.rpartition(":")[2] for name in unknown)
-        yield f"{reader} needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it"
-
-
-def layout(policy: th.nn.Module) -> dict[str, th.Size]:
-    """The names and shapes of a policy's weights and buffers."""
-    return {name: tensor.shape for name, tensor in policy.state_dict().items()}
+def layout(policy: Any) -> dict[str, Any]:
+    """The names and shapes of a policy's weights and buffers, and the class of its optimizer."""
+    return {name: tensor.shape for name, tensor in policy.state_dict().items()} | {"optimizer": type(policy.optimizer)}
 
 
 def _require_rebuildable(model: Any) -> None:
-    """:raises ValueError: the policy has another optimizer, or other weights or buffers, than it is built with: no file
-    can restore them"""
-    optimizer, built_with = type(model.policy.optimizer), model.policy.optimizer_class
-    if isinstance(built_with, type) and optimizer is not built_with:
-        raise ValueError(
-            f"the policy's optimizer is {optimizer.__name__}, and load would build {built_with.__name__}: pass "
-            f"policy_kwargs=dict(optimizer_class={optimizer.__name__}) to the model"
-        )
+    """:raises ValueError: the policy has other weights or buffers than it is built with, or another optimizer, which no
+    file can restore"""
     now = layout(model.policy)
     built = model.built_layout or now
     for name in {**now, **built}:
         if built.get(name) != now.get(name):
             raise ValueError(
-                f"the policy's {name!r} has been added, removed or resized since the policy was built, so that load "
-                "could not build the policy again: make it in a policy class (docs/customizing.md), or undo the change "
-                "(such as torch.compile) before saving"
+                f"the policy's {name!r} has been added, removed, resized or replaced since the policy was built, and "
+                "load could not build the policy again: make it in a policy class (docs/customizing.md), or undo the "
+                "change (such as torch.compile) before saving"
             )
 
 
@@ -251,7 +241,9 @@ def storable(name: str, schedule: Any) -> Any:
             return schedule
     remedy = "use a function of the remaining progress alone, or a schedule such as ppo_plus.linear(3e-4)"
     try:
-        function = copy.deepcopy(schedule)  # calls may change an object
+        function = schedule
+        with suppress(Exception):
+            function = copy.deepcopy(schedule)  # calls may change an object
         values = [value_at(point, name, function, -math.inf) for point in POINTS]
         if values[-1] != value_at(1.0, name, function, -math.inf):
             raise ValueError("it returns different numbers for the same progress")
@@ -298,13 +290,6 @@ def load_model(
     if env is not None:
         warn_of_statistics(model._trained_normalized, model.env)
     return model
-
-
-def parameters_in(path: PathOrFile) -> Any:
-    """The weights and the state of the optimizer in a saved model, without what the model is built with."""
-    head, arrays = container.read_parts(path, KIND)
-    with naming(path, "saved model"), decoding("its weights"):
-        return restore(head["value"]["parameters"], arrays)
 
 
 def _restored(

@@ -338,7 +338,9 @@ def gradient_compiled(
         if bound_to is not rollout:
             train_state = TrainState(vector, rule.list_others(), {})
             # What was counted for an encoder that has run already would be a constant of the trace.
-            read = tree_map(lambda leaf: leaf if isinstance(leaf, th.Tensor) else None, rollout)
+            read = rollout
+            if not rule.policy.compiles_encoder:
+                read = tree_map(lambda leaf: leaf if isinstance(leaf, th.Tensor) else None, rollout)
             bound_to, bound = rollout, compiled.bind(train_state, coefficients, read)
         if rule.policy.compiles_encoder:
             return bound(state, indices)  # type: ignore[no-any-return]

@@ -28,8 +28,8 @@ class EvalAfterUpdates(EvalCallback):
 
     :param eval_env: evaluation environments of this process, or the id of one. They are wrapped as the training
         environments are, and get their normalization statistics
-    :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each); without
-        evaluations, as in SB3, if it is 0 or less
+    :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each); 0 or
+        less: no evaluations, as in SB3
     :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
     """
 

@@ -73,7 +73,7 @@ def make_player(
     own = experiment.env_kwargs if experiment.eval_env_kwargs is None else experiment.eval_env_kwargs
     playing = experiment.replace(eval_env_kwargs={**own, **(env_kwargs or {})})
     env = make_envs(playing, n_envs, seed, evaluation=True)
-    load_statistics(model, env)
+    load_statistics(model, env, experiment.env_id)
     if onnx is not None:
         return _exported_player(ExportedPolicy(onnx, env.action_space), env, deterministic)
     loaded = PPO_Plus.load(

@@ -40,7 +40,7 @@ from ppo_plus.zoo.hyperparams import (
     require_known,
 )
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env, import_class, is_atari
-from ppo_plus.zoo.runs import RunFolder
+from ppo_plus.zoo.runs import RunFolder, file_name
 
 
 @dataclass(frozen=True)
@@ -398,12 +398,12 @@ def load_model(
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
-    if unwrap_vec_normalize(env) is None and (source := find_statistics(path)).is_file():
+    if unwrap_vec_normalize(env) is None and (source := find_statistics(path, experiment.env_id)).is_file():
         raise ValueError(
             f"{path} was trained in a VecNormalize, whose statistics are {source}, but the settings do not normalize: "
             "give the run's settings (-conf FILE), or add -params normalize:True"
         )
-    load_statistics(path, env)
+    load_statistics(path, env, experiment.env_id)
     changes = {**deepcopy(experiment.hyperparams), "seed": experiment.seed, **arguments}
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
 
@@ -416,23 +416,24 @@ def save_model(model: PPO_Plus, path: Path) -> None:
         statistics.write_statistics(normalize, statistics_path(path))
 
 
-def find_statistics(path: Path) -> Path:
-    """Where the statistics of a model are: beside it, also where there are none; or, in a run of rl_zoo3's scripts, in
-    the file that its models share, which has another name on the hub."""
+def find_statistics(path: Path, env_id: str) -> Path:
+    """The file of a model's statistics: beside the model, or the one that all models of an rl_zoo3 run share, which has
+    another name on the hub. It may not exist."""
     beside, folder = statistics_path(path), path.parent
     if any(folder.glob(statistics_path(Path("*")).name)):
         return beside
-    return next((file for name in ("vec*normalize.pkl", "*/vec*normalize.pkl") for file in folder.glob(name)), beside)
+    shared = (file for at in (folder / file_name(env_id), folder) for file in sorted(at.glob("vec*normalize.pkl")))
+    return next(shared, beside)
 
 
-def load_statistics(path: Path, env: VecEnv) -> None:
+def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
     """Load the statistics that were saved with a model into environments, if these normalize.
 
     :raises FileNotFoundError: there are none
     :raises ValueError: they are damaged, or not finite, or do not fit the observations
     """
     if (normalize := unwrap_vec_normalize(env)) is not None:
-        source = find_statistics(path)
+        source = find_statistics(path, env_id)
         if not source.is_file():
             raise FileNotFoundError(
                 f"the settings normalize, and there are no statistics {source} of the model: copy them there, or leave "

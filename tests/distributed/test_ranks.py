@@ -152,7 +152,7 @@ def compared(policy, function):
     with th.no_grad():
         other.value_net.weight.copy_(function(policy.value_net.weight))
     lead = [tensor.detach().clone() for tensor in state_of(policy).values()]
-    Second(lead).take_rounding(other, [checksums(policy), checksums(other)])
+    Second(lead).settle_rounding(other, [checksums(policy), checksums(other)])
     return checksums(other) == checksums(policy)
 
 
@@ -175,7 +175,7 @@ def test_weights_that_one_process_lacks_raise_an_error(policy):
     first, second = checksums(policy), checksums(policy)
     del second["value_net.bias"]
     with pytest.raises(RanksError, match="value_net.bias differs"):
-        Second([]).take_rounding(policy, [first, second])
+        Second([]).settle_rounding(policy, [first, second])
 
 
 def test_frozen_weights_are_named(policy):

@@ -702,7 +702,7 @@ def test_a_worker_of_sb3_that_died_is_named_and_the_others_end():
 
 
 class Lives(RandomEnv):
-    """Two lives of three steps; a step ends the game after the second."""
+    """A life of three steps; the next one, which the reset takes, ends the game."""
 
     def step(self, action):
         self.t = getattr(self, "t", 0) + 1

@@ -444,15 +444,20 @@ def test_access_to_the_environments(kind):
         env.env_method("nonsense")
     with pytest.raises(AttributeError, match="nonsense"):
         env.get_attr("nonsense")
-    assert env.get_attr("bonus", indices=[0]) == [10.0]
-    env.set_attr("bonus", 1.0, indices=1)
-    assert env.get_attr("bonus") == [10.0, 1.0, 10.0]
-    env.set_attr("bonus", 2.0)
-    assert env.get_attr("bonus") == [2.0] * 3
     # Nothing of this has hurt it.
     env.reset()
     env.step(np.zeros(3, int))
     env.close()
+
+
+def test_attributes_of_environments_in_this_process():
+    env = GymVectorEnv(vector(3, AutoresetMode.SAME_STEP))
+    env.set_attr("bonus", 10.0)
+    assert env.get_attr("bonus", indices=[0, 0]) == [10.0, 10.0]
+    env.set_attr("bonus", 1.0, indices=[1, -2])
+    assert env.get_attr("bonus") == [10.0, 1.0, 10.0]
+    env.set_attr("new", abs, indices=0)
+    assert env.get_attr("new", 0) == [abs] and not env.has_attr("new")
 
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])

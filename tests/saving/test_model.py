@@ -8,6 +8,7 @@ import random
 import resource
 import subprocess
 import sys
+import threading
 import warnings
 import zipfile
 from functools import partial
@@ -194,7 +195,7 @@ def test_saving_does_not_change_a_schedule():
 def test_an_optimizer_that_load_would_not_build_is_not_saved(tmp_path):
     model = make()
     model.policy.optimizer = th.optim.SGD(model.policy.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"optimizer is SGD, and load would build Adam.*optimizer_class=SGD"):
+    with pytest.raises(ValueError, match="the policy's 'optimizer' has been added, removed, resized or replaced"):
         model.save(tmp_path / "model")
     remedy = make(policy_kwargs={"optimizer_class": th.optim.SGD}).learn(16)
     assert same_weights(PPO_Plus.load(saved(remedy)), remedy)
@@ -217,7 +218,7 @@ def test_any_path_is_a_path(tmp_path):
         PPO_Plus.load(None)
 
 
-def test_attributes_are_left_out_and_kept_on_demand(tmp_path):
+def test_attributes_are_left_out_on_demand(tmp_path):
     model = make()
     model.mine = [1, 2]
     model.learn(16).save(tmp_path / "model", exclude=["mine", "seed", "_last_obs"])
@@ -894,3 +895,24 @@ def test_a_model_is_a_part_of_another_file(tmp_path):
     assert parts(saved(loaded))[0] == parts(saved(model))[0]
     assert found["torch"].equal(others["torch"]) and found["python"] == others["python"]
     assert np.array_equal(found["generator"]["state"]["key"], others["generator"]["state"]["key"])
+
+
+class WithOwnOptimizer(MlpPolicy):
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        self.optimizer = th.optim.SGD(self.parameters(), lr=lr_schedule(1))
+
+
+def test_a_policy_class_may_make_its_optimizer():
+    register(WithOwnOptimizer)
+    model = make(WithOwnOptimizer).learn(16)
+    loaded = PPO_Plus.load(saved(PPO_Plus.load(saved(model))))
+    assert type(loaded.policy.optimizer) is th.optim.SGD and same_weights(loaded, model)
+
+
+def test_a_schedule_that_cannot_be_copied_is_saved_by_its_values():
+    schedule = Counting()
+    schedule.lock = threading.Lock()
+    with pytest.warns(UserWarning, match="learning_rate: the file has the function's values"):
+        file = saved(make(learning_rate=schedule))
+    assert PPO_Plus.load(file).lr_schedule(0.3) == 1e-3

@@ -222,7 +222,7 @@ def test_plays_a_run_of_rl_zoo3(tmp_path):
 
 
 @pytest.mark.parametrize("algo", ["ppo", "ppo_plus"])
-def test_a_model_of_rl_zoo3_goes_on_with_its_statistics(algo, tmp_path):
+def test_a_model_of_rl_zoo3_continues_with_its_statistics(algo, tmp_path):
     model = write_rl_zoo3_run(tmp_path, algo=algo)
     experiment = Experiment("CartPole-v1", 64)
     with pytest.raises(ValueError, match=r"whose statistics are .*vecnormalize.pkl, but the settings do not normalize"):

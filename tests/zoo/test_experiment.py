@@ -564,14 +564,14 @@ def test_without_normalization_there_are_no_statistics(tmp_path):
     model = make_model(experiment, make_envs(experiment))
     save_model(model, tmp_path / "m.zip")
     assert [file.name for file in tmp_path.iterdir()] == ["m.zip"]
-    load_statistics(tmp_path / "m.zip", model.get_env())
+    load_statistics(tmp_path / "m.zip", model.get_env(), "CartPole-v1")
 
 
 def test_missing_statistics_are_an_error(tmp_path):
     with pytest.raises(
         FileNotFoundError, match="there are no statistics .*/m_vecnormalize.zip of the model: copy them"
     ):
-        load_statistics(tmp_path / "m.zip", make_envs(EXPERIMENT))
+        load_statistics(tmp_path / "m.zip", make_envs(EXPERIMENT), "CartPole-v1")
 
 
 def test_path_of_statistics(tmp_path):
@@ -595,7 +595,7 @@ def test_statistics_that_are_not_finite_are_errors(tmp_path):
         save_model(model, path)
     statistics.save(str(statistics_path(path)))
     with pytest.raises(ValueError, match=r"statistics of VecNormalize for .*model_vecnormalize\.zip are not finite"):
-        load_statistics(path, make_envs(EXPERIMENT))
+        load_statistics(path, make_envs(EXPERIMENT), "CartPole-v1")
 
 
 @pytest.mark.parametrize("contents", [b"", b"no pickle", pickle.dumps(EXPERIMENT.settings())[:20], pickle.dumps([1])])
@@ -603,7 +603,7 @@ def test_damaged_statistics_are_called_so(tmp_path, contents):
     path = tmp_path / "model.zip"
     statistics_path(path).write_bytes(contents)
     with pytest.raises(ValueError, match=r"_vecnormalize\.zip is not a valid VecNormalize \(damaged or truncated\?\)"):
-        load_statistics(path, make_envs(EXPERIMENT))
+        load_statistics(path, make_envs(EXPERIMENT), "CartPole-v1")
 
 
 def test_a_number_of_processes_needs_processes():

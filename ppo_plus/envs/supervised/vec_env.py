@@ -20,6 +20,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, NoReturn
 
@@ -113,7 +114,7 @@ class SupervisedVecEnv(VecEnv):
         try:
             for part in np.array_split(np.arange(n), self.n_workers):
                 makes = [env_fns[i] for i in part]
-                self._workers.append(Worker(makes, start_method, int(part[0])))
+                self._workers.append(Worker(makes, start_method, int(part[0]), timeout))
             made = self._collect(self._workers, self._to_start)
             for i, fault in _faults(made).items():
                 self._fail(i, fault)
@@ -121,7 +122,8 @@ class SupervisedVecEnv(VecEnv):
             super().__init__(n, *made[0][1])
             for worker in self._workers:
                 worker.share(self.observation_space, self.action_space)
-            self.metadata = self.get_attr("metadata", 0)[0]
+            with suppress(TypeError):  # it cannot be sent
+                self.metadata = self.get_attr("metadata", 0)[0]
         except BaseException:
             self.close()
             raise

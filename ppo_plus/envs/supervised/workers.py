@@ -240,11 +240,14 @@ class Worker:
     :param makes: functions that make the environments
     :param start_method: of the process; ``None``: SB3's
     :param first: number of its first environment among those of all workers
+    :param timeout: seconds that a step may take; ``None``: no limit
     """
 
-    def __init__(self, makes: Sequence[Callable[[], gym.Env]], start_method: str | None, first: int):
+    def __init__(
+        self, makes: Sequence[Callable[[], gym.Env]], start_method: str | None, first: int, timeout: float | None
+    ):
         default = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        self.makes, self.members = makes, range(first, first + len(makes))
+        self.makes, self.members, self.timeout = makes, range(first, first + len(makes)), timeout
         self.context: Any = multiprocessing.get_context(start_method or default)
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
@@ -302,8 +305,10 @@ class Worker:
 
     def _ready(self) -> None:
         if self.waiting:
-            # An interrupt came before the last answer was read.
-            self.receive(None)
+            # An interrupt came before the last answer was read. Without it, each answer would be taken for the next.
+            self.receive(self.timeout)
+            if self.waiting:
+                self.stop(time.monotonic())
 
     def _send(self, message: bytes, first: int) -> None:
         self._ready()
@@ -413,7 +418,7 @@ def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: in
                 actions = [(action.copy(),) for action in share.arrays.actions]
                 command, arguments = "step", dict(enumerate(actions))
                 answers = share.answer(command, arguments)
-            remote.send_bytes(_reply(command, answers))
+            remote.send_bytes(_reply(command, arguments, answers))
     for env in share.envs:
         env.answer("close")
 
@@ -429,21 +434,23 @@ def _look_for_step(remote: Any) -> None:
         os.sched_yield()
 
 
-def _reply(command: str, answers: dict[int, Any]) -> bytes:
+def _reply(command: str, arguments: Mapping[int, tuple[Any, ...]], answers: dict[int, Any]) -> bytes:
     try:
         return _pickled(answers) if answers else b""
     except Exception:
-        return _pickled({i: _sendable_answer(command, answer) for i, answer in answers.items()})
+        return _pickled({i: _sendable_answer((command, *arguments[i]), answer) for i, answer in answers.items()})
 
 
-def _sendable_answer(command: str, answer: Any) -> Any:
+def _sendable_answer(call: tuple[Any, ...], answer: Any) -> Any:
     try:
         _pickled(answer)
     except Exception as error:
         reason = f"returned what cannot be sent to another process: {error!r}"
-        if command in ("step", "reset"):
+        if call[0] in ("step", "reset"):
             return Fault(reason, remedy="Return numbers, strings and arrays in observations and infos")
-        return CallerError(TypeError(f"{command} {reason}"))
+        if call[0] == "make" or call[1] == METHOD:
+            return Fault(reason)
+        return CallerError(TypeError(f"{call[0]}{call[1:]!r:.200} {reason}"))
     return answer
 
 

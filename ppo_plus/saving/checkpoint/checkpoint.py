@@ -30,7 +30,7 @@ from ppo_plus.saving.checkpoint.process_state import GPUS, LOGGER
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, decoding
 from ppo_plus.saving.format.values import Undescribable, require_form
-from ppo_plus.saving.model import argument_attributes, assemble, notes_on, sampled_of, state_of
+from ppo_plus.saving.model import argument_attributes, assemble, sampled_of, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
@@ -65,8 +65,11 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
     needed = [reason for name, reason in state["missing"].items() if name in argument_attributes(type(model))]
     if needed:
         raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
-    for note in notes_on(state, "resume"):
-        warnings.warn(f"checkpoints: {note}", stacklevel=3)
+    if state["missing"]:
+        reasons = "; ".join(state["missing"].values())
+        warnings.warn(
+            f"checkpoints lack {' and '.join(state['missing'])}: set it again after resume ({reasons})", stacklevel=3
+        )
     ranks, call, policy = model.ranks, model.call, model.policy
     persistent = policy.state_dict().keys()
     checkpoint = {

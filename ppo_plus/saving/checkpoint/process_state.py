@@ -30,7 +30,6 @@ from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.generators import check_facts
 from ppo_plus.saving.format.names import Refused, constructor_arguments, decoding, require_attributes
 from ppo_plus.saving.format.values import NATIVE, STORED
-from ppo_plus.trees import tree_leaves
 
 #: TensorBoard's files.
 EVENTS = "events.out.tfevents.*"
@@ -159,10 +158,11 @@ def get_callback(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
         if name not in configured or pickle.dumps(value) != pickle.dumps(configured[name])
     }
     envs = {name: get_state(env) for name, env in _envs(callback).items()}
-    if lost := [name for name, value in vars(callback).items() if name not in SET_BY_SB3 and _is_lost(value)]:
+    arguments = SET_BY_SB3 | constructor_arguments(type(callback))
+    if lost := [name for name, value in vars(callback).items() if name not in arguments and _is_lost(value)]:
         warnings.warn(
-            f"checkpoints lack {' and '.join(f'{title}.{name}' for name in lost)}, which is not made of numbers alone: "
-            "define get_state and set_state in the callback to keep it",
+            f"checkpoints lack {' and '.join(f'{title}.{name}' for name in lost)}: define get_state and set_state in "
+            "the callback to keep it",
             stacklevel=5,
         )
     return {"class": title, "own": None, "changed": changed, "envs": envs}
@@ -233,17 +233,13 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if kind is np.ndarray or isinstance(value, np.generic):
         return value.dtype.isnative and value.dtype.name in NATIVE
-    if kind is th.Tensor:
+    if kind in (th.Tensor, th.nn.Parameter):
         return value.layout == th.strided and value.dtype in STORED
     return value is None or kind in (bool, int, float)
 
 
 def _is_lost(value: Any) -> bool:
-    """Whether training changes a value, as far as one can see, that is not plain: a generator, or numbers among other
-    things."""
-    if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
-        return True
-    if not isinstance(value, (dict, list, tuple, deque)) or _is_plain(value):
-        return False
-    items = [*(value.values() if isinstance(value, dict) else value)]
-    return any(isinstance(leaf, (int, float)) for leaf in tree_leaves(items))
+    """Whether a value is a random generator, or a container of numbers of another type than the plain ones."""
+    if isinstance(value, (dict, list, tuple, deque)) and not _is_plain(value):
+        return _is_plain({**value} if isinstance(value, dict) else [*value])
+    return isinstance(value, (np.random.Generator, np.random.RandomState, random.Random))

@@ -226,7 +226,7 @@ def _look_up(name: str) -> Any:
 
 #: How many numbers may be made while a model is built, and how many times more than its file has weights: networks may
 #: replace others, and initial weights are computed in steps.
-MOST_NUMBERS, MOST_TIMES = 2**25, 16
+MOST_NUMBERS, MOST_TIMES = 2**22, 16
 #: How many numbers each tensor counts for at least, since it takes time, too.
 LEAST = 256
 

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
@@ -52,7 +53,12 @@ def from_sb3(
     if getattr(buffer_class, "__module__", "").startswith(("stable_baselines3.", "sb3_contrib.")):
         data["rollout_buffer_class"] = None
     data |= {"value_clip": "plain", "_expects_masks": trainer == "MaskablePPO"}
-    _take_differences(path, trainer, data.get("action_space"), saved.parameters)
+    if trainer == "MaskablePPO" and isinstance(data.get("action_space"), spaces.MultiBinary):
+        with naming(path, "saved model"), decoding("its weights"):
+            # Ours is the difference of the two.
+            change_logits(
+                saved.parameters, lambda weight: weight[1::2] - weight[::2], lambda _, rows: rows[1::2].clone()
+            )
     model = {"class": name_of(cls), "attributes": {}, "missing": saved.unread, "parameters": saved.parameters}
     for part, paths in attributes_of(cls).items():
         model[part] = {name: data[path] for name, path in paths.items() if path in data}
@@ -61,21 +67,6 @@ def from_sb3(
     changes = replacing | changes | {"policy_class": data["policy_class"]}
     with naming(path, "saved model"):
         return assemble(cls, model, env, device, force_reset, changes)
-
-
-def parameters_in_sb3s(path: PathOrFile) -> dict[str, Any]:
-    """The weights and the state of the optimizer in a model that SB3 saved."""
-    saved = read_sb3_zip(path)
-    trainer, _ = _trainer_and_name(saved.data.get("policy_class"))
-    _take_differences(path, trainer, saved.data.get("action_space"), saved.parameters)
-    return saved.parameters
-
-
-def _take_differences(path: PathOrFile, trainer: str, action_space: Any, parameters: dict[str, Any]) -> None:
-    """Give the weights of MaskablePPO's MultiBinary actions, two for each bit, our form: the difference of the two."""
-    if trainer == "MaskablePPO" and isinstance(action_space, spaces.MultiBinary):
-        with naming(path, "saved model"), decoding("its weights"):
-            change_logits(parameters, lambda weight: weight[1::2] - weight[::2], lambda _, rows: rows[1::2].clone())
 
 
 def change_logits(
@@ -122,6 +113,8 @@ def _read(
         f"{path!r} is not the path of an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO: pass the path of a "
         "model that one of them has saved"
     )
+    if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
+        raise no_ppo
     if is_container(path):
         with naming(path):
             raise Refused(f"{cls.__name__} saved it: use {cls.__name__}.load")
@@ -152,8 +145,8 @@ def _read(
 # --- zips of SB3: weights, and JSON with pickles in it, which are run only if they are trusted ------------------------
 
 #: The members of interest.
-MEMBERS = {"policy": "policy.pth", "policy.optimizer": "policy.optimizer.pth", "data": "data"}
-MEMBERS |= {"system_info": "system_info.txt"}
+MEMBERS = {"policy": "policy.pth", "policy.optimizer": "policy.optimizer.pth"}
+MEMBERS |= {"data": "data", "system_info": "system_info.txt"}
 #: The largest size of compressed members: so many bytes, or so many times the size of the file.
 MOST_BYTES, MOST_TIMES = 2**26, 20
 
@@ -176,16 +169,23 @@ def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> Sav
                 _check_members(archive.infolist(), size)
                 present = {*archive.namelist()}
                 members = {name: archive.read(path) for name, path in MEMBERS.items() if path in present}
-        system_info = members.pop("system_info", b"saved with SB3 1.2 or older").decode(errors="replace")
+        system_info = members.pop("system_info", b"saved with SB3 1.2 or older")[:2000].decode(errors="replace")
+        system_info = "\n".join("".join(filter(str.isprintable, line)) for line in system_info.splitlines())
         data, unread = _attributes(members.pop("data", b""), skipped)
         parameters = {name: _tensors(name, content) for name, content in members.items()}
-        weights = parameters.get("policy", {})
-        if weights and not any(name.startswith("pi_features_extractor.") for name in weights):
-            # SB3 before 1.7 has the features extractor under one name. `change_logits` counts from the end.
-            extractor = {name: weight for name, weight in weights.items() if name.startswith("features_extractor.")}
-            copies = {f"{part}_{name}": weight for part in ("pi", "vf") for name, weight in extractor.items()}
-            parameters["policy"] = copies | weights
+        with decoding("its weights"):
+            _share_extractor(parameters)
         return SavedBySB3(data, unread, parameters, system_info)
+
+
+def _share_extractor(parameters: dict[str, Any]) -> None:
+    """Give actor and critic the weights of the features extractor, which SB3 before 1.7 has once."""
+    weights = parameters.get("policy", {})
+    if not any(name.startswith("pi_features_extractor.") for name in weights):
+        extractor = {name: weight for name, weight in weights.items() if name.startswith("features_extractor.")}
+        # First, because `change_logits` counts from the end.
+        copies = {f"{part}_{name}": weight for part in ("pi", "vf") for name, weight in extractor.items()}
+        parameters["policy"] = copies | weights
 
 
 def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:

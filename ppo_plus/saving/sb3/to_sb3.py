@@ -59,11 +59,11 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
     """See :meth:`ppo_plus.PPO_Plus.to_sb3`."""
     trainer = _trainer(model)
     policy = _policy_for_sb3(model, trainer)
+    statistics = _vec_normalize_of(model)
     # What is drawn for weights that are then replaced is not missed in training.
     with th.random.fork_rng(devices=[]):
         try:
             exported = _export(model, policy, trainer)
-            statistics = _vec_normalize_of(model)
             _check_actions(model, exported, statistics)
         except Exception as error:  # SB3 asserts
             problem = f"{type(error).__name__}: {error}"
@@ -178,7 +178,7 @@ def _schedule(schedule: Any) -> Any:
 
 
 def _check_actions(model: Any, exported: Any, statistics: VecNormalize | None) -> None:
-    """:raises ValueError: the two act in different ways"""
+    """:raises RuntimeError: the two act in different ways"""
     space = copy.deepcopy(model.observation_space)
     space.seed(0)
     for observation in (space.sample() for _ in range(5)):
@@ -186,7 +186,7 @@ def _check_actions(model: Any, exported: Any, statistics: VecNormalize | None) -
         ours = model.policy.predict(observation, deterministic=True)[0]
         theirs = exported.policy.predict(seen, deterministic=True)[0]
         if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
-            raise ValueError(f"SB3 cannot read this model: it would do {theirs} in place of {ours}")
+            raise RuntimeError(f"it would do {theirs} in place of {ours}")
 
 
 def _lost(model: Any, theirs: dict[str, Any]) -> Iterator[str]:

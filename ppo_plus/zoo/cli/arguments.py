@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+import yaml
+
 from ppo_plus.zoo.hyperparams import parse_literal, positive_int
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import ALGO, RunFolder
-
-#: Help of ``--trust-model``.
 
 
 class Parser(argparse.ArgumentParser):
@@ -148,7 +148,7 @@ def key_value(text: str) -> tuple[str, Any]:
         return key, parse_literal(value)
     except ValueError as error:
         if re.fullmatch(r"[A-Za-z][\w.+-]*", value):
-            return key, {"true": True, "false": False, "null": None}.get(value, value)  # a word, such as lin_3e-4
+            return key, yaml.safe_load(value)  # a word, such as lin_3e-4 or true
         if key.endswith("_kwargs") and re.search(r"[A-Za-z]\w*\.[A-Za-z]", value):
             return key, value  # it names a class, and is read where it is known which packages are allowed
         raise argparse.ArgumentTypeError(f"{key}: {error}") from None

@@ -462,8 +462,8 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
 def prepare_worker(command: Parser, args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
     if command.words[0] != "worker":
         raise ValueError(f"{' '.join(command.words[:2])}: the options of a worker come after the word worker")
-    address = args.storage.removeprefix("sqlite:///")
-    if ("://" not in address) and not Path(address).is_file():
+    address = args.storage.removeprefix("sqlite:///").partition("?")[0]
+    if "://" not in address and not Path(address).is_file():
         raise FileNotFoundError(f"--storage {args.storage}: there is no such file; `ppo-plus tune` creates it")
     from ppo_plus.zoo.tune.study import read_task
     from ppo_plus.zoo.tune.tuner import TuningWorker

@@ -102,7 +102,7 @@ class Range:
         fits = {"linear": lambda: True, "log": lambda: value > 0, "near_one": lambda: 0.5 <= value < 1}[self.scale]
         if not _is_number(value) or not fits():
             return self
-        # A range of whole numbers has others too, if the baseline is not one.
+        # A range of integers becomes one of floats if the baseline is a float.
         low, high = map(float if isinstance(value, float) else type(self.low + self.high), (self.low, self.high))
         return Range(min(low, value), max(high, value), self.scale)
 

@@ -291,7 +291,7 @@ def test_what_cannot_be_sent_is_an_error_of_the_caller():
 
     env = supervised(Locked, restarts=1)
     env.reset()
-    with pytest.raises(TypeError, match="env_method returned what cannot be sent to another process.*lock"):
+    with pytest.raises(TypeError, match="get_wrapper_attr.*lock.*returned what cannot be sent to another process"):
         env.get_attr("lock")
     with pytest.raises((pickle.PicklingError, AttributeError)):
         env.set_attr("level", lambda: 0)

@@ -314,3 +314,15 @@ def test_where_no_process_can_start_the_error_says_so(call, from_file, reason, t
     command = [sys.executable, script if from_file else "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
     assert reason in done.stderr.splitlines()[-1]
+
+
+def test_one_that_hung_in_the_interrupted_step_is_replaced():
+    env = supervised(*fine_and("hang"), restarts=1, timeout=0.5)
+    env.reset()
+    for _ in range(2):
+        env.step(ACTIONS)
+    env.step_async(ACTIONS)
+    # Here Ctrl-C came.
+    env.reset()
+    assert env.n_restarts == 1 and not env.step(ACTIONS)[2].any()
+    env.close()

@@ -498,7 +498,7 @@ def test_what_cannot_be_kept_is_said_before_training(tmp_path):
 def test_what_a_file_cannot_have_is_named(tmp_path):
     model = model_of("discrete")
     model.own = np.random.default_rng(0)
-    with pytest.warns(UserWarning, match="checkpoints: the model is saved without own.*pass it to resume"):
+    with pytest.warns(UserWarning, match="checkpoints lack own: set it again after resume .own"):
         model.learn(TOTAL, Checkpoints(tmp_path))
 
 

@@ -51,11 +51,6 @@ def test_a_repeated_key_is_an_error(option, capsys):
         assert f"{option} a is given twice" in capsys.readouterr().err
 
 
-def test_words_stay_words():
-    assert [key_value(f"mode:{word}")[1] for word in ("off", "no", "on", "lin_3e-4")] == ["off", "no", "on", "lin_3e-4"]
-    assert [key_value(f"mode:{word}")[1] for word in ("true", "False", "null", "None")] == [True, False, None, None]
-
-
 def test_an_interval_is_a_number():
     with pytest.raises(argparse.ArgumentTypeError):
         interval("nan")
