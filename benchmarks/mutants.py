@@ -597,7 +597,7 @@ ROLLOUT = (
     Fault(
         "evaluation-unnoticed",
         "rollout/evaluation.py",
-        "not set(map(id, layers(vec_env))).isdisjoint(map(id, layers(model.env)))",
+        "share_layers(vec_env, model.env)",
         "env is None",
         "tests/rollout/test_evaluation.py",
     ),
@@ -1079,7 +1079,7 @@ ZOO = (
     Fault(
         "last-update-unevaluated",
         "zoo/callbacks.py",
-        "_on_training_end(self) -> None:\n        self._evaluate(True)",
+        "_on_training_end(self) -> None:\n        self._evaluate(self.every > 0)",
         "_on_training_end(self) -> None:\n        pass",
         "tests/zoo/test_callbacks.py",
     ),
