@@ -233,7 +233,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.built_layout: dict[str, th.Size] | None = None
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
-        self._warned_of_masks = False
+        self._warned_of_masks = self._warned_of_schedules = False
         #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
         self._trained_normalized: bool | None = None
         #: A folder of logs that only a file asks for; a loaded model writes nothing there.
@@ -1050,7 +1050,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         made_again = ["settings", "built_layout", "_warned_of_masks", "collector", "call", "ranks", "shared"]
-        of_no_use = ["action_noise", "_last_original_obs", "_log_of_file"]
+        of_no_use = ["action_noise", "_last_original_obs", "_log_of_file", "_warned_of_schedules"]
         return [*super()._excluded_save_params(), *made_again, *of_no_use]
 
     @classmethod

@@ -292,7 +292,10 @@ def _check_ranges(settings: Settings) -> None:
     require_one_of("compile", settings.compile, ("auto", True, False))
     if settings.n_threads != "auto":
         require_int('n_threads (or "auto")', settings.n_threads, 1)
-        require_number("n_threads", settings.n_threads, 1, MAX_THREADS)
+        if settings.n_threads > MAX_THREADS:  # type: ignore[operator]
+            raise ValueError(
+                f"n_threads={settings.n_threads} must be at most {MAX_THREADS}: this machine has {os.cpu_count()} cores"
+            )
 
 
 def _check_memory(n_steps: int, n_envs: int, observation_space: spaces.Space, action_space: spaces.Space) -> None:

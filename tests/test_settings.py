@@ -63,7 +63,7 @@ def test_a_number_between_quotation_marks_is_called_text(name):
 
 def test_more_threads_than_any_machine_has_raise_an_error():
     for n_threads in (MAX_THREADS + 1, 1_000_000):
-        with pytest.raises(ValueError, match=rf"n_threads={n_threads} must be a number in \[1, {MAX_THREADS}\]"):
+        with pytest.raises(ValueError, match=f"n_threads={n_threads} must be at most {MAX_THREADS}"):
             make(n_threads=n_threads)
     assert MAX_THREADS >= os.cpu_count()
 

@@ -49,7 +49,7 @@ def make_vec(
     :param env_id: Gymnasium environment id, or a class or function that makes an environment
     :param n_envs: how many, at least 1
     :param seed: of the first one, the others follow, 0 to 2**32 - 1; ``None``: drawn at random
-    :param env_kwargs: arguments of each environment, such as ``{"render_mode": "rgb_array"}``, which SB3 passes too
+    :param env_kwargs: arguments of each environment, such as ``{"render_mode": "rgb_array"}``, SB3's default
     :param vec_env: ``"dummy"`` steps them one after another, ``"subproc"`` in processes (see
         :class:`~ppo_plus.SupervisedVecEnv`). Both return the same bits. One process instead of none adds 280 µs to a
         step of 8 HalfCheetahs, and 660 µs to one of 64 CartPoles (``benchmarks/benchmark_vec_env.py --workers``)

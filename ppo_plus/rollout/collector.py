@@ -407,7 +407,7 @@ class Collector:
             starts=th.from_numpy(np.array(position.starts)),
             limited=(th.tensor(rows, dtype=th.long, device="cpu"), th.tensor(columns, dtype=th.long, device="cpu")),
             final_obs=to_tensors(stacked, device=buffer.storage) if final_obs else None,
-            failed=[*map(list, zip(*self._failed, strict=True))] or None,
+            failed=[[*column] for column in zip(*self._failed, strict=True)] or None,
         )
         if policy.streams is None:
             self.estimate(buffer)

@@ -158,7 +158,9 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     notes, arguments = [], state["arguments"]
     if state["missing"]:
         notes.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
-    if sampled := [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]:
+    sampled = [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]
+    if sampled and not model._warned_of_schedules:
+        model._warned_of_schedules = True
         notes.append(
             f"{' and '.join(sampled)}: the file has the function's values at {len(POINTS):,} points of the remaining "
             "progress, with straight lines between them; to save the function itself, call ppo_plus.register"

@@ -164,8 +164,7 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
         options.get(key) for key in ("foreach", "capturable", "differentiable")
     ):
         options["fused"] = True
-    make: Any = type(optimizer)  # its options are set through its parameter group
-    lent: Optimizer = make([vector])
+    lent = new_optimizer(optimizer, vector)
     lent.param_groups[0].update(options)
     # A fused kernel needs the counts of steps beside the weights.
     beside = options.get("fused") or options.get("capturable")
@@ -185,6 +184,12 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
         grads = [None] * len(params) if vector.grad is None else views(vector.grad, params)
         for p, data, grad in zip(params, own, grads, strict=True):
             p.data, p.grad = data.copy_(p.data), grad
+
+
+def new_optimizer(like: Optimizer, parameter: th.Tensor) -> Optimizer:
+    """An optimizer of the same class; its options are set through its parameter group."""
+    make: Callable[[list[th.Tensor]], Optimizer] = type(like)
+    return make([parameter])
 
 
 def _packable(optimizer: Optimizer, params: list[nn.Parameter]) -> bool:
@@ -478,8 +483,7 @@ def functional_step(like: Optimizer, train_state: TrainState) -> OptimizerStep:
         stepped = vector.detach().clone().requires_grad_()
         (stepped.grad,) = gradient
         new_moments = {name: moment.clone() for name, moment in moments.items()}
-        make: Any = type(like)
-        optimizer = make([stepped])
+        optimizer = new_optimizer(like, stepped)
         group = optimizer.param_groups[0]
         options = {key: value for key, value in like.param_groups[0].items() if key != "params"}
         group.update(options | {"lr": 1.0} | {key: False for key in ("foreach", "fused") if key in group})

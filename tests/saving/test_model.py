@@ -374,6 +374,7 @@ def test_a_schedule_without_a_name_in_files_is_saved_by_its_values(schedule, rec
     assert message.startswith("clip_range and learning_rate: the file has the function's values at 1,025 points")
     recwarn.clear()
     warnings.simplefilter("always")
+    saved(model)
     loaded = PPO_Plus.load(file, env=model.get_env(), device="cpu")
     for progress in [*(i / 1024 for i in (0, 1, 500, 1024)), 0.3, 1 / 3]:
         expected = schedule(progress)

@@ -305,7 +305,7 @@ class Worker:
 
     def _ready(self) -> None:
         if self.waiting:
-            # An interrupt came before the last answer was read. Without it, each answer would be taken for the next.
+            # An interrupt came before the last answer was read, which would be taken for that of the next message.
             self.receive(self.timeout)
             if self.waiting:
                 self.stop(time.monotonic())

@@ -145,8 +145,12 @@ def _read(
 # --- zips of SB3: weights, and JSON with pickles in it, which are run only if they are trusted ------------------------
 
 #: The members of interest.
-MEMBERS = {"policy": "policy.pth", "policy.optimizer": "policy.optimizer.pth"}
-MEMBERS |= {"data": "data", "system_info": "system_info.txt"}
+MEMBERS = {
+    "policy": "policy.pth",
+    "policy.optimizer": "policy.optimizer.pth",
+    "data": "data",
+    "system_info": "system_info.txt",
+}
 #: The largest size of compressed members: so many bytes, or so many times the size of the file.
 MOST_BYTES, MOST_TIMES = 2**26, 20
 

@@ -190,17 +190,16 @@ def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], Non
     if launched():
         if n_processes not in (1, n_launched := int(os.environ["WORLD_SIZE"])):
             raise ValueError(f"--processes {n_processes}: torchrun has started {n_launched} processes; leave it out")
+        from ppo_plus.distributed.torchrun import join
+
+        # All processes use the seed of the first.
+        args.seed = join(device).lead(randbelow(2**32) if args.seed < 0 else args.seed)
     elif n_processes > 1:
         if folder is None:
             make_experiment(args).for_each_process(n_processes)
         if not args.dry_run:
             require_any_gpu(device)
             return partial(launch, n_processes, ["train", *command.words])
-    if launched():
-        from ppo_plus.distributed.torchrun import join
-
-        # All processes use the seed of the first.
-        args.seed = join(device).lead(randbelow(2**32) if args.seed < 0 else args.seed)
     return _prepare_new(args) if folder is None else _prepare_resumed(folder, args)
 
 

@@ -103,7 +103,7 @@ class Range:
         if not _is_number(value) or not fits():
             return self
         # A range of integers becomes one of floats if the baseline is a float.
-        low, high = map(float if isinstance(value, float) else type(self.low + self.high), (self.low, self.high))
+        low, high = (float(self.low), float(self.high)) if isinstance(value, float) else (self.low, self.high)
         return Range(min(low, value), max(high, value), self.scale)
 
 
