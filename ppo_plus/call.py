@@ -30,7 +30,7 @@ class Call:
     :param iteration: the rollouts that it has completed
     :param between_rollouts: whether every transition has been learned from
     :param callbacks: its callbacks, without lists of callbacks
-    :param configured: their attributes before training, as numbers
+    :param configured: their :func:`~ppo_plus.saving.checkpoint.process_state.plain_attributes` before training
     :param resumed: the checkpoint from which it is going to resume
     """
 
@@ -38,7 +38,7 @@ class Call:
     iteration: int = 0
     between_rollouts: bool = True
     callbacks: list[BaseCallback] = field(default_factory=list)
-    configured: list[dict[str, Any]] = field(default_factory=list)
+    configured: list[dict[str, bytes]] = field(default_factory=list)
     resumed: dict[str, Any] | None = None
 
     def __reduce__(self) -> Any:

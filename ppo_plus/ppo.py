@@ -301,6 +301,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if isinstance(self.learning_rate, str):
             self.learning_rate = self.lr_schedule
         settings = self.settings = Settings.of(self)
+        vars(self).pop("rollout_buffer", None)
         settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
         settings.check_device(self.device)
         self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
@@ -439,8 +440,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         require_number("total_timesteps", total_timesteps, 0, 1e18, above=True)
-        if self.rollout_buffer.buffer_size != self.n_steps:
-            del self.rollout_buffer
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         self._trained_normalized = bool(normalized_by(self.env))
@@ -450,9 +449,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 "folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there again",
                 stacklevel=3,
             )
-        storage = self.device if in_tensors(self.env) else th.device("cpu")
-        if self.rollout_buffer.storage != storage:
-            self.rollout_buffer.store_on(storage)
+        self._fit_buffer()
         if self.call.resumed is not None:
             self._plan_compiling(0)
             total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
@@ -535,6 +532,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             callback.on_training_start(LazyLocals(locals()), globals())
             checkpoint.restore(self)
             while self.num_timesteps < total_timesteps:
+                self._fit_buffer()
                 if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
                     break
                 iteration += 1
@@ -544,6 +542,8 @@ class PPO_Plus(OnPolicyAlgorithm):
                 self.train()
                 call.iteration, call.between_rollouts = iteration, True
             callback.on_training_end()
+            # What was collected before a callback stopped training is left out.
+            call.between_rollouts = True
         return self
 
     @usual_settings()
@@ -598,6 +598,14 @@ class PPO_Plus(OnPolicyAlgorithm):
             self._trained_normalized = bool(normalized_by(self.env))
         return self
 
+    def _fit_buffer(self) -> None:
+        """Make the buffer again if ``n_steps`` was assigned, and store it where the environments' tensors are."""
+        if self.rollout_buffer.buffer_size != self.n_steps:
+            del self.rollout_buffer
+        storage = self.device if in_tensors(self.env) else th.device("cpu")
+        if self.rollout_buffer.storage != storage:
+            self.rollout_buffer.store_on(storage)
+
     @contextmanager
     def _running(self, total_timesteps: int) -> Iterator[Call]:
         """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
@@ -610,7 +618,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             finally:
                 self.call.close_bars()
                 if self.call.resumed is None:  # otherwise it can be resumed again
-                    self.call = Call()
+                    # An error may have left a rollout unfinished.
+                    self.call = Call(between_rollouts=self.call.between_rollouts)
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write what was logged.
@@ -652,7 +661,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         venv, returns = state.pop("normalized", (None, None))
         vars(self).update(state)
         normalize = self.get_vec_normalize_env()
-        if venv is not None:
+        if venv is not None and "venv" not in vars(normalize):  # a shallow copy has the same object
             normalize.set_venv(venv)  # type: ignore[union-attr]
         if normalize is not None:
             vars(normalize).update({"venv": None, "class_attributes": {}} | vars(normalize) | {"returns": returns})
@@ -806,7 +815,9 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
-        settings, policy = self._refresh(), self.policy
+        settings, policy, valid = self._refresh(), self.policy, self.rollout_buffer.valid
+        if valid is not None and not valid.any() and not self.ranks.several:
+            return  # all steps of the rollout only reset
         policy.set_training_mode(True)
         self._normalize(self.rollout_buffer)
         self._count_returns()
@@ -832,6 +843,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._count_observations()
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
+        self.call.between_rollouts = True
 
     def _epochs(self) -> Iterable[Iterable[Any]]:
         """Passes over the rollout in minibatches, which are pairs of the rollout and the rows of it."""
@@ -879,14 +891,14 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _log_update(self, update: Update, numbers: dict[str, Any]) -> None:
         if self.verbose >= 1 and not update.state.running:
-            print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.kl:.2f}")
+            print(f"Early stopping at step {update.n_epochs - 1} due to exceeding target_kl={numbers['target_kl']:g}")
         buffer = self.rollout_buffer
         logged = update.metrics(self.policy)
         names = ["", *(f"{stream.name}_" for stream in self.streams)]
+        learned = ... if buffer.valid is None else th.from_numpy(buffer.valid)
         for name, part in zip(names, (buffer, *buffer.streams), strict=True):
-            values, returns = (
-                column.numpy().flatten() for column in read([*map(th.as_tensor, (part.values, part.returns))])
-            )
+            columns = read([part.stored(kind)[learned].flatten() for kind in ("values", "returns")])
+            values, returns = (column.numpy() for column in columns)
             logged[f"{name}explained_variance"] = self.shared.explained_variance(values, returns)
         if self.policy.streams is not None:
             weights, _ = self.policy.streams.weights(self._current_progress_remaining)

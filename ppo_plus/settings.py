@@ -171,9 +171,10 @@ class Settings:
         for name in (argument.name for argument in fields(self) if argument.metadata.get("fixed")):
             value, built = getattr(self, name), getattr(before, name)
             if value is not built and not (isinstance(value, int) and value == built):
+                other = "call set_random_seed" if name == "seed" else f"make a new model, or pass {name}= to load"
                 raise ValueError(
                     f"{name}={value!r}: the model is built with {name}={built!r}, and setting it would change nothing; "
-                    f"set it back, make a new model, or pass {name}= to load"
+                    f"set it back, or {other}"
                 )
 
     @property

@@ -32,7 +32,7 @@ LIBRARIES = frozenset(
     | set(sys.stdlib_module_names) - {"__main__"}
 )
 #: Modules whose functions return something else each time.
-VOLATILE = frozenset({"datetime", "io", "os", "random", "secrets", "socket", "time", "uuid"})
+VOLATILE = frozenset({"ctypes", "datetime", "io", "os", "random", "secrets", "socket", "time", "uuid"})
 #: Names by which code reads what it does not name, in the process or in files.
 DYNAMIC = frozenset(
     """__dict__ __getattribute__ __import__ attrgetter eval exec getattr globals import_module input locals methodcaller

@@ -1,6 +1,5 @@
 """A model as a file that cannot run code: its arguments and state as text, its weights as tensors."""
 
-import copy
 import math
 import os
 import warnings
@@ -11,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch as th
 from gymnasium import spaces
@@ -245,7 +245,8 @@ def storable(name: str, schedule: Any) -> Any:
     try:
         function = schedule
         with suppress(Exception):
-            function = copy.deepcopy(schedule)  # calls may change an object
+            # Calls may change an object, or what a function has in its closure.
+            function = cloudpickle.loads(cloudpickle.dumps(schedule))
         values = [value_at(point, name, function, -math.inf) for point in POINTS]
         if values[-1] != value_at(1.0, name, function, -math.inf):
             raise ValueError("it returns different numbers for the same progress")

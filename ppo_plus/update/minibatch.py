@@ -438,9 +438,9 @@ class UpdateRule:
         try:
             record = th.stack([finite.to(total.dtype), counted.to(total.dtype), *diagnostics.values()])
         except (TypeError, RuntimeError):
-            wrong = [name for name, value in losses.diagnostics.items() if getattr(value, "shape", None) != ()]
-            message = f"compute_loss returned diagnostics {wrong} that are not 0-d tensors: return means"
-            raise ValueError(message) from None
+            returned = {"total": losses.total, **losses.diagnostics}
+            wrong = [name for name, value in returned.items() if getattr(value, "shape", None) != ()]
+            raise ValueError(f"compute_loss returned {wrong} that are not 0-d tensors: return means") from None
         return next_state, tuple(diagnostics), record
 
     def list_others(self) -> list[th.Tensor]:

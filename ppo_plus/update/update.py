@@ -199,7 +199,13 @@ class Update:
         if not self._unread[-1]:
             self.state = KLState(*(to_device(value, self._device) for value in self.state))
         before = None if self._asks or not self._may_stop else th.cuda.get_rng_state(self._device)
-        self.state, self._names, record = self.minibatch(rollout, self.state, indices)
+        self.state, names, record = self.minibatch(rollout, self.state, indices)
+        if self._names not in ((), names):
+            differing = sorted({*self._names} ^ {*names})
+            raise ValueError(
+                f"compute_loss returned the diagnostics {differing} in some minibatches: return them in all"
+            )
+        self._names = names
         self._unread[-1].append(record)
         if before is not None:
             self._asks = not before.equal(th.cuda.get_rng_state(self._device))

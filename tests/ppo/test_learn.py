@@ -335,3 +335,87 @@ def test_forward_hooks_on_the_policy_itself_give_a_warning():
         warnings.simplefilter("error")
         model.learn(16)
     assert "part" in seen and "policy" not in seen
+
+
+class Bandit(gym.Env):
+    """Each episode is one step: action 1 is the better one."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action), True, False, {}
+
+
+def test_a_rollout_in_which_all_environments_only_reset_changes_nothing():
+    model = make(env=gym.vector.SyncVectorEnv([Bandit] * 32), n_steps=1, batch_size=32, learning_rate=1e-2)
+    model.learn(32)
+    trained = weights(model)
+    model.learn(32, reset_num_timesteps=False)
+    assert th.equal(weights(model), trained)
+    model.learn(32 * 60, reset_num_timesteps=False)
+    assert model.predict(np.zeros(1, np.float32), deterministic=True)[0] == 1
+
+
+def test_explained_variance_counts_what_is_learned_from():
+    env = gym.vector.SyncVectorEnv([lambda: RandomEnv(ACTIONS["discrete"], max_steps=2)] * 2)
+    model = make(env=env, n_steps=32).learn(64)
+    buffer = model.rollout_buffer
+    assert not buffer.valid.all()
+    values, returns = buffer.values[buffer.valid], buffer.returns[buffer.valid]
+    logged = model.logger.name_to_value["train/explained_variance"]
+    assert logged == pytest.approx(1 - np.var(returns - values) / np.var(returns), abs=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+@pytest.mark.parametrize("hook", ["_on_rollout_start", "_on_step", "_on_rollout_end"])
+@pytest.mark.parametrize("n_steps", [8, 32])
+def test_a_callback_may_change_the_length_of_the_next_rollout(hook, n_steps, policy):
+    class Changing(BaseCallback):
+        def _on_step(self):
+            return True
+
+    lengths = []
+    setattr(Changing, hook, lambda self: setattr(self.model, "n_steps", n_steps) is None)
+
+    class Recording(PPO_Plus):
+        def train(self):
+            lengths.append(self.rollout_buffer.buffer_size)
+            super().train()
+
+    model = Recording(policy, vec(ACTIONS["discrete"]), n_steps=16, batch_size=8, n_epochs=1, device="cpu")
+    model.learn(2 * (16 + 2 * n_steps), Changing())
+    assert lengths == [16, n_steps, n_steps]
+
+
+def test_a_model_that_is_set_up_again_has_a_buffer_for_its_environments():
+    model = make_model()
+    model.env = PPO_Plus._wrap_env(vec(ACTIONS["discrete"], n_envs=3))
+    model.n_envs = 3
+    model._setup_model()
+    assert model.learn(24).rollout_buffer.n_envs == 3
+
+
+def test_a_shallow_copy_has_the_same_environments():
+    model = make(env=VecNormalize(vec(ACTIONS["discrete"])))
+    copied = copy.copy(model)
+    assert copied.env is model.env and copied.env.venv is model.env.venv
+    copied.learn(32)
+
+
+def test_the_message_of_an_early_stop_has_the_target(capsys):
+    make_model(verbose=1, target_kl=1e-6, n_epochs=5, learning_rate=1e-2).learn(32)
+    assert "due to exceeding target_kl=1e-06" in capsys.readouterr().out
+
+
+def test_a_seed_that_is_assigned_names_the_method_that_sets_it():
+    model = make_model(seed=1)
+    model.seed = 2
+    with pytest.raises(ValueError, match="set it back, or call set_random_seed"):
+        model.learn(16)
+    model.seed = 1
+    model.set_random_seed(2)
+    model.learn(16)

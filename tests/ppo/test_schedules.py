@@ -212,3 +212,22 @@ def test_a_function_that_cannot_take_the_progress_raises_an_error(name):
         TypeError, match=rf"^{name}\(\) .*: a schedule takes progress_remaining, which falls from 1 to 0"
     ):
         PPO_Plus("MlpPolicy", "CartPole-v1", **{name: lambda: 1e-3})
+
+
+def counting_calls(calls):
+    def rate(progress):
+        calls.append(progress)
+        return 1e-3 * 0.99 ** len(calls)
+
+    return rate
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "clip_range", "ent_coef"])
+def test_saving_does_not_call_what_training_calls(name, tmp_path):
+    """A function may have state in its closure."""
+    calls = []
+    model = make(**{name: counting_calls(calls)}).learn(32)
+    before = len(calls)
+    with pytest.warns(UserWarning, match=f"without {name}"):
+        model.save(tmp_path / "model")
+    assert len(calls) == before

@@ -390,8 +390,33 @@ class WrongDiagnostic(PPO_Plus):
 
 def test_a_diagnostic_that_is_not_a_tensor_is_named():
     model = WrongDiagnostic("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=4, batch_size=8, compile=False)
-    with pytest.raises(ValueError, match=r"diagnostics \['mine'\] that are not 0-d tensors"):
+    with pytest.raises(ValueError, match=r"returned \['mine'\] that are not 0-d tensors"):
         model.learn(8)
+
+
+class WrongTotal(PPO_Plus):
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        return losses._replace(total=losses.total[None])
+
+
+class SomeDiagnostics(PPO_Plus):
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        name = "full" if len(batch.actions) == 8 else "short"
+        return losses._replace(diagnostics=losses.diagnostics | {name: losses.total.detach()})
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (WrongTotal, r"returned \['total'\] that are not 0-d tensors"),
+        (SomeDiagnostics, r"diagnostics \['full', 'short'\] in some minibatches: return them in all"),
+    ],
+)
+def test_losses_of_another_form_are_named(cls, message):
+    with pytest.raises(ValueError, match=message), pytest.warns(UserWarning, match="batch_size=8 does not divide"):
+        cls("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=6, batch_size=8, compile=False, device="cpu").learn(12)
 
 
 def test_means_are_over_applied_minibatches():

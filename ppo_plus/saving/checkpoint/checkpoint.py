@@ -73,7 +73,8 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
     ranks, call, policy = model.ranks, model.call, model.policy
     persistent = policy.state_dict().keys()
     checkpoint = {
-        "call": None,
+        # Of a model that was resumed, and has not learned since.
+        "call": call.resumed and call.resumed["call"],
         "generators": generators,
         "model": copy.deepcopy(state),
         # What the state of a policy does not have.
@@ -86,7 +87,7 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
     }
-    if call.callbacks:
+    if call.callbacks and call.total_timesteps is not None:  # None: a loop by hand, which no call continues
         callbacks = zip(call.callbacks, call.configured, strict=True)
         checkpoint["call"] = {
             "total_timesteps": call.total_timesteps,

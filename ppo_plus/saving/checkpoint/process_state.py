@@ -147,15 +147,15 @@ def _paths(folder: str | Path, patterns: Iterable[str]) -> list[str]:
 # --- callbacks --------------------------------------------------------------------------------------------------------
 
 
-def get_callback(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
+def get_callback(callback: Any, configured: dict[str, bytes]) -> dict[str, Any]:
     """The state of a callback, whose :func:`plain_attributes` before training were ``configured``."""
     title = type(callback).__qualname__
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
         return {"class": title, "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
     changed = {
-        name: value
-        for name, value in plain_attributes(callback).items()
-        if name not in configured or pickle.dumps(value) != pickle.dumps(configured[name])
+        name: copy.deepcopy(getattr(callback, name))
+        for name, pickled in plain_attributes(callback).items()
+        if pickled != configured.get(name)
     }
     envs = {name: get_state(env) for name, env in _envs(callback).items()}
     arguments = SET_BY_SB3 | constructor_arguments(type(callback))
@@ -217,10 +217,10 @@ def _envs(callback: BaseCallback) -> dict[str, VecEnv]:
     return {name: value for name, value in attributes if name not in SET_BY_SB3 and isinstance(value, VecEnv)}
 
 
-def plain_attributes(callback: BaseCallback) -> dict[str, Any]:
-    """Copies of the attributes of a callback that are numbers, arrays or containers of these."""
+def plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
+    """The attributes of a callback that are numbers, arrays or containers of these, pickled: a copy takes far longer."""
     attributes = vars(callback).items()
-    return {name: copy.deepcopy(value) for name, value in attributes if name not in SET_BY_SB3 and _is_plain(value)}
+    return {name: pickle.dumps(value) for name, value in attributes if name not in SET_BY_SB3 and _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

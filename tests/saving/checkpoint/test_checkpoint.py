@@ -407,6 +407,44 @@ def test_in_the_middle_of_a_rollout_there_is_none(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_after_an_error_in_a_rollout_there_is_none(tmp_path):
+    """Unlike after a callback that stopped training, and after a loop by hand."""
+
+    class Interrupting(BaseCallback):
+        error: type[BaseException] | None = KeyboardInterrupt
+
+        def _on_step(self):
+            if self.n_calls == 5 and self.error:
+                raise self.error
+            return self.n_calls != 5
+
+    model, callback = model_of("discrete"), Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(64, callback)
+    with pytest.raises(RuntimeError, match="between two rollouts"):
+        model.save_checkpoint(tmp_path)
+    callback.error = None
+    model.learn(64, callback)
+    assert model.save_checkpoint(tmp_path)
+    _, callback = model._setup_learn(64)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, 32)
+    with pytest.raises(RuntimeError, match="between two rollouts"):
+        model.save_checkpoint(tmp_path)
+    model.train()
+    assert PPO_Plus.resume(model.save_checkpoint(tmp_path), envs()).num_timesteps == 64
+
+
+def test_a_resumed_model_that_is_saved_before_it_learns_continues_its_call(tmp_path):
+    learn(model_of("discrete"), tmp_path / "first", after=150, save_freq=64)
+    resumed = PPO_Plus.resume(tmp_path / "first", envs())
+    again = PPO_Plus.resume(resumed.save_checkpoint(tmp_path / "second"), envs())
+    for model in (resumed, again):
+        learn(model, tmp_path / str(id(model)))
+    assert again.num_timesteps == resumed.num_timesteps and again._n_updates == resumed._n_updates
+    for ours, theirs in zip(again.policy.parameters(), resumed.policy.parameters(), strict=True):
+        assert th.equal(ours, theirs)
+
+
 def test_environments_without_state_start_new_episodes(tmp_path):
     def make():
         return make_vec_env(lambda: MaskedEnv(gym.spaces.Discrete(3)), 2, wrapper_class=Resumable)
