@@ -555,8 +555,8 @@ ROLLOUT = (
     Fault(
         "noise-of-the-going-on",
         "rollout/collector.py",
-        "starting = np.flatnonzero(starts)\n",
-        "starting = np.flatnonzero(~np.asarray(starts))\n",
+        "starting := np.flatnonzero(starts)",
+        "starting := np.flatnonzero(~np.asarray(starts))",
         "tests/rollout/test_collector.py tests/ppo/test_exploration.py",
     ),
     Fault(

@@ -221,7 +221,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         #: Where the environments are: last observations, memory, held noise.
         self.position = Position()
         #: The rollout that is being collected, or was collected last.
-        self.collector: Collector | TensorCollector | None = None
+        self.collector: Collector | None = None
         self.compilation = Compilation()
         #: What lasts from one update to the next.
         self.updater = Updater(self.compilation)
@@ -770,7 +770,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         return keep_training
 
     @interrupts_wait()
-    def _finish_streams(self, collector: Collector | TensorCollector, keep_training: bool) -> None:
+    def _finish_streams(self, collector: Collector, keep_training: bool) -> None:
         """Complete the streams of a rollout, of all processes if they all have one, and estimate advantages."""
         buffer, position = self.rollout_buffer, self.position
         pool = (self.shared if keep_training else SingleProcess()).total

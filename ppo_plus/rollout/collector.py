@@ -77,24 +77,6 @@ class RolloutPlan:
     window: int = 100  # how many of the last episodes are reported, at most
 
 
-def next_carry(policy: Any, carry: Carry | None, starts: Any, sde_sample_freq: int | str, n_steps: int) -> Carry:
-    """The carry of the next step: the noise is drawn again if it is due.
-
-    :param carry: the carry of the last step; ``None``: memory is empty, and noise is drawn
-    """
-    if carry is None:
-        return policy.init_carry(len(starts))  # type: ignore[no-any-return]
-    if not isinstance(sde_sample_freq, str):
-        is_due = n_steps == 0 or (sde_sample_freq > 0 and n_steps % sde_sample_freq == 0)
-        return policy.renew_noise(carry, np.arange(len(starts))) if is_due else carry  # type: ignore[no-any-return]
-    if isinstance(starts, th.Tensor) and starts.device.type != "cpu":
-        # Asking an accelerator which episodes begin takes longer than drawing the noise of all environments.
-        renewed = policy.renew_noise(carry, np.arange(len(starts)))
-        return carry._replace(noise=where(starts, renewed.noise, carry.noise))
-    starting = np.flatnonzero(starts)
-    return policy.renew_noise(carry, starting) if len(starting) else carry  # type: ignore[no-any-return]
-
-
 class EnvStep(NamedTuple):
     """A step of ``N`` environments, in arrays."""
 
@@ -206,7 +188,7 @@ def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: t
 
 
 class Collector:
-    """Collects one rollout from environments in NumPy's arrays.
+    """Collects one rollout, from environments in NumPy's arrays.
 
     :param plan: what to collect with
     :param env: the environments
@@ -218,18 +200,17 @@ class Collector:
     estimate: Callable[[RolloutBuffer], None]
 
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
-        self._plan, self.position = plan, position
+        self._plan, self.position, self._step = plan, position, step
         #: Steps taken in this rollout.
         self.n_steps = 0
         #: The step that is not stored yet.
-        self.pending: EnvStep | None = None
-        self._step = step
+        self.pending: Any = None
         #: Transitions that a time limit ended: row, column, final observation.
         self._limited: list[tuple[int, int, Any]] = []
         #: Steps that led nowhere, since the environment failed and was replaced: row, column.
         self._failed: list[tuple[int, int]] = []
-        #: Which episodes have ended in each step.
-        self._dones: list[np.ndarray] = []
+        #: Which episodes have ended in each step, booleans ``(N,)``.
+        self._dones: list[Any] = []
         self._use(env)
 
     def __reduce__(self) -> Any:
@@ -255,7 +236,7 @@ class Collector:
             self.position.obs, self.position.starts = self.pending.new_obs, self.pending.new_starts
         self.pending = self.position.stream_sums = None
 
-    def step(self) -> EnvStep:
+    def step(self) -> Any:
         """Take a step with the policy's actions.
 
         :raises ValueError: the observations have another shape than their space, or the masks are not valid
@@ -285,9 +266,7 @@ class Collector:
     def _choose(self, obs: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[Any, Step]:
         """The observations as the policy sees them, and what it chooses."""
         plan, policy = self._plan, self._plan.policy
-        carry = next_carry(policy, self.position.carry, starts, plan.sde_sample_freq, self.n_steps)
-        if plan.steps_per_sequence and self.n_steps % plan.steps_per_sequence == 0:
-            plan.buffer.begin_sequences(carry.memory)
+        carry = self._next_carry(starts)
         obs_tensor = to_network(obs, policy.observation_space, plan.device)
         starts_tensor = to_device(th.from_numpy(starts), plan.device) if policy.remembers else None
         masks_tensor = None if masks is None else to_device(th.from_numpy(masks), plan.device)
@@ -305,10 +284,27 @@ class Collector:
             step = step._replace(actions=step.actions.astype(policy.distribution.dtype))
         return obs_tensor, step
 
+    def _next_carry(self, starts: Any) -> Carry:
+        """The carry of the next step, whose noise is drawn again if it is due; ``starts`` as of :class:`Position`."""
+        policy, carry, freq = self._plan.policy, self.position.carry, self._plan.sde_sample_freq
+        if carry is None:
+            carry = policy.init_carry(len(starts))
+        elif not isinstance(freq, str):
+            if self.n_steps == 0 or (freq > 0 and self.n_steps % freq == 0):
+                carry = policy.renew_noise(carry, np.arange(len(starts)))
+        elif isinstance(starts, th.Tensor) and starts.device.type != "cpu":
+            # Asking an accelerator which episodes begin takes longer than drawing the noise of all environments.
+            renewed = policy.renew_noise(carry, np.arange(len(starts)))
+            carry = carry._replace(noise=where(starts, renewed.noise, carry.noise))
+        elif len(starting := np.flatnonzero(starts)):
+            carry = policy.renew_noise(carry, starting)
+        if self._plan.steps_per_sequence and self.n_steps % self._plan.steps_per_sequence == 0:
+            self._plan.buffer.begin_sequences(carry.memory)
+        return carry
+
     def locals(self) -> dict[str, Any]:
         """What callbacks find of the pending step in their ``locals``, under SB3's names."""
-        step = self.pending
-        assert step is not None
+        step: EnvStep = self.pending
         return {
             "obs_tensor": step.obs_tensor,
             "action_masks": step.masks,
@@ -329,9 +325,8 @@ class Collector:
         :param env: the environments to continue in
         :raises FloatingPointError: a final observation is not finite
         """
-        step, row = self.pending, self.n_steps
-        assert step is not None
-        starts, infos = step.new_starts, step.infos
+        step: EnvStep = self.pending
+        row, starts, infos = self.n_steps, step.new_starts, step.infos
         limited = self._limited_in(starts, infos) if np.count_nonzero(starts) else []
         with self._checked if limited else nullcontext():
             for i, final_obs in limited:

@@ -21,8 +21,7 @@ from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, nothing_allowed, warn_of_order
 from ppo_plus.policy.observations import not_finite, require_finite
 from ppo_plus.policy.policies import Step
-from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Places, Position, Report, RolloutPlan, estimate, next_carry, restart, where
+from ppo_plus.rollout.collector import Collector, Places, Position, Report, RolloutPlan, estimate, restart, where
 from ppo_plus.rollout.streams import from_tensors
 from ppo_plus.trees import to_device, tree_leaves, tree_map
 from ppo_plus.update.minibatch import read
@@ -105,31 +104,18 @@ class TensorStep:
         return self.stepped.dones
 
 
-class TensorCollector:
-    """Collects one rollout from environments in tensors, as :class:`~ppo_plus.rollout.collector.Collector` does from
-    others; the parameters are the same. Observations and starts of the position are tensors on the plan's device."""
-
-    #: Estimates advantages in the rollout's buffer, or in a twin of it, by the policy's present values.
-    estimate: Callable[[RolloutBuffer], None]
+class TensorCollector(Collector):
+    """Collects one rollout from environments in tensors. Observations and starts of the position are tensors on the
+    plan's device."""
 
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
-        self._plan, self.position = plan, position
-        #: Steps taken in this rollout.
-        self.n_steps = 0
-        #: The step that is not stored yet.
-        self.pending: TensorStep | None = None
-        self._step = step
+        super().__init__(plan, env, position, step)
         self._to_env = plan.policy.distribution.tensors_to_env(plan.device)
         #: Of each step: which episodes have ended, which a time limit ended, which have their final observation in the
         #: buffer; their returns and lengths so far. Each has shape ``(N,)``.
         self._episodes: list[tuple[th.Tensor, ...]] = []
         #: What the simulator has logged, by name: numbers, and means of tensors.
         self._log: dict[str, list[th.Tensor]] = {}
-        self._use(env)
-
-    def __reduce__(self) -> Any:
-        # A copy of a model collects its next rollout from the start.
-        return type(None), ()
 
     # --- step by step ----------------------------------------------------------------------------------------------
 
@@ -147,7 +133,6 @@ class TensorCollector:
         self._simulator = cast(TensorVecEnv, env)
 
     def flush(self) -> None:
-        """Prepare for other code that reads or steps the environments."""
         if self.pending is not None:
             # Copies: the simulator may write into what it has returned.
             stepped = self.pending.stepped
@@ -155,7 +140,6 @@ class TensorCollector:
             self.pending.stepped = stepped._replace(obs=obs, rewards=rewards, final_obs=final_obs)
 
     def leave(self) -> None:
-        """End the rollout early: the next one continues from where the pending step led."""
         self.flush()
         if self.pending is not None and self.position.obs is not None:
             stepped = self.pending.stepped
@@ -188,9 +172,7 @@ class TensorCollector:
         plan, position, masks = self._plan, self.position, self._masks()
         # A copy, since the simulator may write into its own in the step.
         obs = tree_map(lambda tensor: tensor.clone(memory_format=th.contiguous_format), position.obs)
-        carry = next_carry(plan.policy, position.carry, position.starts, plan.sde_sample_freq, self.n_steps)
-        if plan.steps_per_sequence and self.n_steps % plan.steps_per_sequence == 0:
-            plan.buffer.begin_sequences(carry.memory)
+        carry = self._next_carry(position.starts)
         starts = position.starts if plan.policy.remembers else None
         try:
             packed, position.carry = plan.act(obs, carry, starts, masks)
@@ -211,10 +193,9 @@ class TensorCollector:
         return pending
 
     def locals(self) -> dict[str, Any]:
-        """What callbacks find of the pending step in their ``locals``, under SB3's names; copied to the host on
-        access."""
-        step, simulator = self.pending, self._simulator
-        assert step is not None
+        # Copied to the host on access.
+        step: TensorStep = self.pending
+        simulator = self._simulator
         return {
             "obs_tensor": step.obs,
             "action_masks": step.masks,
@@ -229,14 +210,8 @@ class TensorCollector:
         }
 
     def store(self, env: VecEnv) -> None:
-        """Store the pending step, and continue with the observations that it led to, or with those of a reset if
-        something else has used the environments.
-
-        :param env: the environments to continue in
-        """
-        step, position = self.pending, self.position
-        assert step is not None
-        stepped = step.stepped
+        step: TensorStep = self.pending
+        position, stepped = self.position, step.stepped
         dones, timeouts, final_obs = stepped.dones, stepped.timeouts, stepped.final_obs
         known = th.full_like(dones, final_obs is not None)
         if position.obs is None:
@@ -310,7 +285,6 @@ class TensorCollector:
         return Report([{"episode": episode} for episode in ended], dict(zip(names, means.tolist(), strict=True)))
 
     def dones(self) -> th.Tensor:
-        """Which episodes have ended in each step of the rollout, booleans ``(T, N)``."""
         return self._here(th.stack([dones for dones, *_ in self._episodes]))  # type: ignore[no-any-return]
 
     def _suspicious(self, known: th.Tensor) -> th.Tensor:
