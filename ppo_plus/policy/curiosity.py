@@ -9,18 +9,18 @@ discounted sums in all rollouts. Errors of the first rollouts, which may be a th
 then hide what is new later, so here only those of the same rollout count.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array
 from torch import nn
 
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.normalization import ObservationNormalizer
-from ppo_plus.policy.observations import make_preprocess, to_tensor
+from ppo_plus.policy.observations import canonical_space, make_preprocess
 from ppo_plus.policy.streams import Pool, Stream, StreamPart
 from ppo_plus.trees import tree_map
 
@@ -47,9 +47,10 @@ class Distillation(StreamPart):
     def __init__(self, stream: Stream, policy: Any, n: int = 128):
         super().__init__(stream)
         self.epsilon = 1e-16  # errors may be small
-        space = copy.deepcopy(policy.actor_space)
-        self._preprocess = make_preprocess(space, policy.normalize_images)
-        inputs = self._preprocess(to_tensor(_some(space), space, th.device("cpu"))[0])
+        self._preprocess = make_preprocess(policy.actor_space, policy.normalize_images)
+        space = canonical_space(policy.actor_space)  # whose choices count from 0
+        zeros: Any = tree_map(th.as_tensor, create_empty_array(space))
+        inputs = make_preprocess(space, policy.normalize_images)(zeros)
         boxes = tree_map(lambda part: spaces.Box(-np.inf, np.inf, part.shape[1:]), inputs)
         boxes = spaces.Dict(boxes) if isinstance(boxes, dict) else boxes
         self.normalizer = ObservationNormalizer([boxes], True, 1e-8, 5.0, None)
@@ -77,10 +78,3 @@ class Distillation(StreamPart):
 
     def loss(self, observations: Any, actions: Any, next_observations: Any) -> th.Tensor:
         return self.rewards(observations, actions, next_observations).mean()
-
-
-def _some(space: spaces.Space[Any]) -> Any:
-    """An observation. (Samples of wide Boxes overflow.)"""
-    if isinstance(space, spaces.Dict):
-        return {key: _some(part) for key, part in space.items()}
-    return np.zeros(space.shape, space.dtype) if isinstance(space, spaces.Box) else space.sample()
