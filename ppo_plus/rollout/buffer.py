@@ -270,9 +270,8 @@ class RolloutBuffer:
         are stored in place of what has their names."""
         twin = copy.copy(self)
         twin.streams = [stream.twin() for stream in self.streams]
-        twin.__setstate__(
-            {"_tensors": self._tensors | {name: self._tensors[name].clone() for name in ESTIMATED} | others}
-        )
+        own = {name: self._tensors[name].clone() for name in ESTIMATED}
+        twin.__setstate__({"_tensors": self._tensors | own | others})
         return twin
 
     def put_values(self, values: th.Tensor) -> None:
@@ -337,9 +336,8 @@ class RolloutBuffer:
 
     def _require_full(self) -> None:
         if not self.full:
-            raise RuntimeError(
-                f"the rollout has {self.pos} of {self.buffer_size} steps: call collect_rollouts before train"
-            )
+            done = f"{self.pos} of {self.buffer_size}"
+            raise RuntimeError(f"the rollout has {done} steps: call collect_rollouts before train")
 
     def _permutation(self, n: int) -> th.Tensor:
         if self.storage.type == "cpu":
@@ -371,8 +369,7 @@ class RolloutBuffer:
         )
 
     def _make_room(self, name: str, rows: Any) -> None:
-        """Allocate what is stored under a name, unless it fits rows already: those of a rollout's first step determine
-        shapes and dtypes."""
+        """Allocate what is stored under a name, unless it fits such rows already, those of a rollout's first step."""
         rows = tree_map(_as_stored, rows)
         if _kinds(rows) != _kinds(tree_map(itemgetter(0), self._tensors.get(name))):
             self._tensors[name] = tree_map(lambda row: row.new_zeros((self.buffer_size, *row.shape)), rows)
@@ -401,10 +398,7 @@ def own_buffer_class(buffer_class: Any) -> type[RolloutBuffer]:
     if buffer_class in (None, sb3.RolloutBuffer, sb3.DictRolloutBuffer):
         return RolloutBuffer
     if not (isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer)):
-        raise TypeError(
-            f"rollout_buffer_class={buffer_class!r} must be derived from ppo_plus.RolloutBuffer, in which you override "
-            "compute_returns_and_advantage as in SB3's"
-        )
+        raise TypeError(f"rollout_buffer_class={buffer_class!r} must be derived from ppo_plus.RolloutBuffer")
     return buffer_class
 
 

@@ -57,11 +57,6 @@ class Position:
         # On the CPU, so that it can be loaded without a GPU.
         return tree_map(lambda part: part.cpu() if isinstance(part, th.Tensor) else part, vars(self))  # type: ignore[no-any-return]
 
-    def to(self, device: th.device) -> None:
-        """Move the carry to the device where the policy computes now."""
-        if self.carry is not None:
-            self.carry = tree_map(lambda tensor: tensor.to(device), self.carry)
-
 
 @dataclass(frozen=True)
 class RolloutPlan:
@@ -120,8 +115,7 @@ def estimate(
     :param starts: which of them begin an episode, on the device of the storage
     :param limited: the transitions that a time limit, and nothing else, ended
     :param final_obs: their final observations, tensors on the device of the storage
-    :param unknown: the transitions with a time limit but no final observation: the value of the observation before is
-        used
+    :param unknown: time limits without a final observation: the value of the observation before is used
     :param failed: the transitions in which an environment failed and was replaced
     """
     rows, columns = limited
@@ -319,8 +313,7 @@ class Collector:
         }
 
     def store(self, env: VecEnv) -> None:
-        """Store the pending step, and continue with the observations that it led to, or with those of a reset if
-        something else has used the environments.
+        """Store the pending step, and continue from it, or from a reset if something else has used the environments.
 
         :param env: the environments to continue in
         :raises FloatingPointError: a final observation is not finite
@@ -356,8 +349,7 @@ class Collector:
     def _limited_in(self, starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
         """Index and final observation of the environments whose episode a time limit, and nothing else, has ended.
 
-        Warns once of infos with only one of the two entries that say so, and of final observations that a reset has
-        overwritten.
+        Warns once of infos with only one of the two entries that say so, and of overwritten final observations.
         """
         step: Any = self.pending
         limited: list[tuple[int, Any]] = []
@@ -434,9 +426,7 @@ def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation,
             return plain(*inputs)
 
     compiled = compilation.compiled("acting", act, Reads(tensors, {"policy": policy, "masks": masks}))
-    if compiled is None:
-        return without_gradients(plain)
-    return without_gradients(compiled.bind(tensors, plain=plain, may_move=may_move))
+    return without_gradients(plain if compiled is None else compiled.bind(tensors, plain=plain, may_move=may_move))
 
 
 def where(mask: th.Tensor, one: Any, other: Any) -> Any:

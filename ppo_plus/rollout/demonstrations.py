@@ -69,8 +69,7 @@ def record_demonstrations(
     :return: ``observations``, ``actions``, ``rewards``, ``terminations``, ``truncations``, and ``action_masks`` if the
         environments have them: arrays with a row per transition, for Dict and Tuple spaces dicts and tuples of arrays
     :raises TypeError: the demonstrator is something else
-    :raises ValueError: an argument is out of range, the spaces are not supported, or the model takes no action masks
-        where the environments have them
+    :raises ValueError: an argument is out of range, spaces are not supported, or a model takes no masks
     """
     require_int("n_episodes", n_episodes, 1)
     predict = getattr(demonstrator, "predict", None)
@@ -149,9 +148,7 @@ def read_demonstrations(model: Any, dataset: Any) -> dict[str, Any]:
     :raises ValueError: something is missing, unknown, or does not fit the spaces: names the row
     """
     if dataset is None or isinstance(dataset, (str, Path)):
-        raise TypeError(
-            f"dataset={dataset!r} must be a dict of arrays or a list of episodes: np.load reads a .npz file"
-        )
+        raise TypeError(f"dataset={dataset!r} must be a dict of arrays or a list of episodes: np.load reads .npz files")
     if isinstance(dataset, Mapping):
         data = _checked(model, "dataset", dataset)
     else:
@@ -220,9 +217,7 @@ def _checked(model: Any, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         masks = data["observations"][model.action_mask_key].reshape(n, -1).astype(bool)
     if masks is not None:
         if len(masks) != n:
-            raise ValueError(
-                f"{name} has {len(masks)} action_masks and {n} actions: give one row of each per transition"
-            )
+            raise ValueError(f"{name} has {len(masks)} action_masks and {n} actions: give one of each per transition")
         # A masked action has the lowest of all log-probabilities.
         net, std = th.zeros(n, distribution.net_dim), th.ones(n, distribution.gaussian_dim)
         params = distribution.params(net, std, th.from_numpy(masks))
@@ -348,8 +343,7 @@ def _renewed(policy: Any, **options: Any) -> Any:
 
 
 def _split(data: dict[str, Any], share: float) -> list[th.Tensor]:
-    """The rows to learn from, and those to validate by: a share of the episodes, or of the transitions if the ends of
-    episodes are not known."""
+    """The rows to learn from, and those to validate by: a share of the episodes, or else of the transitions."""
     n = len(data["actions"])
     episode = data["ends"].cpu().roll(1).cumsum(0) - 1 if "ends" in data else th.arange(n)
     n_episodes = int(episode[-1]) + 1

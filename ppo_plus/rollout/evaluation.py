@@ -39,12 +39,8 @@ from ppo_plus.require import require_int, require_spaces
 LONG = 10_000
 #: Wrappers that record what is played, and change nothing.
 RECORDERS = (
-    VecMonitor,
-    VecVideoRecorder,
-    RecordVideo,
-    RecordEpisodeStatistics,
-    vectorized.RecordVideo,
-    vectorized.RecordEpisodeStatistics,
+    *(VecMonitor, VecVideoRecorder, RecordVideo, RecordEpisodeStatistics),
+    *(vectorized.RecordVideo, vectorized.RecordEpisodeStatistics),
 )
 NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
 #: Wrappers with running statistics that can be frozen.
@@ -86,8 +82,7 @@ def play(
 ) -> tuple[list[float], list[int]]:
     """Returns and lengths of episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
 
-    An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes of the environment are
-    errors that say what to do, as in training.
+    An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes raise as in training.
     """
     #: Steps of each environment, and those before its present episode.
     taken, before = Counter[int](), Counter[int]()
@@ -135,19 +130,16 @@ class Masked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def predict(
-        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
-    ) -> tuple[Any, Any]:
+    def predict(self, observation: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         masks = self.source.read(self.env, observation, self.n_steps)
         self.n_steps += 1
         # A tensor: predict does not warn of its order.
         action_masks = None if masks is None else th.from_numpy(masks)
-        return self.model.predict(observation, state, episode_start, deterministic, action_masks)
+        return self.model.predict(observation, *args, action_masks=action_masks, **kwargs)  # type: ignore[no-any-return]
 
 
 def check_evaluations(model: Any, callbacks: Sequence[BaseCallback]) -> None:
-    """:raises ValueError: SB3's ``EvalCallback`` would evaluate without the action masks of the environments, or
-    normalize observations twice"""
+    """:raises ValueError: SB3's ``EvalCallback`` would evaluate without action masks, or normalize twice"""
     for callback in callbacks:
         if isinstance(callback, EvalCallback):
             prepare(callback.eval_env)
@@ -198,16 +190,11 @@ def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
     nothing can be left out, so a warning says what changes there.
     """
     if isinstance(env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
-        touched = [
-            kind.__name__
-            for kind in (NormalizeObservation, NormalizeReward, RecordVideo)
-            if any(env.env_is_wrapped(kind))
-        ]
-        if touched:
+        kinds = (NormalizeObservation, NormalizeReward, RecordVideo)
+        if touched := [kind.__name__ for kind in kinds if any(env.env_is_wrapped(kind))]:
             warnings.warn(
                 f"evaluate plays in the training environment, whose worker processes have {' and '.join(touched)}: "
-                "this changes statistics or records the episodes. Pass an environment for evaluation: "
-                "evaluate(env=...), or use VecNormalize",
+                "this changes statistics or records the episodes. Pass evaluate(env=...), or use VecNormalize",
                 stacklevel=5,
             )
     played = _without_recorders(env)

@@ -1,31 +1,22 @@
 """Advantages recomputed between the epochs of an update, with what the critic has learned in it.
 
-Advantages and returns depend on the critic's values. The critic learns during an update, so recomputed estimates are
-better.
+Advantages and returns depend on the critic, which learns during an update, so recomputed estimates are better.
 
 Source: Andrychowicz et al. 2021, *What Matters for On-Policy Deep Actor-Critic Methods?* (arXiv:2006.05990), which
 recommends it; Tianshou's ``recompute_advantage``.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch as th
 
 from ppo_plus.rollout.buffer import AT_ONCE, ESTIMATED, RolloutBuffer
 from ppo_plus.update.minibatch import Batch, pick, steps_per_sequence
 
-Epoch = TypeVar("Epoch")
-
-
-def separate(rollout: Batch) -> Batch:
-    """The rollout with copies of its advantages and returns, which may be recomputed."""
-    return rollout._replace(advantages=rollout.advantages.clone(), returns=rollout.returns.clone())
-
 
 def values_of(policy: Any, rollout: Batch) -> th.Tensor:
-    """What the critic predicts for every observation of a rollout; with memory, through each sequence from the stored
-    memory before it.
+    """What the critic predicts for every observation of a rollout; with memory, by sequences from the stored memory.
 
     :param rollout: ``B`` transitions
     :return: shape ``(B,)``
@@ -38,8 +29,7 @@ def values_of(policy: Any, rollout: Batch) -> th.Tensor:
 
 
 def follow_changes(buffer: RolloutBuffer, collected: RolloutBuffer, estimate: Callable[[RolloutBuffer], None]) -> None:
-    """Estimate advantages and returns again if callbacks have changed rewards at the end of the rollout, so that all
-    epochs are estimated from the same rewards.
+    """Estimate advantages and returns again if callbacks have changed rewards at the end of the rollout.
 
     :param buffer: the rollout after the callbacks
     :param collected: its twin before them
@@ -64,18 +54,14 @@ def follow_changes(buffer: RolloutBuffer, collected: RolloutBuffer, estimate: Ca
 
 
 def reestimated(
-    epochs: Iterable[Epoch],
-    rollout: Batch,
-    policy: Any,
-    buffer: RolloutBuffer,
-    estimate: Callable[[RolloutBuffer], None],
-) -> Iterator[Epoch]:
+    epochs: Iterable[Any], rollout: Batch, policy: Any, buffer: RolloutBuffer, estimate: Callable[[RolloutBuffer], None]
+) -> Iterator[Any]:
     """Epochs; before each but the first, the rollout gets advantages and returns by the policy's present values.
 
     What describes the policy that collected the rollout stays: its log-probabilities, and the old values that
     ``clip_range_vf`` refers to, which bound how far one *update* moves the policy and the critic. So does the buffer.
 
-    :param rollout: what the passes are over (of ``separate``); changed in place
+    :param rollout: what the passes are over; its advantages and returns are changed in place
     :param estimate: fills the advantages and returns of a buffer that has the values, bootstrapping by the policy
     """
     for number, epoch in enumerate(epochs):

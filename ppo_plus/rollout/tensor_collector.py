@@ -105,8 +105,7 @@ class TensorStep:
 
 
 class TensorCollector(Collector):
-    """Collects one rollout from environments in tensors. Observations and starts of the position are tensors on the
-    plan's device."""
+    """Collects one rollout from environments in tensors. The position has tensors on the plan's device."""
 
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
         super().__init__(plan, env, position, step)
