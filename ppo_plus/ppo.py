@@ -1,15 +1,14 @@
 """``PPO_Plus``: proximal policy optimization for Stable-Baselines3.
 
-This file has the whole algorithm: it collects rollouts, trains on them and keeps SB3's interface. What it calls is in
-the packages beside it.
+This file has the whole algorithm: it collects rollouts, trains on them and keeps SB3's interface.
 """
 
 import io
-import pathlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -60,7 +59,7 @@ from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.demonstrations import clone, read_demonstrations
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
-from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
+from ppo_plus.rollout.reestimate import follow_changes, reestimated
 from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
@@ -74,6 +73,7 @@ from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, read_statistics, statistics_path
 from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, check_env, known_names_only, schedule_of
+from ppo_plus.trees import tree_map
 from ppo_plus.update.minibatch import Batch, UpdateRule, check_optimizer_state, read
 from ppo_plus.update.update import Update, Updater, interrupts_wait, usual_settings
 
@@ -100,10 +100,8 @@ class PPO_Plus(OnPolicyAlgorithm):
     :param n_epochs: passes over each rollout, at least 1
     :param gamma: discount factor, in ``[0, 1]``
     :param gae_lambda: bias-variance trade-off of GAE, in ``[0, 1]``
-    :param clip_range: clip range ε of the surrogate, above 0; may change over time. ``None``: not clipped, which needs
-        a KL penalty
-    :param clip_range_vf: clip range of the value loss in units of the return, above 0; may change over time. ``None``:
-        not clipped
+    :param clip_range: ε of the surrogate, above 0; may change over time. ``None``: no clipping, needs a KL penalty
+    :param clip_range_vf: ε of the value loss, in units of returns, above 0; may change over time. ``None``: not clipped
     :param normalize_advantage: ``True`` or ``"minibatch"``: within each minibatch; ``"rollout"``: once over the whole
         rollout; ``False``: not at all
     :param ent_coef: weight of the entropy bonus, a penalty if it is negative; may change over time
@@ -114,8 +112,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         rollout, n ≥ 1 every n steps, ``"episode"`` for each environment at the start of its episodes
     :param rollout_buffer_class: a subclass of :class:`ppo_plus.RolloutBuffer`
     :param rollout_buffer_kwargs: its further arguments
-    :param target_kl: the KL divergence between old and new policy to aim at, in nats, above 0; may change over time.
-        ``None``: no target
+    :param target_kl: KL divergence of old and new policy to aim at, in nats, above 0, or ``None``; may change over time
     :param stats_window_size: number of episodes that logged means are taken over
     :param tensorboard_log: folder for TensorBoard; ``None``: none
     :param policy_kwargs: arguments of the policy, see :class:`ppo_plus.ActorCriticPolicy`
@@ -156,19 +153,15 @@ class PPO_Plus(OnPolicyAlgorithm):
     :raises TypeError: an argument is of the wrong kind
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpPolicy": MlpPolicy,
-        "CnnPolicy": CnnPolicy,
-        "MultiInputPolicy": MultiInputPolicy,
-        **{
-            policy.__name__: policy
-            for policy in (
-                *(recurrent.MlpLstmPolicy, recurrent.CnnLstmPolicy, recurrent.MultiInputLstmPolicy),
-                *(recurrent.MlpGruPolicy, recurrent.CnnGruPolicy, recurrent.MultiInputGruPolicy),
-                *(scan.MlpLruPolicy, scan.CnnLruPolicy, scan.MultiInputLruPolicy),
-                *(attention.MlpAttentionPolicy, attention.CnnAttentionPolicy, attention.MultiInputAttentionPolicy),
-            )
-        },
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": MlpPolicy} | {
+        policy.__name__: policy
+        for policy in (
+            *(CnnPolicy, MultiInputPolicy),
+            *(recurrent.MlpLstmPolicy, recurrent.CnnLstmPolicy, recurrent.MultiInputLstmPolicy),
+            *(recurrent.MlpGruPolicy, recurrent.CnnGruPolicy, recurrent.MultiInputGruPolicy),
+            *(scan.MlpLruPolicy, scan.CnnLruPolicy, scan.MultiInputLruPolicy),
+            *(attention.MlpAttentionPolicy, attention.CnnAttentionPolicy, attention.MultiInputAttentionPolicy),
+        )
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
@@ -460,7 +453,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if begins:
             self.position.carry = self.position.stream_sums = None
         # A copy of the model may have been made elsewhere.
-        self.position.to(self.device)
+        self.position.carry = tree_map(lambda tensor: tensor.to(self.device), self.position.carry)
         self._join_ranks(total_timesteps)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
@@ -485,8 +478,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         check_evaluations(self, self.call.callbacks)
         if self.policy._forward_hooks or self.policy._forward_pre_hooks:
             warnings.warn(
-                "forward hooks on the policy itself are not called, since training calls its parts: register them on "
-                "parts such as policy.mlp_extractor",
+                "forward hooks on the policy itself are not called: register them on parts like policy.mlp_extractor",
                 stacklevel=4,
             )
         return callback
@@ -569,8 +561,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param n_epochs: passes over the data, at most, at least 1
         :param batch_size: transitions per minibatch, at least 1; with memory, those of at least one episode
         :param learning_rate: constant, above 0
-        :param validation_split: share of the episodes (if their ends are not known: of the transitions) that the loss
-            is validated by, in ``[0, 1)``
+        :param validation_split: share of episodes (or transitions, if ends are unknown) to validate by, in ``[0, 1)``
         :param patience: epochs without a lower validation loss after which it ends, at least 1; ``None``: never. The
             weights of the lowest validation loss are kept
         :param progress_bar: show one
@@ -704,11 +695,9 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _common_facts(self) -> dict[str, Any]:
         """What must be the same in processes that train together: comparable arguments, and what is frozen."""
-        may_differ = {"seed", "tensorboard_log", "n_threads", "compile"}
+        own = {"seed", "tensorboard_log", "n_threads", "compile"}  # may differ
         arguments = vars(self.settings).items()
-        facts = {
-            name: value for name, value in arguments if name not in may_differ and isinstance(value, (int, float, str))
-        }
+        facts = {name: value for name, value in arguments if name not in own and isinstance(value, (int, float, str))}
         kinds = (int, float, str, tuple)
         streams = [[value for value in vars(stream).values() if isinstance(value, kinds)] for stream in self.streams]
         return facts | {"frozen weights": frozen(self.policy), "streams": streams}
@@ -853,7 +842,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.policy.streams is not None and self.policy.streams.need_next_observations:
             rollout = rollout._replace(next_observations=buffer.column("final_observations"))
         if settings.recompute_advantages:
-            rollout = separate(rollout)
+            # Copies, since they may be the buffer's.
+            rollout = rollout._replace(advantages=rollout.advantages.clone(), returns=rollout.returns.clone())
         epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))
         if settings.recompute_advantages:
             epochs = reestimated(epochs, rollout, self.policy, buffer, self._estimate)
@@ -942,8 +932,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self._warned_of_masks = True
             warnings.warn(
                 "predict was called without action_masks, but the model was trained with masks: without them it "
-                "chooses among all actions. Pass action_masks=, or evaluate with model.evaluate or with sb3_contrib's "
-                "maskable evaluate_policy",
+                "chooses among all actions. Pass action_masks=, or use model.evaluate or sb3_contrib's evaluate_policy",
                 stacklevel=2,
             )
         return self.policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
@@ -959,8 +948,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :param n_eval_episodes: number of episodes, at least 1
         :param env: where to play; by default the training environment. Observations are normalized with the training
-            environment's statistics if that is a ``VecNormalize``; returns are counted in the rewards of the
-            innermost environment
+            environment's statistics if that is a ``VecNormalize``; rewards are those of the innermost environment
         :param render: whether to show it
         :return: mean and standard deviation over episodes
         :raises ValueError: no environment, one with other spaces, or no episode asked for
@@ -972,12 +960,11 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def save(
         self,
-        path: str | pathlib.Path | io.BufferedIOBase,
+        path: str | Path | io.BufferedIOBase,
         exclude: Iterable[str] | None = None,
         include: Iterable[str] | None = None,
     ) -> None:
-        """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file is
-        replaced only once the new one is complete.
+        """Save the model, in a file that cannot run code, which replaces an earlier one only once it is complete.
 
         What no file can describe, such as a lambda, is left out with a warning that names it, and then passed to
         :meth:`load`; see :func:`ppo_plus.register`.
@@ -1006,9 +993,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         super().set_parameters(dict(load_path_or_dict), exact_match, device)
         check_optimizer_state(self.policy.optimizer)
 
-    def absorb_normalization(
-        self: SelfPPO_Plus, source: str | pathlib.Path | VecNormalize | None = None
-    ) -> SelfPPO_Plus:
+    def absorb_normalization(self: SelfPPO_Plus, source: str | Path | VecNormalize | None = None) -> SelfPPO_Plus:
         """Move the statistics of a ``VecNormalize`` into the policy. From then on it takes raw observations, and acts
         on them as it did on normalized ones; a ``VecNormalize`` of the model normalizes rewards at most.
 
@@ -1027,12 +1012,11 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.settings = Settings.of(self)
         return self
 
-    def to_sb3(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+    def to_sb3(self, path: str | Path | io.BufferedIOBase) -> None:
         """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments. With an
         LSTM, sb3-contrib's ``RecurrentPPO`` reads it, and with action masks its ``MaskablePPO``.
 
-        What the policy normalizes observations by is written beside it, as ``NAME_vecnormalize.pkl`` for SB3's
-        ``VecNormalize.load``.
+        Statistics of observations are written beside it, as ``NAME_vecnormalize.pkl`` for SB3's ``VecNormalize.load``.
 
         :param path: where; without a suffix, ``.zip`` is added. Or an open file
         :raises ImportError: sb3-contrib is needed and missing
@@ -1041,7 +1025,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         to_sb3(self, path)
 
-    def export(self, path: str | pathlib.Path, *, normalization: Normalization = "environment") -> pathlib.Path:
+    def export(self, path: str | Path, *, normalization: Normalization = "environment") -> Path:
         """Export the policy, to act by its mode as :meth:`predict` does, without this package: see :doc:`/deploying`.
 
         Observations are those before ``VecNormalize`` and ``VecTransposeImage``, which become a part of the policy, and
@@ -1068,7 +1052,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     @classmethod
     def from_sb3(
         cls: type[SelfPPO_Plus],
-        path: str | pathlib.Path | io.BufferedIOBase,
+        path: str | Path | io.BufferedIOBase,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
         trust_pickle: bool = False,
@@ -1077,8 +1061,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> SelfPPO_Plus:
         """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
 
-        It takes the same actions, and training continues: weights, optimizer state, hyperparameters and counters are
-        copied; ``value_clip`` is SB3's, ``"plain"``.
+        Training continues: weights, optimizer, hyperparameters and counters are copied; ``value_clip`` is ``"plain"``.
 
         :param path: a saved model
         :param env: the environment to train in
@@ -1117,7 +1100,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             model = cls.load(path, env, **kwargs)
         return model if source is None else model.absorb_normalization(source)
 
-    def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
+    def save_checkpoint(self, folder: str | Path) -> Path:
         """Write all that training needs to resume exactly, which :meth:`resume` reads.
 
         During ``learn``, the callback :class:`ppo_plus.Checkpoints` calls it.
@@ -1131,24 +1114,17 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     @classmethod
     def resume(
-        cls: type[SelfPPO_Plus],
-        folder: str | pathlib.Path,
-        env: GymEnv,
-        device: th.device | str = "auto",
-        **kwargs: Any,
+        cls: type[SelfPPO_Plus], folder: str | Path, env: GymEnv, device: th.device | str = "auto", **kwargs: Any
     ) -> SelfPPO_Plus:
-        """Resume from a checkpoint exactly. If it was written during a call of ``learn``, the next call continues it:
-        pass the same arguments.
+        """Resume from a checkpoint exactly. If ``learn`` wrote it, the next call continues: pass the same arguments.
 
-        Environments resume in the middle of their episodes if they can (:mod:`ppo_plus.envs.resumable.state`); else new
-        episodes start, and a warning says why.
+        Environments resume in their episodes (:mod:`ppo_plus.envs.resumable.state`), or start new ones with a warning.
 
         :param folder: a folder of checkpoints, of which the newest valid one is read, or the file of one
         :param env: environments made as those were
         :param device: the device to compute on
         :param kwargs: arguments to change, such as ``verbose``; those that change more than what is shown make another
-            run. A run that logged to TensorBoard continues its files only with ``tensorboard_log``, since no file says
-            where to write
+            run. A run that logged to TensorBoard continues its files only with ``tensorboard_log``
         :return: the model
         :raises TypeError: there is no such argument
         :raises FileNotFoundError: there is no checkpoint
@@ -1159,7 +1135,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     @classmethod
     def load(  # type: ignore[override]
         cls: type[SelfPPO_Plus],
-        path: str | pathlib.Path | io.BufferedIOBase,
+        path: str | Path | io.BufferedIOBase,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
         custom_objects: dict[str, Any] | None = None,
@@ -1181,8 +1157,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param print_system_info: print with which versions it was saved
         :param force_reset: start new episodes, if an environment is given
         :param trust_pickle: read SB3's files with pickles as SB3 does, which runs their code
-        :param kwargs: arguments to change on the way, such as ``tensorboard_log``, which the file only says if it is
-            below the working folder
+        :param kwargs: arguments to change, such as ``tensorboard_log``, which the file has if below the working folder
         :raises TypeError: there is no such argument
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
         """

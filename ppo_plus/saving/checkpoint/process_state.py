@@ -218,7 +218,7 @@ def _envs(callback: BaseCallback) -> dict[str, VecEnv]:
 
 
 def plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
-    """The attributes of a callback that are numbers, arrays or containers of these, pickled: a copy takes far longer."""
+    """The attributes of a callback that are numbers, arrays or containers of these, pickled: copies take longer."""
     attributes = vars(callback).items()
     return {name: pickle.dumps(value) for name, value in attributes if name not in SET_BY_SB3 and _is_plain(value)}
 
