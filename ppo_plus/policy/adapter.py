@@ -129,8 +129,7 @@ def overridden(policy_class: type) -> list[str]:
 
 
 def warn_of_overrides(policy_class: type) -> None:
-    """Warn about a policy class that overrides methods that SB3 calls: of the features that it lacks, or that ours does
-    not call these methods."""
+    """Warn if a policy class overrides methods that SB3 calls: it lacks features, or these methods are not called."""
     if methods := overridden(policy_class):
         consequence = (
             "but training calls other methods: override encode, heads, act or evaluate instead"

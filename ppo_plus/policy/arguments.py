@@ -1,5 +1,4 @@
-"""The arguments of policies, ``policy_kwargs``: their checks before a policy is built, and the custom networks
-``dict(actor=..., critic=...)``."""
+"""The arguments of policies, ``policy_kwargs``: their checks before a policy is built, and custom networks."""
 
 import copy
 import inspect

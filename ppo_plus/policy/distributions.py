@@ -5,8 +5,7 @@ actions are *internal*: flat, shape ``(B, action_dim)``, zero-based choices for 
 any squashing) reals for Box. Only :meth:`ActionDistribution.to_env` converts them to actions that the environment's
 action space contains.
 
-Masks (:mod:`ppo_plus.policy.masking`) enter the parameters: a masked alternative has probability 0 there, and so in
-everything computed from them.
+Masks (:mod:`ppo_plus.policy.masking`) enter the parameters, in which a masked alternative has probability 0.
 
 Formulas: Gaussian, categorical and Bernoulli as in any textbook, written in the order of operations of
 ``torch.distributions`` so that the same seed gives the same bits as SB3. From correlated noise ``z ~ N(0, 1)``,
@@ -107,8 +106,7 @@ class ActionDistribution(ABC):
     def from_env(self, actions: Any) -> np.ndarray:
         """Internal actions of which :meth:`to_env` makes these.
 
-        :param actions: ``N`` actions of the environment, an array ``(N, *action_space.shape)``; for Dict and Tuple
-            spaces a dict or tuple of them
+        :param actions: the environment's, an array ``(N, *action_space.shape)``; for Dict and Tuple a dict or tuple
         :return: shape ``(N, action_dim)``
         """
         start = np.asarray(getattr(self.action_space, "start", 0))
@@ -250,8 +248,7 @@ class SquashedDiagGaussian(DiagGaussian):
 class Categorical(ActionDistribution):
     r"""Discrete and MultiDiscrete: one independent choice per entry of ``nvec``; ``params`` are log-probabilities.
 
-    From noise: :math:`g = -\log(-\log \Phi(z))` is standard Gumbel, so :math:`\arg\max(\mathrm{logits} + g)` is an
-    exact draw.
+    From noise: :math:`g = -\log(-\log \Phi(z))` is standard Gumbel, so :math:`\arg\max(\mathrm{logits} + g)` is exact.
     """
 
     action_space: "spaces.Discrete | spaces.MultiDiscrete"
@@ -259,9 +256,8 @@ class Categorical(ActionDistribution):
 
     def __init__(self, action_space: "spaces.Discrete | spaces.MultiDiscrete"):
         super().__init__(action_space)
-        self.choices = np.ravel(
-            action_space.n if isinstance(action_space, spaces.Discrete) else action_space.nvec
-        ).tolist()
+        n = action_space.n if isinstance(action_space, spaces.Discrete) else action_space.nvec
+        self.choices = np.ravel(n).tolist()
         self.net_dim = self.param_dim = self.noise_dim = sum(self.choices)
         self.action_dim = len(self.choices)
 
@@ -278,8 +274,9 @@ class Categorical(ActionDistribution):
         # One fused operation where gradients are needed; else SB3's operations, so that rollouts are equal bit for bit.
         # TorchScript's tracer compares graphs that are made with gradients and without.
         learns = th.is_grad_enabled() and not th.jit.is_tracing()  # type: ignore[no-untyped-call]
-        normalized = F.log_softmax if learns else _log_softmax
-        return self._join([normalized(logits, dim=1) for logits in self._split(net)])
+        if learns:
+            return self._join([F.log_softmax(logits, dim=1) for logits in self._split(net)])
+        return self._join([logits - logits.logsumexp(1, keepdim=True) for logits in self._split(net)])
 
     def sample(self, params: th.Tensor) -> th.Tensor:
         def draw(log_probs: th.Tensor) -> th.Tensor:
@@ -524,14 +521,12 @@ def _check_box(space: spaces.Box, name: str) -> None:
     """:raises ValueError: without finite bounds or without components, or integers that floats cannot hold"""
     infinite = [bound for bound in ("low", "high") if not np.isfinite(getattr(space, bound)).all()]
     if infinite:
-        raise ValueError(
-            f"{name}={space} has an infinite {' and '.join(infinite)}: give the environment's Box finite ones"
-        )
+        which = " and ".join(infinite)
+        raise ValueError(f"{name}={space} has an infinite {which}: give the environment's Box finite ones")
     bounds = [space.low.astype(np.float64), space.high.astype(np.float64)]
     if np.issubdtype(space.dtype, np.integer) and np.abs(bounds).max(initial=0) > 2**53:
         raise ValueError(
-            f"{name}={space} has integers beyond ±2**53, which floating point cannot tell apart: "
-            "give the Box narrower bounds"
+            f"{name}={space} has integers beyond ±2**53, which floats cannot tell apart: give the Box narrower bounds"
         )
     if np.prod(space.shape) == 0:
         raise ValueError(f"{name}={space} is empty: give it a shape without 0")
@@ -586,10 +581,6 @@ class BoundDistribution:
 def torch_dtype(dtype: Any) -> th.dtype:
     """The torch dtype of a NumPy dtype."""
     return th.from_numpy(np.empty(0, dtype)).dtype
-
-
-def _log_softmax(logits: th.Tensor, dim: int) -> th.Tensor:
-    return logits - logits.logsumexp(dim, keepdim=True)
 
 
 def _log_tanh_slope(u: th.Tensor) -> th.Tensor:

@@ -112,8 +112,7 @@ def as_masks(name: str, masks: Any, layout: Any) -> np.ndarray:
     booleans: np.ndarray = numbers.astype(bool)
     if numbers.dtype != bool and not np.array_equal(booleans, numbers):
         raise ValueError(
-            f"{name}: a mask must be of zeros and ones, not {numbers[:1]}, for choices among {layout}: is it "
-            "normalized or scaled on the way?"
+            f"{name}: a mask must be of zeros and ones, not {numbers[:1]}, for choices among {layout}: is it scaled?"
         )
     return booleans
 
@@ -152,10 +151,8 @@ def _flat(mask: Any, layout: Any, batched: bool = True, where: str = "") -> Any:
     rows, n_entries = mask if isinstance(mask, th.Tensor) else np.asarray(mask), sum(choices_of(layout))
     rows = rows if batched else rows[None]
     if not rows.ndim or math.prod(rows.shape[1:]) != n_entries or rows.dtype == np.dtype(object):
-        shape = tuple(rows.shape[1:])
-        raise ValueError(
-            f"a mask{where} of shape {shape} does not fit: {n_entries} entries are needed, one for each alternative"
-        )
+        what = f"a mask{where} of shape {tuple(rows.shape[1:])}"
+        raise ValueError(f"{what} does not fit: {n_entries} entries are needed, one for each alternative")
     if not isinstance(mask, th.Tensor):
         warn_of_order(layout)
     return rows.reshape(len(rows), n_entries)
@@ -205,9 +202,7 @@ def check_mask_key(key: Any, observation_space: spaces.Space[Any], layout: Any) 
         raise ValueError(f"action_mask_key={key!r} is not an entry of observation_space={observation_space}")
     space, n_entries = observation_space[key], sum(choices_of(layout))
     if not isinstance(space, (spaces.Box, spaces.MultiBinary)) or np.prod(space.shape) != n_entries or not n_entries:
-        raise ValueError(
-            f"action_mask_key={key!r}: {space} is not a mask for choices among {layout}: "
-            f"make it MultiBinary({n_entries})"
-        )
+        what = f"{space} is not a mask for choices among {layout}"
+        raise ValueError(f"action_mask_key={key!r}: {what}: make it MultiBinary({n_entries})")
     if len(observation_space.spaces) == 1:
         raise ValueError(f"action_mask_key={key!r} is the only entry of observation_space={observation_space}")

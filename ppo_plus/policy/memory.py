@@ -83,13 +83,10 @@ def state_to_memory(state: Any, empty: Memory) -> Memory:
     shapes = [np.shape(part) for part in state]
     if shapes != needed:
         raise ValueError(
-            f"state has arrays of shapes {shapes}, but {n_envs} observations need {needed}: pass what predict "
-            "returned for as many, or None at the start"
+            f"state has arrays of shapes {shapes}, but {n_envs} observations need {needed}: pass what predict returned"
         )
     parts = zip(state, leaves, strict=True)
-    return structure.unflatten(
-        th.as_tensor(part, dtype=leaf.dtype, device=leaf.device).transpose(0, 1) for part, leaf in parts
-    )
+    return structure.unflatten(th.as_tensor(part).to(leaf).transpose(0, 1) for part, leaf in parts)
 
 
 class MemoryLayer(nn.Module):
@@ -165,9 +162,7 @@ class LayerMemory(WithMemory):
             require_kind(f"policy_kwargs: {name}", value, bool, "True or False")
         divisor, reason = self.multiple_of
         if lstm_hidden_size % divisor:
-            raise ValueError(
-                f"policy_kwargs: lstm_hidden_size={lstm_hidden_size} must be a multiple of {divisor}, {reason}"
-            )
+            raise ValueError(f"policy_kwargs: {lstm_hidden_size=} must be a multiple of {divisor}, {reason}")
         if shared_lstm and enable_critic_lstm:
             raise ValueError("policy_kwargs: shared_lstm=True needs enable_critic_lstm=False")
         self.lstm_hidden_size = lstm_hidden_size

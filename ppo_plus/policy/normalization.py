@@ -114,8 +114,7 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNormalizer(RunningMoments):
-    """Normalizes the numbers of observations; images and choices stay unchanged. The moments of all entries stand in
-    one vector.
+    """Normalizes the numbers of observations; images and choices stay unchanged. All moments stand in one vector.
 
     :param observed: the spaces of what actor and critic see
     :param normalize_images: as of the policy, which tells images from other numbers
@@ -146,8 +145,7 @@ class ObservationNormalizer(RunningMoments):
             what = f"keys names {wrong[0]!r}, which" if wrong else f"observation_space={observed[0]}"
             remedy = f"use some of {[*numbers]}" if wrong and "" not in numbers and numbers else "leave it out"
             raise ValueError(
-                f"normalize_observations: {what} has no numbers to normalize (images and choices stay unchanged): "
-                f"{remedy}"
+                f"normalize_observations: {what} has no numbers to normalize (images and choices have none): {remedy}"
             )
         #: The shape of each entry that is normalized (``""``: the whole), in the order of the moments.
         self.shapes = {key: shape for key, shape in numbers.items() if keys is None or key in keys}
@@ -191,8 +189,7 @@ class ValueNormalizer(RunningMoments):
         if not all(isinstance(part, nn.Parameter) for part in parts):
             raise ValueError(
                 f"normalize_values rescales the critic's last layer, but {last} is not a torch.nn.Linear with a bias "
-                "and without weight_norm or the like: end policy_kwargs=dict(critic=...) with one, or leave out "
-                "normalize_values"
+                "and without weight_norm or the like: end policy_kwargs=dict(critic=...) with one, or leave it out"
             )
         super().__init__(() if n_values == 1 else (n_values,), epsilon)
 
@@ -213,9 +210,8 @@ class ValueNormalizer(RunningMoments):
             bias.copy_((bias * std + mean - new_mean) / new_std)
 
     def in_units_of_values(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
-        r"""The coefficients of an update, by name, in units of values; the arguments are in units of predictions:
-        ``vf_coef`` becomes :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`; lists with several
-        values."""
+        r"""The coefficients of an update in units of values instead of predictions: ``vf_coef`` becomes
+        :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`; lists with several values."""
         std, bound = self.std.cpu(), coefficients["clip_range_vf"]
         clip_range_vf = None if bound is None else (bound * std).tolist()
         return {**coefficients, "vf_coef": (coefficients["vf_coef"] / std**2).tolist(), "clip_range_vf": clip_range_vf}

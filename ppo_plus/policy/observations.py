@@ -1,8 +1,7 @@
 """Observations, from what an environment returns to the input of actor and critic.
 
 The numbers are those of SB3's preprocessing, which does not support ``Discrete`` with a start and ``MultiDiscrete`` of
-any shape. The conversion for a space is chosen once, when the policy is built. Numbers that are not finite in single
-precision raise an error.
+any shape. The conversion for a space is chosen once, when the policy is built. Numbers must be finite in float32.
 """
 
 import warnings
@@ -94,8 +93,7 @@ def _problem_of_image(space: spaces.Space, normalized: bool) -> str | None:
         return 'it is not an image: use an "Mlp" policy, or a "MultiInput" one for a Dict'
     if not is_image_space(space, normalized_image=normalized):
         return (
-            "return images as uint8 from 0 to 255; or, if they are scaled already, put channels first and pass "
-            "policy_kwargs=dict(normalize_images=False)"
+            "return uint8 from 0 to 255; or, if scaled, channels first with policy_kwargs=dict(normalize_images=False)"
         )
     if min(shape[1:]) >= LEAST_PIXELS:
         return None
@@ -138,9 +136,7 @@ def _part(name: str, keys: Any, space: spaces.Space, mask_key: str | None) -> sp
         raise TypeError(f"{argument} must be a list of names, such as {list(space)[:1]}")
     for key in keys:
         if key == mask_key:
-            raise ValueError(
-                f"{argument} names the action mask (action_mask_key), which is not a feature: leave it out"
-            )
+            raise ValueError(f"{argument} names the action mask (action_mask_key), not a feature: leave it out")
         if key not in space.spaces:
             likely = nearest(key, space)
             remedy = f"use some of {list(space)}" if likely is None else f"did you mean {likely!r}?"
@@ -224,9 +220,7 @@ def require_choices(observations: np.ndarray, space: "spaces.Discrete | spaces.M
     choices = observations - space.start
     n: Any = space.n if isinstance(space, spaces.Discrete) else space.nvec
     if ((choices < 0) | (choices >= n)).any():
-        raise ValueError(
-            f"the environment returned {observations} as observation, outside of its space {space}: fix it"
-        )
+        raise ValueError(f"env returned {observations} as observation, outside of its space {space}: fix it")
 
 
 def _by_key(functions: dict[str, Preprocess], observations: dict[str, th.Tensor]) -> dict[str, th.Tensor]:

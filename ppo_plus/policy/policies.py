@@ -98,11 +98,9 @@ class Step(NamedTuple):
         return th.cat([self.actions, self.values[:, None], self.log_probs[:, None], self.params], dim=1)
 
     @classmethod
-    def unpacked(cls, packed: Any, action_dim: int) -> "Step":
-        """The parts of :meth:`packed`, as views of a tensor or an array."""
-        return cls(
-            packed[:, :action_dim], packed[:, action_dim], packed[:, action_dim + 1], packed[:, action_dim + 2 :]
-        )
+    def unpacked(cls, packed: Any, dim: int) -> "Step":
+        """The parts of :meth:`packed` with ``dim`` numbers per action, as views of a tensor or an array."""
+        return cls(packed[:, :dim], packed[:, dim], packed[:, dim + 1], packed[:, dim + 2 :])
 
 
 def n_rows(obs: PyTorchObs) -> int:
@@ -130,8 +128,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     :param squash_output: squash Box actions by tanh
     :param features_extractor_class: network before the hidden layers; by default that of the policy class
     :param features_extractor_kwargs: further arguments of that class
-    :param share_features_extractor: one features extractor for actor and critic; by default they share one, unless they
-        see different entries
+    :param share_features_extractor: one features extractor for actor and critic; by default if both see the same
     :param normalize_images: divide image values by 255
     :param optimizer_class: the optimizer
     :param optimizer_kwargs: further arguments of the optimizer; by default ``eps=1e-5`` for Adam
@@ -144,8 +141,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         processor has bfloat16 arithmetic. Weights, heads and the loss stay in float32
     :param action_mask_key: the entry of Dict observations that is the action mask (see
         :mod:`ppo_plus.policy.masking`), and not a feature
-    :param actor_keys: names of all entries of Dict observations that the actor sees; ``None``: everything. ``predict``
-        needs no others
+    :param actor_keys: the entries of Dict observations that the actor sees and ``predict`` needs; ``None``: all
     :param critic_keys: the same for the critic, which is used in training only (Pinto et al. 2017, arXiv:1710.06542);
         ``None``: everything. It needs ``actor_keys``. If the two see different entries, each has a features extractor
     :param normalize_observations: as of :class:`ppo_plus.PPO_Plus` (:mod:`ppo_plus.policy.normalization`)
@@ -211,14 +207,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
                 f"critic_keys={critic_keys!r} differ: leave it out"
             )
         extractor = features_extractor_class or self.default_features_extractor
+        name = f"policy: {type(self).__name__}"
         if extractor is CombinedExtractor and not isinstance(actor_space, spaces.Dict):
-            raise ValueError(
-                f'policy: {type(self).__name__} needs Dict observations, not {actor_space}: use an "Mlp" or "Cnn" one'
-            )
+            raise ValueError(f'{name} needs Dict observations, not {actor_space}: use an "Mlp" or "Cnn" one')
         if extractor in (FlattenExtractor, NatureCNN) and isinstance(actor_space, spaces.Dict):
-            raise ValueError(
-                f'policy: {type(self).__name__} does not take Dict observations, {actor_space}: use a "MultiInput" one'
-            )
+            raise ValueError(f'{name} does not take Dict observations, {actor_space}: use a "MultiInput" one')
         if optimizer_kwargs is None:
             optimizer_kwargs = {"eps": 1e-5} if optimizer_class is optim.Adam else {}
         # SB3's ActorCriticPolicy.__init__ would make distributions and networks, and supports fewer spaces.
@@ -379,8 +372,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
         With memory, the observations are sequences of equal length, one after another: as many as the carry has rows.
 
-        :param carry: memory before the first step of each sequence; ``None``: each observation is a step with empty
-            memory. No effect without memory
+        :param carry: memory before the first step of each sequence; ``None``: empty memory before each observation
         :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
         :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(B, M)``; ``None``: none, or in ``obs``
         :return: values as in :class:`Heads`, and parameters ``(B, param_dim)`` for :attr:`distribution`
@@ -424,8 +416,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Features for one step of each of ``N`` environments, and the memory after it.
 
         :param memory: the memory before the step
-        :param episode_starts: which environments begin an episode, so that their memory is reset, booleans of shape
-            ``(N,)``; ``None``: none
+        :param episode_starts: which environments begin an episode with empty memory, booleans ``(N,)``; ``None``: none
         """
         return self.encode(obs), memory
 
@@ -440,8 +431,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return rollout._replace(masks=self._masks(rollout.observations, rollout.masks))
 
     def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
-        """The part of the memory that actions depend on, as the ``state`` of :meth:`predict`: tensors whose second
-        dimension is the environment."""
+        """The actor's memory as the ``state`` of :meth:`predict`: tensors whose second dimension is the environment."""
         return ()
 
     def state_to_memory(self, state: Any, n_envs: int) -> Memory:
@@ -586,10 +576,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Actions that the environment's action space contains.
 
         :param observation: one observation, or a batch; of Dict observations the entries that the actor sees
-        :param state: the state that the previous call returned; ``None``: empty memory. Returned unchanged by policies
-            without memory
-        :param episode_start: which observations begin an episode, shape ``(B,)``: their noise is drawn again, and their
-            memory is reset
+        :param state: what the previous call returned; ``None``: empty memory. Without memory it is returned unchanged
+        :param episode_start: which observations begin an episode, ``(B,)``: noise is drawn again, memory is reset
         :param deterministic: the mode instead of a sample
         :param action_masks: action masks (:mod:`ppo_plus.policy.masking`), ``(M,)`` or for a batch ``(B, M)``
         :return: action of shape ``action_space.shape`` (for a batch ``(B, *shape)``, or for Dict and Tuple spaces a
@@ -599,9 +587,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :raises FloatingPointError: the observation or what the policy makes of it is not finite
         """
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
-            raise ValueError(
-                "observation is a tuple (observation, info): Gymnasium's env.reset() returns both, pass the first only"
-            )
+            raise ValueError("observation is a tuple (observation, info), as env.reset() returns: pass the first only")
         self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
         has_state = self.remembers or self._noise

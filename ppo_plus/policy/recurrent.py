@@ -1,5 +1,4 @@
-"""Memory by torch's LSTMs and GRUs. Arguments, structure, initial weights and the names in ``state_dict()`` are those
-of sb3-contrib's ``RecurrentPPO``.
+"""Memory by torch's LSTMs and GRUs, with sb3-contrib's arguments, structure, initial weights and ``state_dict()``.
 
 A recurrent layer here is torch's, with its weights and their names. Its state is a tuple of tensors of shape
 ``(N, layers, hidden)``: :math:`(h, c)` for an LSTM (Hochreiter and Schmidhuber 1997), :math:`(h,)` for a GRU
@@ -34,8 +33,7 @@ class Layout:
     not read. A layout is at most twice as long as its sequences.
 
     :param marks: at which steps an episode starts, booleans of shape ``(n_sequences, length)``
-    :param most: the largest number of episode starts within a sequence after its first step; ``None``: it is read from
-        ``marks``, which waits for a GPU
+    :param most: the most episode starts after the first step of a sequence; ``None``: counted, which waits for a GPU
     """
 
     def __init__(self, marks: th.Tensor, most: int | None = None):

@@ -10,8 +10,7 @@ The state :math:`h` is a vector of complex numbers, each of which decays and rot
 The factor of :math:`h_{t-1}` does not depend on the input, and is 0 where an episode starts: all steps of a sequence
 are computed at once, without a loop over time. The policy's hidden layers see :math:`h_t` beside :math:`x_t`, in place
 of the paper's output layer. The minGRU (Feng et al. 2024, arXiv:2410.01201) has real factors that depend on the input.
-Its updates take as long, and after 300 gradient steps its score at recalling the observation of 4 steps before was half
-as high.
+Its updates take as long, and after 300 gradient steps its score at recalling observations 4 steps old was half as high.
 """
 
 import math

@@ -35,8 +35,7 @@ class Stream:
     :param gamma: its discount, in ``[0, 1]``; ``None``: that of the reward
     :param gae_lambda: its λ, in ``[0, 1]``; ``None``: that of the reward
     :param episodic: whether its returns end with episodes; otherwise they continue in the next one
-    :param normalize: whether it is divided by the standard deviation of its discounted sums, and
-        clipped to ±10, as by ``VecNormalize``
+    :param normalize: divide it by the standard deviation of its discounted sums, and clip it to ±10 (``VecNormalize``)
     :param name: its name in logs; ``None``: the last key, or the function's name
     :raises ValueError: an argument is out of range
     :raises TypeError: an argument is of the wrong kind
@@ -54,8 +53,7 @@ class Stream:
         path, title = self.path, type(self).__name__
         if not self.is_computed and not (path and all(isinstance(key, str) for key in path)):
             raise TypeError(
-                f"{title}: source={self.source!r} must be a key of info, a tuple of keys, or a function of "
-                "observations, actions and next observations"
+                f"{title}: source={self.source!r} must be a key of info, a tuple of keys, or a function of transitions"
             )
         schedule = make_schedule(f"{title}: weight", self.weight, -float("inf"))
         require_callable(f"{title}: weight", schedule, 1, TAKES_PROGRESS)
