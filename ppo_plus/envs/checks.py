@@ -90,10 +90,8 @@ def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "a
     if not _fits(array.shape, space.shape or ()):
         raise InvalidOutput(f"returned {name} of shape {array.shape}, but its space {space} has {space.shape}")
     if values and array.dtype != space.dtype and not _can_represent(space.dtype, array):
-        raise InvalidOutput(
-            f"returned {name} of dtype {array.dtype}, whose values {space.dtype} of its space cannot represent: "
-            f"{array!r:.200}"
-        )
+        what = f"{name} of dtype {array.dtype}, whose values {space.dtype} of its space cannot represent"
+        raise InvalidOutput(f"returned {what}: {array!r:.200}")
     if values and not is_finite(array):
         raise InvalidOutput(f"returned {name} that is {why_not_finite(array)}: {array!r:.200}", not_finite=True)
 
@@ -401,8 +399,7 @@ def counted(env: Any, info: dict[str, Any]) -> Iterator[None]:
 
 class Numbers(gym.Wrapper):
     """Makes numbers of rewards for a ``Monitor``, which adds them up and takes no arrays or lists of one number; and
-    copies what the last step of an episode returned, into which a reset may write. Everything else is passed on as it
-    was given."""
+    copies what the last step of an episode returned, into which a reset may write. Everything else is unchanged."""
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
         return self.env.reset(**kwargs)
@@ -417,8 +414,7 @@ class Numbers(gym.Wrapper):
 
 def prepare(env: Any) -> None:
     """Put :class:`Numbers` into each ``Monitor`` of an environment, and give a ``DummyVecEnv`` the methods of
-    :class:`LeanVecEnv`, unless a subclass or the object itself replaces them. Your own ``VecEnv`` need not know what
-    its environments are wrapped in."""
+    :class:`LeanVecEnv`, unless these are replaced. Your own ``VecEnv`` need not know how environments are wrapped."""
     for layer in layers(env):
         if isinstance(layer, Monitor) and not isinstance(layer.env, Numbers):
             layer.env = Numbers(layer.env)

@@ -53,8 +53,7 @@ def make_vec(
     :param vec_env: ``"dummy"`` steps them one after another, ``"subproc"`` in processes (see
         :class:`~ppo_plus.SupervisedVecEnv`). Both return the same bits. One process instead of none adds 280 µs to a
         step of 8 HalfCheetahs, and 660 µs to one of 64 CartPoles (``benchmarks/benchmark_vec_env.py --workers``)
-    :param supervision: with ``"subproc"``, arguments of :class:`~ppo_plus.SupervisedVecEnv`, such as ``n_workers``,
-        ``restarts`` and ``timeout``
+    :param supervision: with ``"subproc"``, arguments of :class:`~ppo_plus.SupervisedVecEnv`, such as ``restarts``
     :raises ValueError: bad number of environments, or their spaces are not supported
     :raises TypeError: an argument is unknown, or ``env_id`` is an environment
     :raises gymnasium.error.Error: there is no such environment
@@ -113,8 +112,7 @@ def as_vec_env(env: Any) -> Any:
 
     :param env: anything that ``PPO_Plus`` takes as its environment
     :return: a :class:`~ppo_plus.envs.vec_env.GymVectorEnv` around a vector environment, a
-        :class:`~ppo_plus.envs.tensors.vec_env.TensorVecEnv` around one in tensors; everything else, such as a
-        ``VecEnv`` or a single environment, unchanged
+        :class:`~ppo_plus.envs.tensors.vec_env.TensorVecEnv` around one in tensors; everything else is unchanged
     :raises ValueError: environments that no adapter supports
     """
     if isinstance(env, VecEnv):

@@ -87,9 +87,7 @@ class BatchedVecEnv(Adapter, VecEnv):
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         raise self._no_access(f"set the attribute {attr_name!r}")
 
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
-    ) -> list[Any]:
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         raise self._no_access(f"call {method_name!r}")
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
@@ -233,17 +231,15 @@ class GymVectorEnv(BatchedVecEnv):
         in_all = self._singles and all(self.env.unwrapped.call("has_wrapper_attr", attr_name))
         return attr_name == "render_mode" or in_all
 
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
-    ) -> list[Any]:
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         if not self._singles:
-            return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
+            return super().env_method(method_name, *args, indices=indices, **kwargs)
         if sorted(self._get_indices(indices)) != list(range(self.num_envs)):
             raise ValueError(f"indices={indices!r}: {self.env} can only reach all its environments at once")
         # First, since a missing attribute would end the processes of an `AsyncVectorEnv`.
         if not self.has_attr(method_name):
             raise AttributeError(f"the environments of {self.env} have no attribute {method_name!r}")
-        return list(self.env.unwrapped.call(method_name, *method_args, **method_kwargs))
+        return list(self.env.unwrapped.call(method_name, *args, **kwargs))
 
 
 def _rows(columns: dict[str, Any], n: int) -> list[dict[str, Any]]:

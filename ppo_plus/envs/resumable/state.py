@@ -67,8 +67,7 @@ def get_state(vec_env: VecEnv) -> State:
 
     :param vec_env: a ``DummyVecEnv``, ``SubprocVecEnv`` or ``SupervisedVecEnv`` of :class:`~ppo_plus.Resumable`
         environments, in vector wrappers or not
-    :return: plain values, which do not change later. ``"reason"`` is ``None``, or says why others cannot resume within
-        the present episodes
+    :return: plain values, which do not change later. ``"reason"`` is ``None``, or says why others cannot resume
     """
     vec_layers = _vec_layers(vec_env)
     titles = [_title(layer) for layer in vec_layers]
@@ -179,8 +178,7 @@ class Resumable(gym.Wrapper):
     vectorized environment, make it the outermost wrapper: ``make_vec_env(..., wrapper_class=ppo_plus.Resumable)``.
     Everything else is the environment's; an attribute that is set is set in the layer that has it.
 
-    ``BipedalWalker`` gets a new Box2D world at each reset: its later episodes then differ by rounding from those
-    without this wrapper.
+    ``BipedalWalker`` gets a new Box2D world at each reset: later episodes differ by rounding from unwrapped ones.
 
     :param env: the environment, in its wrappers
     """
@@ -338,8 +336,7 @@ class Resumable(gym.Wrapper):
             self.step(tree_map(lambda rows: rows[i].copy(), episode["actions"]))  # noqa: B023
         if self._fingerprint() != episode["fingerprint"]:
             raise NotResumableError(
-                f"the same actions led {self.env} to another state: it depends on more than its seed, or was made with "
-                "other arguments"
+                f"the same actions led {self.env} elsewhere: it depends on more than its seed, or has other arguments"
             )
 
     def _fingerprint(self) -> str:

@@ -48,8 +48,7 @@ STARTING = 60.0
 class EnvFault(RuntimeError):
     """An environment failed, and training cannot continue with it.
 
-    The message names the environment, its index, its seed and the step; the environment's own error, if there was one,
-    is the ``__cause__``.
+    The message names the environment, its index, its seed and the step; its own error, if any, is the ``__cause__``.
     """
 
 
@@ -63,8 +62,7 @@ class SupervisedVecEnv(VecEnv):
 
         make_vec_env("CartPole-v1", 8, vec_env_cls=SupervisedVecEnv, vec_env_kwargs=dict(restarts=10, timeout=60))
 
-    Observations have their space's dtype and rewards are float32. Worker processes ignore Ctrl-C, which the process
-    that trains handles.
+    Observations have their space's dtype and rewards are float32. Only the process that trains handles Ctrl-C.
 
     :param env_fns: functions that make environments, called again at each restart; a ``Monitor`` appends to its file
     :param restarts: how many times environments that failed may be replaced, in total, at least 0. Attributes that
@@ -230,9 +228,8 @@ class SupervisedVecEnv(VecEnv):
             self.n_restarts += 1
             group = list(worker.members) if fault.loses_process else [i]
             beside = f" with the {len(group) - 1} others of its process" if len(group) > 1 else ""
-            self.report(
-                f"{self._who(i)} {fault.reason}: restarted{beside} ({self.n_restarts} of {self.restarts} restarts)"
-            )
+            line = f"{self._who(i)} {fault.reason}: restarted{beside} ({self.n_restarts} of {self.restarts} restarts)"
+            self.report(line)
             for j in group:
                 seed = self.env_seeds[j]
                 self.env_seeds[j] = None if seed is None else derived_seed([seed, 1])
@@ -322,12 +319,10 @@ class SupervisedVecEnv(VecEnv):
         for i in self._get_indices(indices):
             self._attributes[i][attr_name] = value
 
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
-    ) -> list[Any]:
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         """Call a method of the single environments, without a limit of time unless it is ``action_masks``. An error in
         it is raised here, except in ``action_masks``, where it is a fault of the environment."""
-        arguments = (method_name, method_args, method_kwargs)
+        arguments = (method_name, args, kwargs)
         if arguments == (METHOD, (), {}) and indices is None and self._masks is not None:
             return [*self._masks.copy()]
         return self._call("env_method", arguments, indices, None if method_name == METHOD else math.inf)

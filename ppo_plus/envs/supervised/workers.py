@@ -210,8 +210,7 @@ class Share:
         return answers
 
     def _shared(self, i: int, obs: Any, reward: float, done: bool, info: dict[str, Any], first: Any) -> Any:
-        """Write the result of a step into shared memory, also the first observation of the next episode; returns the
-        rest."""
+        """Write a step's result into shared memory, also the first observation of the next episode; return the rest."""
         arrays = self.arrays
         has_more = not done and len(info) > 1
         is_written = has_more and arrays.write_info(i, info)

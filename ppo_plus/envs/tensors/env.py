@@ -65,9 +65,7 @@ class TensorEnv:
     #: How to make the simulator return final observations, for the warning if it does not.
     remedy = "return it as the final_obs of the Transition"
 
-    def __init__(
-        self, num_envs: int, observation_space: Any, action_space: Any, device: th.device | str = "cpu"
-    ) -> None:
+    def __init__(self, num_envs: int, observation_space: Any, action_space: Any, device: th.device | str = "cpu"):
         self.num_envs = num_envs
         self.observation_space = observation_space
         self.action_space = bounded(action_space)
@@ -86,8 +84,7 @@ class TensorEnv:
     def step(self, actions: Any) -> Transition:
         """Take a step.
 
-        :param actions: in the action space's dtype, shape ``(N, *action_space.shape)``; for Dict and Tuple spaces a
-            dict or tuple of them
+        :param actions: in the space's dtype, shape ``(N, *action_space.shape)``; for Dict and Tuple a dict or tuple
         """
         raise NotImplementedError
 

@@ -132,13 +132,11 @@ class TensorVecEnv(BatchedVecEnv):
     def has_attr(self, attr_name: str) -> bool:
         return attr_name == "render_mode" or (attr_name == METHOD and self.env.has_masks)
 
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
-    ) -> list[Any]:
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         if method_name == METHOD and self.env.has_masks:
             masks = as_numpy(self.env.action_masks())
             return [tree_map(itemgetter(i), masks) for i in self._get_indices(indices)]
-        return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
+        return super().env_method(method_name, *args, indices=indices, **kwargs)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return [self.env.render()]
