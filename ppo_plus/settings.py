@@ -259,11 +259,9 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
 def _check_kinds(settings: Settings) -> None:
     require_kind("policy", settings.policy_class, type, "the name of a policy, or a policy class")
     adapt_policy_class(settings.policy_class)
-    buffer_class = settings.buffer_class
-    if buffer_class.get is not RolloutBuffer.get and buffer_class.minibatches is RolloutBuffer.minibatches:
-        raise ValueError(
-            f"rollout_buffer_class={buffer_class!r} overrides get, which training does not call: override minibatches"
-        )
+    kind = settings.buffer_class
+    if kind.get is not RolloutBuffer.get and kind.minibatches is RolloutBuffer.minibatches:
+        raise ValueError(f"rollout_buffer_class={kind!r} overrides get, which nothing calls: override minibatches")
     require_kind("use_sde", settings.use_sde, bool, "True or False")
     require_kind("recompute_advantages", settings.recompute_advantages, bool, "True or False")
     require_kind("policy_kwargs", settings.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
@@ -328,13 +326,10 @@ def _check_exploration(settings: Settings) -> None:
 def _check_kl_control(settings: Settings) -> None:
     control = settings.control
     if control.needs_target and settings.target_kl is None:
-        raise ValueError(
-            f"kl_control={settings.kl_control!r} needs a target: set target_kl, for example target_kl=0.01"
-        )
+        raise ValueError(f"kl_control={settings.kl_control!r} needs a target: set target_kl, such as target_kl=0.01")
     if settings.clip_range is None and not control.penalizes:
         raise ValueError(
-            'clip_range=None leaves the update unbounded: set kl_control="penalty" with a target_kl, '
-            "or a clip_range such as 0.2"
+            'clip_range=None leaves the update unbounded: set kl_control="penalty" with target_kl, or clip_range=0.2'
         )
     if control.measure == "kl" and not adapt_policy_class(settings.policy_class).has_params:
         raise ValueError(
@@ -402,9 +397,7 @@ def check_env(env: Any) -> None:
     for layer in layers(env):
         if isinstance(layer, VecEnvWrapper) and not isinstance(layer.venv, VecEnv):
             name = type(layer).__name__
-            raise TypeError(
-                f"env={name}({layer.venv!r}) wraps what is not a VecEnv of SB3's: wrap {name}(ppo_plus.as_vec_env(env))"
-            )
+            raise TypeError(f"env={name}({layer.venv!r}) needs a VecEnv: wrap {name}(ppo_plus.as_vec_env(env))")
     check_spaces(env)
 
 

@@ -1,5 +1,4 @@
-"""Trees of tuples, lists, dicts and ``None`` with tensors as leaves: optree's functions, typed for any tree; and the
-device that a tensor is on."""
+"""Trees of tuples, lists, dicts and ``None`` with tensors as leaves: optree's functions, typed; and devices."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,4 @@
-"""Whether a model's training is compiled, and its functions of tensors that compile themselves; they run uncompiled
-where the compiler fails."""
+"""Whether a model's training is compiled, and functions of tensors that compile themselves, or else run uncompiled."""
 
 import sys
 import threading
@@ -200,9 +199,7 @@ class Compiled:
         """The compiled form, a function of the tensors in these arguments."""
         leaves, spec = tree_flatten(args)
         # Copies in place of repetitions: a trace takes each object for one argument.
-        tensors = [
-            leaf.clone() if any(leaf is other for other in leaves[:i]) else leaf for i, leaf in enumerate(leaves)
-        ]
+        tensors = [leaf.clone() if any(leaf is each for each in leaves[:i]) else leaf for i, leaf in enumerate(leaves)]
         structure: Any = None
         #: For each leaf of the result its place among the inputs, the computed tensors, and the constants.
         places: list[int] = []
@@ -275,8 +272,7 @@ def _check_tensors(graph: th.fx.GraphModule, inputs: list[th.Tensor]) -> None:
         if constant.requires_grad or constant.untyped_storage().data_ptr() in memory:
             what = "weight" if constant.requires_grad else "buffer or frozen weight"
             raise CompileError(
-                f"it reads a {what} of shape {tuple(constant.shape)} not from its module, but for example from a list "
-                "or the optimizer's groups"
+                f"it reads a {what} of shape {tuple(constant.shape)} not from its module, but from a list or the like"
             )
 
 
@@ -304,8 +300,7 @@ def _signature(tensors: list[th.Tensor]) -> list[Any]:
 
 
 class Replayed:
-    """A function of tensors on a GPU, recorded where it can be: launching small kernels one by one takes longer than
-    running them.
+    """A function of tensors on a GPU, recorded where it can be: launching small kernels takes longer than running them.
 
     A recording reads and writes fixed memory: that of the static tensors, which come first, and copies of the others.
     If a static tensor has moved, the function runs once without a recording, and the next call records it again.
@@ -434,10 +429,7 @@ class Compilation:
             return None
         if not self.decision:
             return f"training runs uncompiled: {self.decision.reason}"
-        return (
-            f"compiling first ({self.decision.reason}): some 20 s, or a few seconds where the same networks have been "
-            "compiled before"
-        )
+        return f"compiling first ({self.decision.reason}): some 20 s, or a few if these networks were compiled before"
 
     @property
     def seconds(self) -> float:

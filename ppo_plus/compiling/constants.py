@@ -45,11 +45,8 @@ ATOMS = frozenset(
 )
 #: Functions and descriptors of compiled libraries, which equal themselves.
 BUILTINS = (
-    types.BuiltinFunctionType,
-    types.MethodWrapperType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.GetSetDescriptorType,
+    *(types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType),
+    *(types.WrapperDescriptorType, types.GetSetDescriptorType),
 )
 #: What other types consist of that keep nothing in ``__dict__``.
 PARTS: dict[Any, Callable[[Any], Iterable[Any]]] = {
@@ -82,8 +79,7 @@ class Reads:
 
     :param tensors: tensors that it is called with each time, in this order
     :param objects: functions and other objects, by their names in messages
-    :param changing: objects that change all the time, such as the algorithm: of these, only those attributes count that
-        some custom function names
+    :param changing: objects that change all the time, of which only attributes count that some custom function names
     """
 
     tensors: Sequence[th.Tensor] = ()

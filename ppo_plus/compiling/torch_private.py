@@ -131,12 +131,7 @@ def _adam_kernel(
     kernel: Any = th._fused_adamw_ if group["decoupled_weight_decay"] else th._fused_adam_
     state["step"].add_(n_steps)
     kernel(
-        [p.data],
-        [grad],
-        [state["exp_avg"]],
-        [state["exp_avg_sq"]],
-        [],
-        [state["step"]],
+        *([p.data], [grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]]),
         lr=learning_rate,
         beta1=float(group["betas"][0]),
         beta2=float(group["betas"][1]),
@@ -267,8 +262,7 @@ def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Callabl
     """The graph compiled by Inductor for such tensors; it may change them in place, and empties the list.
 
     The compiled form does not check its arguments: with others, it may read and write any memory. ``torch.compile``
-    adds several layers of Python, which take as long as a small network; a graph without gradients and without aliases
-    among its arguments does not need them.
+    adds layers of Python, which take as long as a small network: without gradients and aliases, they are not needed.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config

@@ -203,9 +203,7 @@ class SharedTraining(SingleProcess):
         # A single advantage has no standard deviation, and stays unchanged.
         alone = whole.n < 2
         shifts, scales = whole.mean.where(~alone, 0.0), (whole.std + 1e-8).where(~alone, 1.0)
-        return [
-            ((part - shift) / scale).to(part.dtype) for part, shift, scale in zip(parts, shifts, scales, strict=True)
-        ]
+        return [((part - shift) / scale).to(part) for part, shift, scale in zip(parts, shifts, scales, strict=True)]
 
     def reduction(self, part: LossAndGradient | None, weights: list[Any], n: int) -> LossAndGradient:
         """The loss of a minibatch and its gradient: means over all processes in one all-reduce.

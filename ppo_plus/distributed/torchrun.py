@@ -62,9 +62,7 @@ def join(device: str) -> "Ranks":
         require_any_gpu(device)
         n_gpus, local_rank = th.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
         if local_rank >= n_gpus:
-            raise ValueError(
-                f"this machine has {n_gpus} GPUs, one for each process: use --processes {n_gpus}, or --device cpu"
-            )
+            raise ValueError(f"there are {n_gpus} GPUs, one per process: use --processes {n_gpus}, or --device cpu")
         th.cuda.set_device(local_rank)
     # gloo in addition to NCCL, for what is on the CPU, such as an optimizer's step count.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=GROUP_TIMEOUT)
@@ -78,8 +76,7 @@ def require_no_restarts() -> None:
     n = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if n != "0":
         raise ValueError(
-            f"torchrun --max-restarts {n}: restarted processes do not resume by themselves. Leave it out, and resume "
-            "with --resume RUN after a process has ended"
+            f"torchrun --max-restarts {n}: restarted processes do not resume. Leave it out, and resume by --resume RUN"
         )
 
 

@@ -1,5 +1,4 @@
-"""One minibatch of an update: its transitions, the gradient of its loss, and a step along it, of all weights as one
-vector."""
+"""One minibatch of an update: its transitions, the gradient of its loss, and a step of all weights as one vector."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,8 +23,7 @@ Observations = th.Tensor | dict[str, th.Tensor]
 
 
 class Batch(NamedTuple):
-    """``B`` transitions, with the names of SB3's ``RolloutBufferSamples``: those of a minibatch, or of a whole
-    rollout, of which minibatches are rows.
+    """``B`` transitions of a minibatch or of a whole rollout, with the names of SB3's ``RolloutBufferSamples``.
 
     :param observations: tensor ``(B, ...)``, or a dict of them
     :param actions: internal actions (see :mod:`ppo_plus.policy.distributions`), float32, shape ``(B, action_dim)``
@@ -34,15 +32,13 @@ class Batch(NamedTuple):
     :param old_log_prob: log-probability of the actions when they were taken, shape ``(B,)``
     :param advantages: shape ``(B,)``; with streams, those of all of them combined
     :param returns: targets of the critic, shaped like ``old_values``
-    :param old_params: parameters of the action distribution during the rollout, shape ``(B, param_dim)``; ``None`` from
-        a buffer class that does not keep them
+    :param old_params: parameters of the action distribution during the rollout, ``(B, param_dim)``; ``None``: unknown
     :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(B, M)``; ``None`` where there are none
     :param carry: with memory: what was remembered before the first step of each sequence. The transitions are then
         sequences of equal length, one after another; ``None`` without memory
     :param episode_starts: with memory: which observations begin an episode, shape ``(B,)``
     :param valid: which transitions to learn from, booleans ``(B,)``; ``None``: all. The others only hand on the memory
-    :param normalized: advantages normalized within the minibatch that several processes have parts of, shape ``(B,)``;
-        ``None``: there is one process
+    :param normalized: advantages normalized within a minibatch of several processes, shape ``(B,)``, or ``None``
     :param features: what the policy's encoder makes of the observations, where it has run already; else ``None``
     :param next_observations: what followed, like ``observations``: an episode's final observation where it has ended.
         ``None`` unless streams are computed and learn
@@ -109,17 +105,9 @@ def rows(tree: Any, indices: th.Tensor) -> Any:
 
 #: Optimizers with a fused kernel on CPUs and GPUs; Adagrad's is for CPUs.
 FUSED = (optim.Adam, optim.AdamW, optim.SGD)
+FUSED_ON_CPU = (*FUSED, optim.Adagrad)
 #: Optimizers that treat every weight by itself, so that all weights may stand in one vector.
-ELEMENTWISE = (
-    *FUSED,
-    optim.RMSprop,
-    optim.NAdam,
-    optim.RAdam,
-    optim.Adamax,
-    optim.Adagrad,
-    optim.Adadelta,
-    RMSpropTFLike,
-)
+ELEMENTWISE = (*FUSED_ON_CPU, optim.RMSprop, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adadelta, RMSpropTFLike)
 
 #: Entries of optimizer states that count steps, one per parameter.
 PER_PARAMETER = ("step", "mu_product")
@@ -159,10 +147,8 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
         return
     vector = nn.Parameter(th.cat([p.detach().reshape(-1) for p in params]))
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-    fused = (*FUSED, optim.Adagrad) if vector.device.type == "cpu" else FUSED
-    if isinstance(optimizer, fused) and not any(
-        options.get(key) for key in ("foreach", "capturable", "differentiable")
-    ):
+    fused = FUSED_ON_CPU if vector.device.type == "cpu" else FUSED
+    if isinstance(optimizer, fused) and not any(map(options.get, ("foreach", "capturable", "differentiable"))):
         options["fused"] = True
     lent = new_optimizer(optimizer, vector)
     lent.param_groups[0].update(options)
@@ -215,8 +201,7 @@ def _is_elementwise(name: str, value: Any, p: th.Tensor) -> bool:
 def check_optimizer_state(optimizer: Optimizer) -> None:
     """Check what an optimizer has loaded. How it computes (:data:`IMPLEMENTATION`) stays as it was made.
 
-    :raises ValueError: its state does not fit its weights: torch's fused kernels would write outside of it. It is
-        deleted then
+    :raises ValueError: its state, which is deleted then, does not fit its weights: kernels would write outside of it
     """
     needed = {"exp_avg", "exp_avg_sq", "step"} if isinstance(optimizer, (optim.Adam, optim.AdamW)) else set()
     valid = True
@@ -382,8 +367,7 @@ class UpdateRule:
         with self.keeping_buffers():
             features = self.policy.encode_batch(batch)
             losses, gradient = head(Features(*(part.detach() for part in features)))
-            # The critic sends no gradient into layers that it shares; layers may be frozen; a loss may be of the
-            # critic alone.
+            # Layers may be frozen; the critic sends no gradient into shared ones; a loss may be of the critic alone.
             pairs = zip(features, gradient[len(params) :], strict=True)
             reached = [pair for pair in pairs if pair[0].requires_grad and pair[1] is not None]
             if not reached:
@@ -444,8 +428,7 @@ class UpdateRule:
         return next_state, tuple(diagnostics), record
 
     def list_others(self) -> list[th.Tensor]:
-        """What the policy computes with besides the weights that are learned: its buffers, which its layers may change
-        in place or replace, and frozen weights."""
+        """The policy's buffers, which its layers may change in place or replace, and its frozen weights."""
         return [*self.policy.buffers(), *(weight for weight in self.policy.parameters() if not weight.requires_grad)]
 
     def keeping_buffers(self) -> AbstractContextManager[Any]:
@@ -455,8 +438,7 @@ class UpdateRule:
 
     @cached_property
     def may_change_buffers(self) -> bool:
-        """Whether layers may change buffers in a minibatch; moments that observations and values are normalized by
-        change between two rollouts only."""
+        """Whether layers may change buffers in a minibatch; moments of normalization change between rollouts only."""
         layers = (module for module in self.policy.modules() if not isinstance(module, RunningMoments))
         return any(buffer is not None for layer in layers for buffer in layer.buffers(recurse=False))
 

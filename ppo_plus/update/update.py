@@ -87,8 +87,7 @@ def interrupts_wait() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def usual_settings() -> Iterator[None]:
-    """In the block, torch makes tensors in single precision on the CPU and records gradients, whatever other code of
-    the process has set."""
+    """In the block, torch makes tensors in single precision on the CPU and records gradients, whatever else was set."""
     before, elsewhere = th.get_default_dtype(), th.get_default_device().type != "cpu"
     with th.inference_mode(False), th.enable_grad(), th.device("cpu") if elsewhere else nullcontext():
         try:
@@ -316,9 +315,8 @@ def compiled_minibatch(
         "max_grad_norm": rule.max_grad_norm,
         "optimizer": (type(optimizer), options),
     }
-    reads = replace(
-        rule.reads, tensors=[*trainable(optimizer), *rule.list_others()], objects=objects | dict(rule.reads.objects)
-    )
+    tensors = [*trainable(optimizer), *rule.list_others()]
+    reads = replace(rule.reads, tensors=tensors, objects=objects | dict(rule.reads.objects))
     compiled = compilation.compiled("the update", rule if whole else rule.gradient, reads, unable)
     if compiled is None:
         return in_place(rule, lent, coefficients)
