@@ -328,9 +328,7 @@ def _check_kl_control(settings: Settings) -> None:
     if control.needs_target and settings.target_kl is None:
         raise ValueError(f"kl_control={settings.kl_control!r} needs a target: set target_kl, such as target_kl=0.01")
     if settings.clip_range is None and not control.penalizes:
-        raise ValueError(
-            'clip_range=None leaves the update unbounded: set kl_control="penalty" with target_kl, or clip_range=0.2'
-        )
+        raise ValueError('clip_range=None needs a bound: set kl_control="penalty" with target_kl, or clip_range=0.2')
     if control.measure == "kl" and not adapt_policy_class(settings.policy_class).has_params:
         raise ValueError(
             f"kl_control={settings.kl_control!r} needs the parameters of the action distribution, which "

@@ -75,9 +75,7 @@ def require_no_restarts() -> None:
     """:raises ValueError: torchrun would restart processes, which would begin a new run"""
     n = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if n != "0":
-        raise ValueError(
-            f"torchrun --max-restarts {n}: restarted processes do not resume. Leave it out, and resume by --resume RUN"
-        )
+        raise ValueError(f"torchrun --max-restarts {n}: restarted processes do not resume alone: use --resume RUN")
 
 
 def require_any_gpu(device: str) -> None:

@@ -7,14 +7,13 @@ episode depends on the autoreset mode of the vector environment (https://farama.
     As in SB3: the step that ends an episode returns the first observation of the next one, and
     ``infos[i]["terminal_observation"]`` is the last observation of the old one.
 ``NEXT_STEP``
-    Gymnasium's default. The step that ends an episode returns its last observation, with
-    ``dones[i]`` true. The next step ignores the action and returns the first observation of the next episode. That row
-    is a reset, not a transition: ``dones[i]`` is true again, because an episode starts after it, and ``infos[i] ==
-    {"autoreset": True}``. ``PPO_Plus`` excludes such rows from training, and its callbacks find ``dones`` without them.
-    Other algorithms would train on them; use ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n,
-    vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not wrap the adapter in a
-    ``VecMonitor``, which would count each reset as an episode of one step, or in a ``VecNormalize``, which would count
-    a return of 0 for it: ``PPO_Plus(..., normalize_values=True)`` does not.
+    Gymnasium's default. The step that ends an episode returns its last observation, with ``dones[i]`` true. The next
+    step ignores the action and returns the first observation of the next episode. That row is a reset, not a
+    transition: ``dones[i]`` is true again, because an episode starts after it, and ``infos[i] == {"autoreset": True}``.
+    ``PPO_Plus`` excludes such rows from training, and its callbacks find ``dones`` without them. Other algorithms would
+    train on them; use ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n, vector_kwargs={"autoreset_mode":
+    gymnasium.vector.AutoresetMode.SAME_STEP})``. A ``VecMonitor`` around it would count each reset as an episode of one
+    step, and a ``VecNormalize`` a return of 0 for it: ``PPO_Plus(..., normalize_values=True)`` does not.
 
 ``N`` is the number of environments.
 """

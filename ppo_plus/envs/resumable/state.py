@@ -25,8 +25,7 @@ import hashlib
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from typing import Any
@@ -56,6 +55,7 @@ from ppo_plus.envs.resumable.attributes import (
     set_attributes,
     set_generator,
 )
+from ppo_plus.process import assigned
 from ppo_plus.trees import tree_map
 
 #: Longer episodes are not recorded, because of the memory and of the time that a replay would take.
@@ -308,7 +308,10 @@ class Resumable(gym.Wrapper):
         reason: str | None = state["reason"]
         try:
             if reason is None and state["episode"] is not None:
-                with self._silent():
+                with ExitStack() as silent:
+                    for layer, _ in self._wrappers:
+                        if isinstance(layer, Monitor):  # which does not write to its file meanwhile
+                            silent.enter_context(assigned(layer, results_writer=None))
                     self._go_to(state["episode"], state["generator"])
         except Exception as error:
             reason = self._reason_of(error)
@@ -343,18 +346,6 @@ class Resumable(gym.Wrapper):
         """Equal if what the environment returned last, without the info, and its generator are equal bit by bit."""
         last = self._episode.last[: 4 if self._episode.actions else 1]
         return hashlib.sha256(json.dumps([last, get_generator(self._base)], default=_bits).encode()).hexdigest()
-
-    @contextmanager
-    def _silent(self) -> Iterator[None]:
-        """Monitors do not write to files meanwhile."""
-        writers = [(layer, layer.results_writer) for layer, _ in self._wrappers if isinstance(layer, Monitor)]
-        try:
-            for monitor, _ in writers:
-                monitor.results_writer = None
-            yield
-        finally:
-            for monitor, writer in writers:
-                monitor.results_writer = writer
 
 
 def _bits(value: Any) -> Any:
