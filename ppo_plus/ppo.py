@@ -153,15 +153,18 @@ class PPO_Plus(OnPolicyAlgorithm):
     :raises TypeError: an argument is of the wrong kind
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": MlpPolicy} | {
-        policy.__name__: policy
-        for policy in (
-            *(CnnPolicy, MultiInputPolicy),
-            *(recurrent.MlpLstmPolicy, recurrent.CnnLstmPolicy, recurrent.MultiInputLstmPolicy),
-            *(recurrent.MlpGruPolicy, recurrent.CnnGruPolicy, recurrent.MultiInputGruPolicy),
-            *(scan.MlpLruPolicy, scan.CnnLruPolicy, scan.MultiInputLruPolicy),
-            *(attention.MlpAttentionPolicy, attention.CnnAttentionPolicy, attention.MultiInputAttentionPolicy),
-        )
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        **{
+            policy.__name__: policy
+            for policy in (
+                *(CnnPolicy, MultiInputPolicy),
+                *(recurrent.MlpLstmPolicy, recurrent.CnnLstmPolicy, recurrent.MultiInputLstmPolicy),
+                *(recurrent.MlpGruPolicy, recurrent.CnnGruPolicy, recurrent.MultiInputGruPolicy),
+                *(scan.MlpLruPolicy, scan.CnnLruPolicy, scan.MultiInputLruPolicy),
+                *(attention.MlpAttentionPolicy, attention.CnnAttentionPolicy, attention.MultiInputAttentionPolicy),
+            )
+        },
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})

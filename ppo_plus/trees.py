@@ -1,6 +1,6 @@
 """Trees of tuples, lists, dicts and ``None`` with tensors as leaves: optree's functions, typed; and devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import optree
@@ -15,6 +15,11 @@ tree_leaves: Callable[[Any], list[Any]] = optree.tree_leaves
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = optree.tree_flatten
 #: The structure alone.
 tree_structure: Callable[[Any], Any] = optree.tree_structure
+
+
+def named_parts(parts: Any) -> dict[Any, Any]:
+    """A mapping as a dict, or a sequence by the indices of its parts; ``Dict`` and ``Tuple`` spaces are these, too."""
+    return dict(parts) if isinstance(parts, Mapping) else dict(enumerate(parts))
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:

@@ -13,6 +13,7 @@ Write your own by subclassing :class:`~ppo_plus.NoiseProcess`: :meth:`~ppo_plus.
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch as th
@@ -143,7 +144,7 @@ class ColoredNoise(NoiseProcess):
     horizon: int = 1024
 
     def __post_init__(self) -> None:
-        if not isinstance(self.beta, (int, float)) or not isinstance(self.horizon, int):
+        if not isinstance(self.beta, Real) or not isinstance(self.horizon, Integral):
             raise TypeError(f"{self!r}: beta must be a number and horizon an integer")
         if not (math.isfinite(self.beta) and self.beta >= 0):
             raise ValueError(f"ColoredNoise: beta={self.beta!r} must be finite and at least 0")

@@ -10,6 +10,7 @@ arXiv:2109.11978), moved from every minibatch to every update.
 """
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, NamedTuple
 
 import torch as th
@@ -191,5 +192,5 @@ def _outside_band(kl: th.Tensor, target: th.Tensor, band: float, above: float, b
 
 
 def _require_above(owner: str, name: str, value: float, bound: float) -> None:
-    if not value > bound:
+    if not isinstance(value, Real) or not value > bound:
         raise ValueError(f"{owner}: {name}={value!r} must be above {bound}")

@@ -104,11 +104,14 @@ class SB3Interface:
     def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:
         return super().predict_values(obs)  # type: ignore[misc, no-any-return]
 
-    def predict(self, *args: Any, action_masks: Any = None, **kwargs: Any) -> Any:
+    def predict(self: Any, *args: Any, action_masks: Any = None, **kwargs: Any) -> Any:
         """SB3's ``predict``; ``action_masks`` must be ``None``."""
         if action_masks is not None:
             raise ValueError("action_masks do not reach a policy class that overrides SB3's methods: leave them out")
-        return super().predict(*args, **kwargs)  # type: ignore[misc]
+        actions, state = super().predict(*args, **kwargs)  # type: ignore[misc]
+        if np.issubdtype(self.action_space.dtype, np.integer):
+            actions = (np.rint(actions) + getattr(self.action_space, "start", 0)).astype(self.action_space.dtype)
+        return actions, state
 
     def init_carry(self: Any, n_envs: int) -> Carry:
         """Draw new noise, which SB3's policies store."""

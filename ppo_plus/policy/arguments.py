@@ -2,7 +2,9 @@
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import torch as th
@@ -10,13 +12,16 @@ from gymnasium import spaces
 from torch import nn
 
 from ppo_plus.policy.normalization import OPTIONS
-from ppo_plus.require import nearest, require_int, require_kind
+from ppo_plus.require import nearest, require_int, require_kind, require_number
 
 #: Arguments of policies that ``PPO_Plus`` passes.
 OF_PPO_PLUS = ("use_sde", "exploration", "action_mask_key", "streams", *OPTIONS)
 PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", *OF_PPO_PLUS)
 #: Arguments of kinds of memory that the others do not have.
 OF_MEMORY = {"lstm_kwargs": "an LSTM or GRU", "attention_window": "attention", "attention_heads": "attention"}
+OF_MEMORY |= dict.fromkeys(
+    ("lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm"), 'memory, such as "MlpLstmPolicy",'
+)
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
 NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
@@ -35,6 +40,10 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
     """:raises TypeError, ValueError: an argument is unknown, of the wrong kind, or out of range"""
     _check_names(policy_class, policy_kwargs)
     _check_net_arch(policy_kwargs.get("net_arch"))
+    require_kind("policy_kwargs: autocast", policy_kwargs.get("autocast", False), bool, "True or False")
+    require_number("policy_kwargs: log_std_init", policy_kwargs.get("log_std_init", 0.0), -math.inf)
+    for name in ("features_extractor_kwargs", "optimizer_kwargs"):
+        require_kind(f"policy_kwargs: {name}", policy_kwargs.get(name), (Mapping, NoneType), "a dict")
     activation_fn = policy_kwargs.get("activation_fn", nn.Tanh)
     try:
         # A function may make modules: `partial(nn.LeakyReLU, 0.1)` does, `torch.relu` does not.

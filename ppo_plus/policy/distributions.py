@@ -28,7 +28,7 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Normal as TorchNormal
 from torch.nn import functional as F
 
-from ppo_plus.trees import to_device, widest
+from ppo_plus.trees import named_parts, to_device, widest
 
 #: How far from the middle between the bounds, where 1 is a bound, squashed actions of demonstrations are at most.
 NEAREST = 0.99
@@ -305,7 +305,8 @@ class Categorical(ActionDistribution):
         return -(params.clamp(min=th.finfo(params.dtype).min) * params.exp()).sum(dim=1)
 
     def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
-        return (old.exp() * (old - new)).sum(dim=1)
+        lowest = th.finfo(old.dtype).min
+        return (old.exp() * (old.clamp(min=lowest) - new.clamp(min=lowest))).sum(dim=1)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         space: Any = self.action_space  # both kinds have shape, start and dtype
@@ -387,7 +388,7 @@ class Product(ActionDistribution):
         self, action_space: "spaces.Dict | spaces.Tuple[Any]", squash_output: bool = False, name: str = "action_space"
     ):
         super().__init__(action_space)
-        subspaces = _subspaces(action_space)
+        subspaces = named_parts(action_space)
         if not subspaces:
             raise ValueError(f"{name}={action_space} is empty: give it at least one subspace")
         self.parts = [
@@ -466,17 +467,13 @@ class Product(ActionDistribution):
         return th.cat(self._call("noise_log_std", self._split(log_std, "gaussian_dim")), dim=-1)
 
 
-def _subspaces(space: "spaces.Dict | spaces.Tuple[Any]") -> dict[Any, spaces.Space[Any]]:
-    return dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
-
-
 def _structured(space: "spaces.Dict | spaces.Tuple[Any]", parts: Sequence[Any]) -> Any:
     return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
 
 
 def _has_box(space: spaces.Space[Any]) -> bool:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return any(map(_has_box, _subspaces(space).values()))
+        return any(map(_has_box, named_parts(space).values()))
     return isinstance(space, spaces.Box)
 
 

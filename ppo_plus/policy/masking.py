@@ -23,6 +23,8 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.trees import named_parts
+
 #: The method of an environment that returns its mask.
 METHOD = "action_masks"
 #: Single masks that are not arrays.
@@ -82,33 +84,36 @@ def find_masks(env: VecEnv, layout: Any, key: str | None = None) -> MaskSource |
 
 
 def _has_method(env: VecEnv) -> bool:
+    """:raises ValueError: some environments have one, and others have none"""
     inner = env.unwrapped
     try:
-        if type(inner).has_attr is not VecEnv.has_attr:
-            return inner.has_attr(METHOD)
-        # SB3 only tests whether this raises; but some environments have every attribute, as ``None``.
-        methods = inner.get_attr(METHOD)
+        found = inner.env_method("has_wrapper_attr", METHOD)
     except (AttributeError, NotImplementedError):
         # Vector environments in other processes may not have single environments.
-        return False
-    for method in methods:
-        if method is not None and not callable(method):
-            raise TypeError(f"the environment's {METHOD} is {method!r}: make it a method that returns the mask")
-    return any(map(callable, methods))
-
-
-def _parts(tree: Any) -> dict[Any, Any]:
-    return dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree))
+        found = [inner.has_attr(METHOD)]
+    if any(found) and type(inner).has_attr is VecEnv.has_attr:
+        # Some environments have every attribute, as ``None``.
+        methods = inner.get_attr(METHOD) if all(found) else []
+        for method in methods:
+            if method is not None and not callable(method):
+                raise TypeError(f"the environment's {METHOD} is {method!r}: make it a method that returns the mask")
+        found = [callable(method) for method in methods] or found
+    if any(found) and not all(found):
+        raise ValueError(f"only some of the environments have a method {METHOD}(): give all of them one, or none")
+    return any(found)
 
 
 def choices_of(layout: Any) -> list[int]:
     """The number of alternatives of each choice in a layout, in order."""
-    return layout if isinstance(layout, list) else [n for part in _parts(layout).values() for n in choices_of(part)]
+    return (
+        layout if isinstance(layout, list) else [n for part in named_parts(layout).values() for n in choices_of(part)]
+    )
 
 
 def as_masks(name: str, masks: Any, layout: Any) -> np.ndarray:
     """``N`` masks of zeros and ones as booleans ``(N, M)``, checked; for the arguments see :func:`flat_masks`."""
-    numbers = np.asarray(flat_masks(name, masks, layout))
+    masks = flat_masks(name, masks, layout)
+    numbers = np.asarray(masks.numpy(force=True) if isinstance(masks, th.Tensor) else masks)
     booleans: np.ndarray = numbers.astype(bool)
     if numbers.dtype != bool and not np.array_equal(booleans, numbers):
         raise ValueError(
@@ -136,7 +141,7 @@ def flat_masks(name: str, masks: Any, layout: Any) -> Any:
 def _flat(mask: Any, layout: Any, batched: bool = True, where: str = "") -> Any:
     """One structure as an array or tensor ``(N, M)``; its arrays have ``N`` rows if ``batched``, else ``N`` is 1."""
     if isinstance(mask, Mapping if isinstance(layout, dict) else tuple) and not isinstance(layout, list):
-        parts, sublayouts = _parts(mask), _parts(layout)
+        parts, sublayouts = named_parts(mask), named_parts(layout)
         if unknown := [key for key in parts if key not in sublayouts]:
             raise ValueError(f"the mask has entries {unknown} that the action space has not")
         columns = [
@@ -160,7 +165,7 @@ def _flat(mask: Any, layout: Any, batched: bool = True, where: str = "") -> Any:
 
 def warn_of_order(layout: Any) -> None:
     """Warn once of a flat mask for a Dict with entries of the same size: no check notices another order."""
-    parts = {} if isinstance(layout, list) else _parts(layout)
+    parts = {} if isinstance(layout, list) else named_parts(layout)
     sizes = [size for part in parts.values() if (size := sum(choices_of(part)))]
     if isinstance(layout, dict) and len(set(sizes)) < len(sizes):
         _warn_of_order(str(layout))

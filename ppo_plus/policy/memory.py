@@ -165,10 +165,8 @@ class LayerMemory(WithMemory):
             raise ValueError(f"policy_kwargs: {lstm_hidden_size=} must be a multiple of {divisor}, {reason}")
         if shared_lstm and enable_critic_lstm:
             raise ValueError("policy_kwargs: shared_lstm=True needs enable_critic_lstm=False")
-        self.lstm_hidden_size = lstm_hidden_size
-        self.n_lstm_layers = n_lstm_layers
-        self.shared_lstm = shared_lstm
-        self.enable_critic_lstm = enable_critic_lstm
+        self.lstm_hidden_size, self.n_lstm_layers = lstm_hidden_size, n_lstm_layers
+        self.shared_lstm, self.enable_critic_lstm = shared_lstm, enable_critic_lstm
         self._owners = ("actor", "critic") if enable_critic_lstm else ("actor",)
         super().__init__(*args, **kwargs)
         if shared_lstm and not self.share_features_extractor:

@@ -62,6 +62,8 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
     if isinstance(space, spaces.Box) and not space.shape:
         return spaces.Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype)  # type: ignore[arg-type]
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        if 0 in space.shape:
+            raise ValueError(f"{name}={space} is empty: give it a shape without 0")
         return space
     remedy = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
     if isinstance(space, spaces.Sequence):
@@ -220,7 +222,7 @@ def require_choices(observations: np.ndarray, space: "spaces.Discrete | spaces.M
     choices = observations - space.start
     n: Any = space.n if isinstance(space, spaces.Discrete) else space.nvec
     if ((choices < 0) | (choices >= n)).any():
-        raise ValueError(f"env returned {observations} as observation, outside of its space {space}: fix it")
+        raise ValueError(f"the observation {observations} is outside of its space {space}: correct one of them")
 
 
 def _by_key(functions: dict[str, Preprocess], observations: dict[str, th.Tensor]) -> dict[str, th.Tensor]:
@@ -261,7 +263,9 @@ def warn_of_bounds(observations: Any, space: spaces.Space, name: str = "observat
     if not isinstance(space, spaces.Box) or (is_image_space(space) and space.dtype == np.uint8):
         return
     seen = observations.numpy(force=True) if isinstance(observations, th.Tensor) else observations
-    if ((seen < space.low.astype(seen.dtype)) | (seen > space.high.astype(seen.dtype))).any():
+    # Bounds of floats are rounded as the observations are; an integer type has no infinity.
+    low, high = (bound.astype(seen.dtype) if seen.dtype.kind == "f" else bound for bound in (space.low, space.high))
+    if ((seen < low) | (seen > high)).any():
         warnings.warn(
             f"{name}={space} has bounds that the observations, from {seen.min():.4g} to {seen.max():.4g}, do not keep: "
             "correct the space, or the observations",

@@ -34,6 +34,7 @@ from ppo_plus.policy.observations import (
     is_finite,
     make_preprocess,
     not_finite,
+    parts_of,
     to_tensor,
     visible_spaces,
 )
@@ -194,6 +195,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     ):
         if use_sde and exploration is not None:
             raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
+        if exploration is not None and (use_expln or not full_std):
+            remedy = "pass them to ppo_plus.StateDependentNoise, or leave exploration out"
+            raise ValueError(f"full_std and use_expln have no effect beside exploration={exploration!r}: {remedy}")
         if net_arch is not None and actor is not None and critic is not None:
             raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
         if action_mask_key is not None:
@@ -249,7 +253,24 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         #: The distributions over actions; ``action_dist`` is SB3's name of it.
         self.distribution = self.action_dist = make_distribution(action_space, squash_output)
         self.share_features_extractor = actor_space is critic_space and share_features_extractor is not False
+        self.value_normalizer: ValueNormalizer | None = None
+        self.streams: Streams | None = None
+        self._make_encoder()
         self._build(lr_schedule)
+
+    def _make_encoder(self) -> None:
+        """Create what encodes observations, as SB3 does before ``_build``."""
+        options = normalization_options("normalize_observations", self.normalize_observations)
+        self.observation_normalizer = None if options is None else self.make_observation_normalizer(options)
+        self._preprocess = make_preprocess(self.actor_space, self.normalize_images)
+        self._preprocess_critic = make_preprocess(self.critic_space, self.normalize_images)
+        extractor = self.features_extractor = self.pi_features_extractor = self.make_features_extractor()
+        if self.actor_space is not self.critic_space:
+            extractor = self._make_extractor(self.critic_space)
+        elif not self.share_features_extractor:
+            extractor = self.make_features_extractor()
+        self.vf_features_extractor = extractor
+        self.features_dim, self.vf_features_dim = self.features_extractor.features_dim, extractor.features_dim
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         """Create a features extractor for what the actor sees."""
@@ -262,17 +283,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
-        options = normalization_options("normalize_observations", self.normalize_observations)
-        self.observation_normalizer = None if options is None else self.make_observation_normalizer(options)
-        self._preprocess = make_preprocess(self.actor_space, self.normalize_images)
-        self._preprocess_critic = make_preprocess(self.critic_space, self.normalize_images)
-        extractor = self.features_extractor = self.pi_features_extractor = self.make_features_extractor()
-        if self.actor_space is not self.critic_space:
-            extractor = self._make_extractor(self.critic_space)
-        elif not self.share_features_extractor:
-            extractor = self.make_features_extractor()
-        self.vf_features_extractor = extractor
-        self.features_dim, self.vf_features_dim = self.features_extractor.features_dim, extractor.features_dim
         self._build_mlp_extractor()
         self.action_net = self._make_last_layer("actor", self.distribution.net_dim)  # type: ignore[assignment]
         if self.distribution.gaussian_dim:
@@ -560,9 +570,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """An observation as a batch of tensors, and whether it was one; what the actor does not see may be missing."""
-        optional: set[str] = set()
-        if isinstance(self.observation_space, spaces.Dict) and isinstance(self.actor_space, spaces.Dict):
-            optional = self.observation_space.spaces.keys() - self.actor_space.spaces.keys() - {self.action_mask_key}
+        optional = parts_of(self.observation_space).keys() - parts_of(self.actor_space).keys() - {self.action_mask_key}
         return to_tensor(observation, self.observation_space, self.device, optional=optional)
 
     def predict(

@@ -50,7 +50,7 @@ class Layout:
             rows = th.arange(marks.shape[1], device=marks.device).repeat(n_sequences, 1)
             rows[:, 1:] += n_before
             self._rows = (rows + length * th.arange(n_sequences, device=marks.device)[:, None]).view(-1)
-            resets = th.ones(n_sequences * length, device=marks.device).index_fill(0, self._rows, 0.0)
+            resets = th.ones(n_sequences * length, dtype=th.float32, device=marks.device).index_fill(0, self._rows, 0.0)
             self.resets = resets.view(n_sequences, length, 1)
 
     def pad(self, x: th.Tensor) -> th.Tensor:

@@ -270,3 +270,9 @@ def test_the_same_seed_gives_the_same_noise(process):
         draws.append(process.init(3, F, D))
     assert all(th.equal(part, draws[1][name]) for name, part in draws[0].items())
     assert all(len(part) == 3 for part in draws[0].values())
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert ColoredNoise(np.float32(0.5), np.int64(64)) == ColoredNoise(0.5, 64)
+    with pytest.raises(TypeError, match="beta must be a number"):
+        ColoredNoise("0.5")

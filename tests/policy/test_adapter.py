@@ -190,3 +190,30 @@ def test_what_is_overridden_is_found_and_nothing_else():
     assert overridden(Networks) == [] and issubclass(adapt_policy_class(Networks), ActorCriticPolicy)
     assert overridden(Further) == ["forward", "evaluate_actions", "predict_values"]
     assert not issubclass(adapt_policy_class(Further), ActorCriticPolicy)
+
+
+class ReadsFeaturesBefore(SB3Policy):
+    """Builds what it needs before SB3's networks, as SB3 allows: the features extractor is there already."""
+
+    def _build(self, lr_schedule):
+        self.extra = th.nn.Linear(self.features_dim, 3)
+        super()._build(lr_schedule)
+
+
+def test_a_policy_may_build_before_sb3s_networks():
+    model = PPO_Plus(ReadsFeaturesBefore, vec(ACTIONS["discrete"]), n_steps=8, batch_size=8, device="cpu").learn(16)
+    assert model.policy.extra.in_features == model.policy.features_dim
+
+
+class OwnForward(SB3Policy):
+    def forward(self, obs, deterministic=False):
+        return super().forward(obs, deterministic)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3, start=2), spaces.Box(0, 5, (2,), np.int64)], ids=str)
+def test_predict_returns_actions_of_the_space(space):
+    model = PPO_Plus(OwnForward, vec(space), n_steps=8, batch_size=8, device="cpu").learn(16)
+    for deterministic in (False, True):
+        actions, _ = model.predict(model.env.reset(), deterministic=deterministic)
+        assert all(space.contains(action) for action in actions)
+    model.evaluate(1)

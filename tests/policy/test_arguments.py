@@ -15,7 +15,7 @@ from parametrization import all_pairs
 from stable_baselines3.common import policies as sb3
 from torch import nn
 
-from ppo_plus import MlpPolicy, PPO_Plus, register
+from ppo_plus import MlpPolicy, PPO_Plus, StateDependentNoise, register
 from ppo_plus.policy.arguments import accepted_names, split_network
 
 
@@ -73,6 +73,26 @@ def test_any_factory_of_activations_is_accepted(activation_fn):
     assert isinstance(make(activation_fn=activation_fn).policy.mlp_extractor.policy_net[1], nn.Module)
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"autocast": "no"}, "autocast='no' must be True or False"),
+        ({"log_std_init": "a"}, "log_std_init='a' must be a number"),
+        ({"log_std_init": float("nan")}, "log_std_init=nan must be a number"),
+        ({"features_extractor_kwargs": 3}, "features_extractor_kwargs=3 must be a dict"),
+        ({"optimizer_kwargs": [0.1]}, r"optimizer_kwargs=\[0.1\] must be a dict"),
+    ],
+)
+def test_values_of_another_kind_are_named(kwargs, message):
+    with pytest.raises((TypeError, ValueError), match=f"policy_kwargs: {message}"):
+        make(**kwargs)
+
+
+def test_options_of_gsde_beside_an_exploration_raise_an_error():
+    with pytest.raises(ValueError, match="full_std and use_expln have no effect beside exploration=StateDependent"):
+        make_model(exploration=StateDependentNoise(), policy_kwargs={"full_std": False})
+
+
 @pytest.mark.parametrize("optimizer_class", ["adam", 5])
 def test_an_optimizer_must_be_a_class(optimizer_class):
     with pytest.raises(
@@ -87,7 +107,7 @@ def test_an_optimizer_must_be_a_class(optimizer_class):
         ("MlpPolicy", "net_archi", "did you mean net_arch?"),
         ("MlpPolicy", "activation", "did you mean activation_fn?"),
         ("MlpPolicy", "xyzzy", "it takes activation_fn, actor, "),
-        ("MlpPolicy", "lstm_hidden_size", "it takes "),
+        ("MlpPolicy", "lstm_hidden_size", 'only policies with memory, such as "MlpLstmPolicy", take it'),
         ("MlpLstmPolicy", "lstm_hidden", "did you mean lstm_hidden_size?"),
     ],
 )

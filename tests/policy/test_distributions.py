@@ -951,3 +951,10 @@ def assert_rows_equal(space, found, expected, i):
     # NumPy's tanh is another than torch's, by a bit, which is scaled to the width of the space.
     span = space.high - space.low if isinstance(space, spaces.Box) and space.is_bounded() else np.zeros(())
     np.testing.assert_allclose(row, expected, rtol=1e-6, atol=np.finfo(np.float32).eps * float(span.max()))
+
+
+def test_alternatives_that_a_network_forbids_leave_the_kl_finite():
+    distribution = make_distribution(spaces.Discrete(3))
+    old, new = (distribution.params(th.tensor([[0.0, logit, -th.inf]]), None) for logit in (1.0, 2.0))
+    kl = td.kl_divergence(*(td.Categorical(logits=th.tensor([[0.0, logit]])) for logit in (1.0, 2.0)))
+    th.testing.assert_close(distribution.kl(old, new), kl)

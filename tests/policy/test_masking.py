@@ -37,9 +37,9 @@ from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy as evaluate_policy_without_masks
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.policy.masking import _warn_of_order, as_masks, find_masks, nothing_allowed
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.enjoy import Player
@@ -254,7 +254,7 @@ def test_without_masks_environments_are_asked_once_per_rollout():
 
     env = Counting([lambda: RandomEnv(ACTIONS["discrete"])] * 2)
     model = make(env).learn(64)
-    assert (env.n_asked, env.n_called) == (2, 0)
+    assert (env.n_asked, env.n_called) == (0, 2)
     assert model.rollout_buffer.masks is None
 
 
@@ -684,3 +684,20 @@ def test_an_attribute_that_is_no_method_is_no_mask():
     env = Obliging([lambda: RandomEnv(ACTIONS["discrete"])])
     assert find_masks(env, [3]) is None and find_masks(VecNormalize(env), [3]) is None
     PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, n_epochs=1, compile=False).learn(4)
+
+
+@pytest.mark.parametrize("vec_class", [DummyVecEnv, SubprocVecEnv, SupervisedVecEnv])
+def test_masks_of_some_environments_only_are_an_error(vec_class):
+    """Without masks, the others would be played with actions that they forbid."""
+    env = vec_class([lambda: MaskedEnv(ACTIONS["discrete"]), lambda: RandomEnv(ACTIONS["discrete"])])
+    model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu")
+    with pytest.raises(ValueError, match=r"only some of the environments have a method action_masks\(\)"):
+        model.learn(16)
+    env.close()
+
+
+def test_masks_may_be_tensors_that_need_gradients_or_are_elsewhere():
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"], env_class=MaskedEnv), n_steps=8, batch_size=8, device="cpu")
+    obs = th.zeros(2, *model.observation_space.shape)
+    masks = th.ones(2, int(ACTIONS["discrete"].n)).requires_grad_()
+    assert th.isfinite(model.policy(obs, action_masks=masks)[2]).all()

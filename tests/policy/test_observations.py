@@ -296,7 +296,7 @@ def test_a_choice_outside_of_its_space_raises_an_error(compile):
     model = PPO_Plus(
         "MlpPolicy", Outside(spaces.Discrete(2), spaces.Discrete(5)), n_steps=8, batch_size=8, compile=compile
     )
-    with pytest.raises(ValueError, match=r"returned \[5\] as observation, outside of its space Discrete\(5\)"):
+    with pytest.raises(ValueError, match=r"observation \[5\] is outside of its space Discrete\(5\)"):
         model.learn(8)
     with pytest.raises(ValueError, match="outside of its space"):
         model.predict(-1)
@@ -341,3 +341,18 @@ def test_the_key_of_a_dict_is_named():
 def test_the_first_of_several_environments_is_named():
     with pytest.raises(FloatingPointError, match="in environment 2 at step"):
         require_finite("reward", np.array([0.0, 1.0, math.nan, math.inf]), 1)
+
+
+def test_infinite_bounds_have_no_warning_with_integer_observations(recwarn):
+    from ppo_plus.policy.observations import warn_of_bounds
+
+    observations, unbounded = np.arange(1, 4)[:, None, None], spaces.Box(-np.inf, np.inf, (1,))
+    warn_of_bounds(observations, unbounded)
+    assert not recwarn
+    with pytest.warns(UserWarning, match="has bounds that the observations, from 1 to 3, do not keep"):
+        warn_of_bounds(observations, spaces.Box(0, 2, (1,)))
+
+
+def test_an_empty_observation_is_an_error():
+    with pytest.raises(ValueError, match="is empty: give it a shape without 0"):
+        canonical_space(spaces.Box(-1, 1, (0,)))
