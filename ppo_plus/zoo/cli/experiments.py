@@ -43,7 +43,6 @@ from ppo_plus.zoo.runs import Options, RunFolder, file_name, open_run
 if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.train import Run
-    from ppo_plus.zoo.tune.study import Study
 
 #: Options that change a run when it is resumed.
 CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "env_workers", "tensorboard_log")
@@ -419,7 +418,7 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     from ppo_plus.zoo.tune.jobs import is_done
     from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path, retraining
     from ppo_plus.zoo.tune.space import read_space
-    from ppo_plus.zoo.tune.study import create
+    from ppo_plus.zoo.tune.study import Study, create
     from ppo_plus.zoo.tune.task import Plan, TuningTask, counted
     from ppo_plus.zoo.tune.tuner import Workers, finish
 
@@ -439,7 +438,7 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     task = TuningTask(
         experiment, space, plan, allowed_packages(args), tuple(args.gym_packages), tuple(args.also)
     ).checked()
-    study = _study(args, url, name)
+    study = Study.open(name, url, args.grace_period)
     create(study, task, args.max_total_trials)
     n_done = sum(map(is_done, study.screening().trials()))
     print(f"study {name!r} in {without_password(url)}: {n_done} of {counted(study.budget, 'trial')} done")
@@ -464,17 +463,9 @@ def prepare_worker(command: Parser, args: argparse.Namespace, supervision: dict[
     address = args.storage.removeprefix("sqlite:///").partition("?")[0]
     if "://" not in address and not Path(address).is_file():
         raise FileNotFoundError(f"--storage {args.storage}: there is no such file; `ppo-plus tune` creates it")
-    from ppo_plus.zoo.tune.study import read_task
+    from ppo_plus.zoo.tune.study import Study, read_task
     from ppo_plus.zoo.tune.tuner import TuningWorker
 
     import_named(args)
-    study = _study(args, args.storage, args.study_name)
+    study = Study.open(args.study_name, args.storage, args.grace_period)
     return TuningWorker(study, read_task(study, allowed_packages(args)), supervision).work
-
-
-def _study(args: argparse.Namespace, url: str, name: str) -> "Study":
-    """Open the storage of a study."""
-    from ppo_plus.zoo.tune.jobs import Heartbeats, open_storage
-    from ppo_plus.zoo.tune.study import Study
-
-    return Study(name, open_storage(url), Heartbeats(args.grace_period))

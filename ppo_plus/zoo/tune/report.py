@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
@@ -16,7 +17,7 @@ from ppo_plus.saving.files import write_text
 from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, outcome
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
 from ppo_plus.zoo.tune.study import BASELINE, SCORES, SETTINGS, Study, is_baseline, ranked_candidates, ranking
 from ppo_plus.zoo.tune.task import TuningTask, counted
 
@@ -144,6 +145,32 @@ def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial], of_run: Mapping[i
     done = [run for run in own if run.number in of_run]
     scores, values = [of_run[run.number] for run in done], [run.values for run in done]
     return Finalist(trial, scores, len(own) - len(done), values=values)
+
+
+def done_runs(study: Study) -> dict[tuple[str, int], str]:
+    """The runs that are done, by stage and number, and a line about each."""
+    lines = {}
+    for stage, jobs in study.begun_stages().items():
+        for trial in filter(is_done, jobs.trials()):
+            job = trial.user_attrs
+            name = f"{job[CANDIDATE]}, seed {job[SEED]}" if CANDIDATE in job else job[JOB]
+            lines[stage, trial.number] = f"{stage}, trial {name}: {outcome(trial)}"
+    return lines
+
+
+def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
+    """What is left of a study, and how long it takes; empty until the baselines have run, and when nothing is left."""
+    plan, n_trials = task.plan, study.budget
+    n_baselines = min(len(task.baselines()), n_trials)
+    if not study.screening(n_baselines).all_done():
+        return ""
+    search, *later = (list(filter(is_done, jobs.trials())) for jobs in study.begun_stages().values())
+    n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * plan.n_seeds - sum(map(len, later))
+    times = [trial.duration.total_seconds() for trial in search if trial.duration is not None]
+    if n_left <= 0 or not times:
+        return ""
+    minutes = n_left * fmean(times) / plan.n_seeds / n_workers / 60
+    return f"about {minutes:.1f} more minutes at most with {n_workers} at a time"
 
 
 #: Trials that the report shows.

@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ppo_plus.require import require_int
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, Jobs, StorageError, reason
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, Jobs, StorageError, open_storage, reason
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 
 #: User attributes of a study.
@@ -34,6 +34,11 @@ class Study:
     name: str
     storage: BaseStorage
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
+
+    @classmethod
+    def open(cls, name: str, url: str, grace_period: float) -> "Study":
+        """A study in the storage with a URL, with the grace period in seconds; errors as of :func:`open_storage`."""
+        return cls(name, open_storage(url), Heartbeats(grace_period))
 
     def attributes(self) -> dict[str, Any]:
         """The user attributes of the study; empty if there is no such study."""

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -26,34 +25,10 @@ from ppo_plus.require import is_disk_full
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.installation import import_packages
 from ppo_plus.zoo.interrupts import check, deferred, exit_codes
-from ppo_plus.zoo.tune.jobs import (
-    CANDIDATE,
-    HEARTBEAT,
-    JOB,
-    SEED,
-    STORAGE_ERRORS,
-    Heartbeats,
-    Jobs,
-    StorageError,
-    is_done,
-    named_errors,
-    open_storage,
-    outcome,
-)
-from ppo_plus.zoo.tune.report import TuningVerdict, write_report
+from ppo_plus.zoo.tune.jobs import CANDIDATE, HEARTBEAT, SEED, STORAGE_ERRORS, Jobs, StorageError, named_errors
+from ppo_plus.zoo.tune.report import TuningVerdict, done_runs, estimate, write_report
 from ppo_plus.zoo.tune.space import read_space
-from ppo_plus.zoo.tune.study import (
-    BASELINE,
-    ERROR,
-    SCORES,
-    SETTINGS,
-    Study,
-    create,
-    is_over,
-    prepare_screening,
-    read_task,
-    stages,
-)
+from ppo_plus.zoo.tune.study import BASELINE, ERROR, SCORES, SETTINGS, Study, create, is_over, read_task, stages
 from ppo_plus.zoo.tune.task import PRUNERS, Diverged, Plan, TuningTask, score
 
 #: Seconds that an interrupted worker has to put its job back.
@@ -176,7 +151,7 @@ def run_worker() -> None:
         threading.Thread(target=_end_with_tuner, daemon=True).start()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         import_packages(order["gym_packages"])
-        study = Study(order["study"], open_storage(order["url"]), Heartbeats(order["grace_period"]))
+        study = Study.open(order["study"], order["url"], order["grace_period"])
         TuningWorker(study, read_task(study, order["packages"]), order["supervision"]).work()
 
 
@@ -244,7 +219,7 @@ def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None
 def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
     """Start worker processes, print a line for each finished run, and wait until all processes have ended."""
     processes: list[subprocess.Popen[str]] = []
-    prepare_screening(study, task, study.budget)  # which several workers would do twice
+    next(stages(study, task))  # prepares the screening, which several workers would do twice
     printed: set[Any] = set(done_runs(study))
     try:
         for _ in range(workers.n):
@@ -303,32 +278,6 @@ def _start(study: Study, task: TuningTask, workers: Workers, processes: list[sub
     with suppress(BrokenPipeError):  # it is dead already, which `supervise` finds
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
-
-
-def done_runs(study: Study) -> dict[tuple[str, int], str]:
-    """The runs that are done, by stage and number, and a line about each."""
-    lines = {}
-    for stage, jobs in study.begun_stages().items():
-        for trial in filter(is_done, jobs.trials()):
-            job = trial.user_attrs
-            name = f"{job[CANDIDATE]}, seed {job[SEED]}" if CANDIDATE in job else job[JOB]
-            lines[stage, trial.number] = f"{stage}, trial {name}: {outcome(trial)}"
-    return lines
-
-
-def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
-    """What is left of a study, and how long it takes; empty until the baselines have run, and when nothing is left."""
-    plan, n_trials = task.plan, study.budget
-    n_baselines = min(len(task.baselines()), n_trials)
-    if not study.screening(n_baselines).all_done():
-        return ""
-    search, *later = (list(filter(is_done, jobs.trials())) for jobs in study.begun_stages().values())
-    n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * plan.n_seeds - sum(map(len, later))
-    times = [trial.duration.total_seconds() for trial in search if trial.duration is not None]
-    if n_left <= 0 or not times:
-        return ""
-    minutes = n_left * fmean(times) / plan.n_seeds / n_workers / 60
-    return f"about {minutes:.1f} more minutes at most with {n_workers} at a time"
 
 
 def _end(process: subprocess.Popen[str]) -> None:
