@@ -23,20 +23,9 @@ from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.schedules import Sampled, Unknown, value_at
 from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
-from ppo_plus.saving.format import container
+from ppo_plus.saving.format import container, names
 from ppo_plus.saving.format.container import PathOrFile, naming
-from ppo_plus.saving.format.names import (
-    Damaged,
-    Refused,
-    building,
-    constructor_arguments,
-    decoding,
-    is_registered,
-    name_of,
-    passed,
-    require_activation,
-    require_attributes,
-)
+from ppo_plus.saving.format.names import Damaged, Refused, name_of
 from ppo_plus.saving.format.values import Optional, Undescribable, describe, require_form, restore, unknown_names
 from ppo_plus.saving.sb3.pickles import of_closure
 
@@ -104,8 +93,9 @@ CLASSES = {
 
 def argument_attributes(cls: type[Any]) -> dict[str, str]:
     """The arguments that may be changed on loading, and their attributes."""
-    names = constructor_arguments(cls) - {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
-    return {name: ATTRIBUTES.get(name, name) for name in sorted(names)}
+    arguments = names.constructor_arguments(cls)
+    arguments -= {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
+    return {name: ATTRIBUTES.get(name, name) for name in sorted(arguments)}
 
 
 def changed_attributes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +270,7 @@ def load_model(
         print(SAVED_WITH, *map(": ".join, head["packages"].items()), sep="\n")
     arguments = attributes_of(cls)["arguments"] | argument_attributes(cls)
     passed_by_caller = {*custom_objects, *changes}
-    with naming(path, "saved model"), passed(custom_objects.values()):
+    with naming(path, "saved model"), names.passed(custom_objects.values()):
         saved = _restored(cls, head["value"], arrays, passed_by_caller)
         needed = {*arguments.values()} - passed_by_caller - cls.scheduled
         lacking = {name: reason for name, reason in saved["missing"].items() if arguments.get(name) in needed}
@@ -299,7 +289,7 @@ def _restored(
     cls: Any, written: dict[str, Any], arrays: Mapping[str, th.Tensor], passed_by_caller: Collection[str]
 ) -> dict[str, Any]:
     """The value of :func:`state_of` from its description; what the caller passes need not be readable."""
-    with decoding("the model"):
+    with names.decoding("the model"):
         saved = {name: restore(written[name], arrays) for name in ("class", "missing", "parameters")}
         saved["missing"] = dict(saved["missing"])
         for part, paths in {**attributes_of(cls), "attributes": {}}.items():
@@ -325,7 +315,7 @@ def assemble(
     :raises Damaged: the file describes no model
     """
     require_form(saved, form_of(cls))
-    require_attributes(cls, saved["attributes"])
+    names.require_attributes(cls, saved["attributes"])
     in_file, weights = _by_attribute(cls, saved, changes), saved["parameters"]["policy"]
     unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in cls.scheduled}
     values = unknown | in_file | changes
@@ -337,7 +327,7 @@ def assemble(
         values["n_envs"] = env.num_envs
     model = cls(values["policy_class"], env, device=device, _init_setup_model=False)
     left_out = _not_attributes(model)
-    with building(weights):
+    with names.building(weights):
         attributes = {name: value for name, value in saved["attributes"].items() if name not in left_out}
         for path, value in (attributes | values).items():
             owner, _, name = path.rpartition(".")
@@ -394,9 +384,9 @@ def _require_buildable(values: dict[str, Any], changes: dict[str, Any], weights:
     policy_kwargs = values.get("policy_kwargs", {})
     for name, base in CLASSES.items():
         named = policy_kwargs.get(name)
-        if isinstance(named, type) and not issubclass(named, base) and not is_registered(named):
+        if isinstance(named, type) and not issubclass(named, base) and not names.is_registered(named):
             raise Damaged(f"its {name}, {named.__qualname__}, is not a {base.__name__}")
-    require_activation(policy_kwargs)
+    names.require_activation(policy_kwargs)
 
 
 def put_parameters(

@@ -21,17 +21,8 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from ppo_plus.saving.format.names import (
-    OBJECTS,
-    Damaged,
-    Refused,
-    counted,
-    decoding,
-    find,
-    find_class_of_objects,
-    is_registered,
-    name_of,
-)
+from ppo_plus.saving.format import names
+from ppo_plus.saving.format.names import Damaged, Refused, decoding, find, name_of
 
 #: How deeply values may be nested.
 MAX_DEPTH = 64
@@ -132,9 +123,9 @@ class _Writer:
     def _name(self, value: Any, path: str, look_up: Callable[[str], Any]) -> str:
         """The name of a class or a function."""
         name = name_of(value)
-        if name.startswith("ppo_plus.") and not is_registered(value):
+        if name.startswith("ppo_plus.") and not names.is_registered(value):
             raise _undescribable(path, value, "is not public, and may change: use what ppo_plus exports")
-        if not isinstance(value, type) and not is_registered(value) and "<" in name:
+        if not isinstance(value, type) and not names.is_registered(value) and "<" in name:
             raise _undescribable(path, value, f"is a lambda or inside a function, so that it has no name: {_REMEDY}")
         self.names.add((name, look_up))
         return name
@@ -252,7 +243,7 @@ _KINDS: dict[type, _Kind] = {
         "partial",
         list,
         lambda function: [function.func, [*function.args], function.keywords],
-        lambda content: functools.partial(counted(content[0]), *content[1], **content[2]),
+        lambda content: functools.partial(names.counted(content[0]), *content[1], **content[2]),
     ),
     th.dtype: _Kind("torch.dtype", str, str, _TORCH_TYPES.__getitem__),
     th.device: _Kind("device", str, str, th.device),
@@ -282,7 +273,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _class_of_objects(name: str) -> type:
-    return SPACES[name][0] if name in SPACES else find_class_of_objects(name)
+    return SPACES[name][0] if name in SPACES else names.find_class_of_objects(name)
 
 
 _REMEDY = "use a schedule such as ppo_plus.linear(3e-4), or a module-level function or class with ppo_plus.register"
@@ -351,7 +342,7 @@ SPACES: dict[str, tuple[type, tuple[str, ...]]] = {
     }.items()
 }
 #: Every tag that the files of a program without registered classes may have: the kinds of values, but for networks.
-TAGS = (*_BY_TAG, *SPACES, *sorted(OBJECTS))
+TAGS = (*_BY_TAG, *SPACES, *sorted(names.OBJECTS))
 #: The attributes of every module, with the values of a new one.
 _NEW = vars(nn.Module())
 #: Those that are saved; the others are hooks.

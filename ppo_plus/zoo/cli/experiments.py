@@ -20,21 +20,8 @@ from secrets import randbelow
 from typing import TYPE_CHECKING, Any
 
 from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
-from ppo_plus.zoo.cli.arguments import (
-    Pairs,
-    Parser,
-    add_algo_argument,
-    add_env_arguments,
-    add_fault_arguments,
-    add_gym_packages,
-    add_option,
-    allowed_packages,
-    import_named,
-    interval,
-    key_value,
-    seed,
-    whole_number,
-)
+from ppo_plus.zoo.cli import arguments
+from ppo_plus.zoo.cli.arguments import Pairs, Parser, add_option, interval, key_value, seed, whole_number
 from ppo_plus.zoo.hyperparams import builtin_file, expected_returns, read_entry, read_mapping, to_yaml
 from ppo_plus.zoo.installation import command, has_screen, pip_install, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
@@ -74,9 +61,9 @@ def _add_train(commands: Any) -> None:
     help = "train, evaluate and save a model, and plot its learning curve"
     command = commands.add_parser("train", help=help, description=TRAIN)
     command.set_defaults(prepare=partial(prepare_train, command))
-    add_env_arguments(command, "--log-folder")
+    arguments.add_env_arguments(command, "--log-folder")
     command.add_argument("--resume", metavar="RUN", help="resume the interrupted run in this folder")
-    add_algo_argument(command, "for rl_zoo3's command lines; both train PPO_Plus")
+    arguments.add_algo_argument(command, "for rl_zoo3's command lines; both train PPO_Plus")
     add_experiment_arguments(command)
     add = partial(add_option, command.add_argument_group("evaluation, checkpoints and output"))
     add("--eval-freq N", "evaluate every N timesteps; 0 or negative: never", type=interval, default=Options.eval_freq)
@@ -87,7 +74,7 @@ def _add_train(commands: Any) -> None:
     add("--keep-checkpoints N", "checkpoints to keep for --resume", type=whole_number, default=Options.keep_checkpoints)
     add("-i --trained-agent FILE", "continue to train this model, a .zip file")
     add("-tb --tensorboard-log DIR", "log to this folder for TensorBoard (pip install tensorboard)")
-    add_fault_arguments(add.args[0])
+    arguments.add_fault_arguments(add.args[0])
     help = "with environments in processes: use N of them (default: as many as cores, at most one per environment)"
     add("--env-workers N", help, type=whole_number)
     help = "share environments and minibatches among N processes, as torchrun --nproc-per-node N -m ppo_plus train"
@@ -141,7 +128,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     from ppo_plus.zoo.installation import find_env
 
     # The errors below come before the import of torch, which takes seconds.
-    import_named(args)
+    arguments.import_named(args)
     find_env(args.env)
     source = Path(args.conf_file) if args.conf_file else builtin_file()
     entry, _ = read_entry(args.env, source, args.variant)
@@ -156,7 +143,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         source,
         overrides,
         variant=args.variant,
-        packages=allowed_packages(args),
+        packages=arguments.allowed_packages(args),
         seed=args.seed if args.seed >= 0 else randbelow(2**32),
         device=args.device,
         vec_env=args.vec_env,
@@ -263,9 +250,9 @@ def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[]
     """Build an interrupted run in the state of its last checkpoint."""
     from ppo_plus.zoo.train import resume
 
-    import_named(args, folder)
+    arguments.import_named(args, folder)
     changes = {name: getattr(args, name) for name in CHANGED_BY_RESUME if getattr(args, name) is not None}
-    return partial(_train, resume(folder, allowed_packages(args), **changes), args)
+    return partial(_train, resume(folder, arguments.allowed_packages(args), **changes), args)
 
 
 def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any] | None = None) -> None:
@@ -345,8 +332,8 @@ COUNTS = {
 def _add_tune(commands: Any) -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
-    add_env_arguments(command, "--log-folder", several=True)
-    add_algo_argument(command, "for rl_zoo3's command lines; both tune PPO_Plus")
+    arguments.add_env_arguments(command, "--log-folder", several=True)
+    arguments.add_algo_argument(command, "for rl_zoo3's command lines; both tune PPO_Plus")
     add_experiment_arguments(command, seed_default=0)
     command.set_defaults(prepare=partial(_guarded, prepare_tune))
     add = partial(add_option, command.add_argument_group("search, score and confirmation"))
@@ -367,7 +354,7 @@ def _add_tune(commands: Any) -> None:
     description = "Work on a study that `ppo-plus tune` has started with the same storage, on any machine."
     worker = below.add_parser("worker", description=description)
     worker.set_defaults(prepare=partial(_guarded, partial(prepare_worker, command)))
-    add_gym_packages(worker)
+    arguments.add_gym_packages(worker)
     help = (
         "allow the study to import wrappers, callbacks and policies from any package: anyone who can write to the "
         "storage can then run code here"
@@ -387,7 +374,7 @@ def _add_study_arguments(group: Any, default: str = "") -> None:
     add_option(group, "--storage URL", help, required=not default)
     help = "repeat the trial of a worker that sends no heartbeat for S seconds; the same for all workers of a study"
     add_option(group, "--grace-period S", help, type=whole_number, default=60)
-    add_fault_arguments(group, of=" in each run")
+    arguments.add_fault_arguments(group, of=" in each run")
 
 
 def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args: Any) -> Callable[[], None]:
@@ -436,7 +423,7 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
     space = read_space(args.search_space)
     task = TuningTask(
-        experiment, space, plan, allowed_packages(args), tuple(args.gym_packages), tuple(args.also)
+        experiment, space, plan, arguments.allowed_packages(args), tuple(args.gym_packages), tuple(args.also)
     ).checked()
     study = Study.open(name, url, args.grace_period)
     create(study, task, args.max_total_trials)
@@ -466,6 +453,6 @@ def prepare_worker(command: Parser, args: argparse.Namespace, supervision: dict[
     from ppo_plus.zoo.tune.study import Study, read_task
     from ppo_plus.zoo.tune.tuner import TuningWorker
 
-    import_named(args)
+    arguments.import_named(args)
     study = Study.open(args.study_name, args.storage, args.grace_period)
-    return TuningWorker(study, read_task(study, allowed_packages(args)), supervision).work
+    return TuningWorker(study, read_task(study, arguments.allowed_packages(args)), supervision).work

@@ -9,16 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ppo_plus.zoo.cli.arguments import (
-    add_algo_argument,
-    add_env_arguments,
-    add_gym_packages,
-    add_option,
-    allowed_packages,
-    import_named,
-    seed,
-    whole_number,
-)
+from ppo_plus.zoo.cli import arguments
+from ppo_plus.zoo.cli.arguments import add_option, seed, whole_number
 from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing, require_render_mode
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run, runs_of
 
@@ -44,7 +36,7 @@ def add_parser(commands: Any) -> None:
     command.add_argument("run", metavar="RUN", help="folder of the run, such as logs/ppo_plus/CartPole-v1_1")
     help = "an .onnx; a .pt2 and a .json with the same name are written, too (default: next to the model)"
     add_option(command, "-o --output FILE", help, type=Path)
-    add_gym_packages(command)
+    arguments.add_gym_packages(command)
     _add_model_arguments(command)
 
     help = "upload a run to the Hugging Face Hub, with a card that shows settings and returns"
@@ -57,7 +49,7 @@ def add_parser(commands: Any) -> None:
     help = "draw learning curves: means over runs, with confidence intervals"
     command = commands.add_parser("plot", help=help, description=PLOT)
     command.set_defaults(prepare=prepare_plot)
-    add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
+    arguments.add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
     add = partial(add_option, command)
     add("-e --env ID", "environments, one panel each", nargs="+", required=True)
     add("-f --exp-folders DIR", "log folders, one curve each (default: logs)", nargs="+", default=["logs"])
@@ -72,8 +64,8 @@ def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]
     command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
     command.set_defaults(prepare=prepare)
     add = partial(add_option, command)
-    add_env_arguments(command, "--folder --agents")
-    add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
+    arguments.add_env_arguments(command, "--folder --agents")
+    arguments.add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
     help = "number of the run; 0: the last one, or -f if it is the folder of a run; -1: -f"
     add("--exp-id N", help, type=int, default=0)
     _add_model_arguments(command)
@@ -128,11 +120,13 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
 def prepare_export(args: argparse.Namespace) -> Callable[[], None]:
     """Export the policy, since most that can go wrong shows there."""
     folder = open_run(Path(args.run), "RUN")
-    import_named(args, folder)
+    arguments.import_named(args, folder)
     model = _model(args, folder)
     from ppo_plus.zoo.enjoy import make_player
 
-    player = make_player(folder, model, device="cpu", packages=allowed_packages(args), trust_pickle=args.trust_config)
+    player = make_player(
+        folder, model, device="cpu", packages=arguments.allowed_packages(args), trust_pickle=args.trust_config
+    )
     try:
         player.model.export(args.output or model.with_suffix(".onnx"))
     finally:
@@ -165,7 +159,7 @@ def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
     else:
         raise ValueError("the following arguments are required: --env ID, or --repo USER/NAME")
     model = _model(args, folder)
-    import_named(args, folder if model.is_file() else None)
+    arguments.import_named(args, folder if model.is_file() else None)
     return folder, model
 
 
@@ -190,7 +184,7 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
         device=args.device,
         deterministic=args.deterministic,
         env_kwargs={**render, **(args.env_kwargs or {})},
-        packages=allowed_packages(args),
+        packages=arguments.allowed_packages(args),
         trust_pickle=args.trust_config,
         onnx=args.onnx,
     )
