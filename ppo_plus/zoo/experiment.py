@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
@@ -26,19 +26,8 @@ from ppo_plus.policy.observations import LEAST_PIXELS
 from ppo_plus.process import torch_threads
 from ppo_plus.saving import statistics
 from ppo_plus.saving.statistics import statistics_path
-from ppo_plus.zoo.hyperparams import (
-    STRATEGIES,
-    builtin_file,
-    errors_of,
-    format_literal,
-    plain,
-    positive_int,
-    read_arguments,
-    read_entry,
-    read_literal,
-    read_mapping,
-    require_known,
-)
+from ppo_plus.zoo import hyperparams
+from ppo_plus.zoo.hyperparams import errors_of, format_literal, plain, positive_int, read_arguments, read_literal
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env, import_class, is_atari
 from ppo_plus.zoo.runs import RunFolder, file_name
 
@@ -135,8 +124,12 @@ class Experiment:
                     f"{name}={value} cannot be divided among {n_processes} processes: use a multiple of {n_processes}, "
                     f"such as {name}={-(-value // n_processes) * n_processes}, or fewer processes"
                 )
-        hyperparams = {**self.hyperparams, "batch_size": batch_size // n_processes}
-        return self.replace(n_envs=self.n_envs // n_processes, hyperparams=hyperparams)
+        changed = {**self.hyperparams, "batch_size": batch_size // n_processes}
+        return self.replace(n_envs=self.n_envs // n_processes, hyperparams=changed)
+
+    def make_callbacks(self) -> list[BaseCallback]:
+        """New instances of the callbacks that the settings name."""
+        return [part() for part in self.callback]
 
     @property
     def deterministic_eval(self) -> bool:
@@ -173,8 +166,8 @@ def load_experiment(
     :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
     :raises ValueError: invalid YAML, no entry, unknown key or bad value; the message names file, entry and key
     """
-    source, overrides = builtin_file() if path is None else Path(path), overrides or {}
-    name, entry = read_entry(env_id, source, variant)
+    source, overrides = hyperparams.builtin_file() if path is None else Path(path), overrides or {}
+    name, entry = hyperparams.read_entry(env_id, source, variant)
     # Overrides are checked alone first, so that the message does not blame the file for them.
     parse_settings(env_id, {"n_timesteps": 1, **overrides}, packages, check_names=True)
     with errors_of(f"{source}, {name}"):
@@ -184,7 +177,7 @@ def load_experiment(
 
 def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
     """The experiment of a run, which rl_zoo3 may have trained."""
-    settings, arguments = read_mapping(folder.settings / "config.yml"), folder.arguments()
+    settings, arguments = hyperparams.read_mapping(folder.settings / "config.yml"), folder.arguments()
     if arguments.get("env_kwargs"):
         settings["env_kwargs"] = arguments["env_kwargs"]
     run = {name: arguments[name] for name in BESIDE_SETTINGS if name in arguments}
@@ -205,7 +198,7 @@ def parse_settings(
     if check_names:
         # First: a key that seems to be missing may be misspelled.
         for name in settings:
-            require_known(name, hyperparameter_names().union(SETTINGS))
+            hyperparams.require_known(name, hyperparameter_names().union(SETTINGS))
     readers: dict[str, Callable[[str, Any], Any]] = {
         "n_timesteps": positive_int,
         "n_envs": positive_int,
@@ -259,7 +252,7 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
     parameters = signature(VecNormalize).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items() if name != "venv"}
     for key, item in arguments.items():
-        require_known(key, defaults, " in normalize")
+        hyperparams.require_known(key, defaults, " in normalize")
         kind = {bool: bool, float: (int, float)}.get(type(defaults[key]), (list, tuple, type(None)))
         if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):  # type: ignore[arg-type]
             raise ValueError(f"normalize: {key}={item!r} must be like its default, {defaults[key]!r}")
@@ -272,7 +265,7 @@ def _hyperparameter(packages: Collection[str] | None, name: str, value: Any) -> 
     if str(name).endswith("_kwargs"):
         return read_arguments(name, value, packages)
     if isinstance(value, str):
-        return read_literal(name, value) if value.lstrip("[ ").partition("(")[0] in STRATEGIES else value
+        return read_literal(name, value) if value.lstrip("[ ").partition("(")[0] in hyperparams.STRATEGIES else value
     parameter = signature(PPO_Plus).parameters.get(name)
     whole = parameter is not None and type(parameter.default) is int and isinstance(value, float)
     return int(value) if whole and value.is_integer() else value
@@ -383,11 +376,6 @@ def fitting_policy(experiment: Experiment) -> str | type:
     if isinstance(space, gym.spaces.Dict):
         return "MultiInputPolicy"
     return "CnnPolicy" if is_image_space(space) and min((space.shape or ())[1:]) >= LEAST_PIXELS else "MlpPolicy"
-
-
-def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:
-    """New instances of the callbacks that the settings name."""
-    return [part() for part in experiment.callback]
 
 
 def load_model(

@@ -20,15 +20,7 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
-from ppo_plus.zoo.experiment import (
-    Experiment,
-    load_model,
-    make_callbacks,
-    make_envs,
-    make_model,
-    save_model,
-    saved_experiment,
-)
+from ppo_plus.zoo.experiment import Experiment, load_model, make_envs, make_model, save_model, saved_experiment
 from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, command, this_command
 from ppo_plus.zoo.results import plot_learning_curve
@@ -61,7 +53,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
         else:
             model = load_model(Path(options.trained_agent), part, env, options.trust_model, **arguments)
         eval_env = make_eval_envs(experiment, options, ranks)
-        make_callbacks(experiment)  # for their errors
+        experiment.make_callbacks()  # for their errors
         if ranks.leads:
             _write_settings(experiment, options, folder)
         interrupts.check()
@@ -168,7 +160,7 @@ def _train_and_record(run: Run) -> bool:
     if progress:
         print(_first_line(run), file=sys.stderr, flush=True)
     try:
-        finished = _learn(run, [*progress, *saved, *make_callbacks(run.experiment), *evaluations])
+        finished = _learn(run, [*progress, *saved, *run.experiment.make_callbacks(), *evaluations])
     finally:
         for display in progress:
             display.on_training_end()

@@ -29,7 +29,6 @@ from ppo_plus.zoo.experiment import (
     load_experiment,
     load_model,
     load_statistics,
-    make_callbacks,
     make_envs,
     make_model,
     parse_settings,
@@ -582,9 +581,9 @@ def test_path_of_statistics(tmp_path):
 def test_callbacks_are_new_instances():
     name = "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes"
     experiment = EXPERIMENT.with_hyperparams({"callback": [{name: {"max_episodes": 3}}]})
-    (one,), (other,) = make_callbacks(experiment), make_callbacks(experiment)
+    (one,), (other,) = experiment.make_callbacks(), experiment.make_callbacks()
     assert one is not other and one.max_episodes == 3
-    assert make_callbacks(EXPERIMENT) == []
+    assert EXPERIMENT.make_callbacks() == []
 
 
 def test_statistics_that_are_not_finite_are_errors(tmp_path):

@@ -13,14 +13,7 @@ from optuna.trial import Trial
 from ppo_plus import PPO_Plus
 from ppo_plus.require import require_one_of
 from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
-from ppo_plus.zoo.hyperparams import (
-    builtin_file,
-    errors_of,
-    parse_literal,
-    read_mapping,
-    require_known,
-    require_mapping,
-)
+from ppo_plus.zoo.hyperparams import builtin_file, errors_of, read_arguments, read_mapping, require_known
 
 POLICY, SCHEDULE = "policy_kwargs", "_schedule"
 #: Scales of ranges, and what they need.
@@ -179,7 +172,7 @@ def read_space(path: str | Path | None = None) -> dict[str, Any]:
 
 def parse_space(contents: Mapping[str, Any]) -> Space:
     """The search space that a mapping describes, in the format of ``hyperparams/search_space.yml``."""
-    nested = require_mapping(POLICY, contents.get(POLICY) or {})
+    nested = read_arguments(POLICY, contents.get(POLICY))
     entries = {name: entry for name, entry in contents.items() if name != POLICY}
     entries.update({f"{POLICY}.{name}": entry for name, entry in nested.items()})
     if not entries:
@@ -189,9 +182,8 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
     for name, entry in entries.items():
         if not str(name).startswith(f"{POLICY}."):
             require_known(str(name).removesuffix(SCHEDULE), known)
-        entry = require_mapping(name, entry)
         with errors_of(name):
-            dimensions[name] = _dimension(entry, name in COUNTS)
+            dimensions[name] = _dimension(read_arguments("the entry", entry), name in COUNTS)
     if lacking := [name for name in dimensions if name.removesuffix(SCHEDULE) not in dimensions]:
         raise ValueError(f"{lacking[0]} needs {lacking[0].removesuffix(SCHEDULE)} in the search space: add it")
     return Space(dimensions)
@@ -256,7 +248,7 @@ def _named(choices: Any) -> dict[Any, Any]:
             raise ValueError(f"choices={items!r} must differ (1 is true, and 0 is false): give them names, NAME: value")
     if not isinstance(choices, dict) or not choices:
         raise ValueError("choices must be a list, or a mapping of names to values, and not empty")
-    return {key: parse_literal(value) if str(value).startswith("nn.") else value for key, value in choices.items()}
+    return read_arguments("choices", choices)
 
 
 def _is_number(value: Any) -> bool:

@@ -17,7 +17,7 @@ from ppo_plus import EnvFault
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_number, require_one_of
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
-from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, make_callbacks, make_envs, make_model, parse_settings
+from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, make_envs, make_model, parse_settings
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env
 from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
@@ -161,7 +161,7 @@ class TuningTask:
             with closing(make_envs(experiment)) as envs:
                 make_model(experiment, envs)
 
-        make_callbacks(task.experiment)
+        task.experiment.make_callbacks()
         for baseline in task.baselines().values():
             for env_id in self.env_ids:
                 try:
@@ -284,7 +284,7 @@ def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **super
                 warn=False,
             )
             model = make_model(experiment, envs)
-            callbacks = [evaluation, *make_callbacks(experiment), Interruptible()]
+            callbacks = [evaluation, *experiment.make_callbacks(), Interruptible()]
             model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
     except (FloatingPointError, EnvFault) as error:
         if isinstance(error, EnvFault) and not supervision.get("restarts"):
