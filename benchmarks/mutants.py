@@ -909,8 +909,8 @@ TOP = (
     Fault(
         "export-statistics-lost",
         "saving/export/deployed.py",
-        "if further is not None and further.norm_obs and normalization is not None:",
-        "if further is not None and further.norm_obs and normalization is None:",
+        "if normalization is not None and any(isinstance(one, VecNormalize)",
+        "if normalization is None and any(isinstance(one, VecNormalize)",
         "tests/saving/export/test_export.py",
     ),
     Fault(

@@ -50,8 +50,7 @@ def write_text(path: str | Path, text: str) -> None:
 @contextmanager
 def claim(path: str | Path) -> Iterator[bool]:
     """Acquire the lock of a file unless another process has it, and return whether it was acquired. The file is created
-    if missing, and not deleted: otherwise two processes could have a lock of the same name. The end of the process
-    releases it."""
+    if missing, and not deleted: else two processes could lock the same name. The end of the process releases it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:

@@ -85,10 +85,7 @@ SHAPING = frozenset("action_mask_key exploration normalize_observations normaliz
 #: Where files have the values of a schedule, in equal steps of the remaining progress.
 POINTS = [i / 1024 for i in range(1025)]
 #: What classes among ``policy_kwargs`` must be subclasses of, unless they are registered.
-CLASSES = {
-    "features_extractor_class": BaseFeaturesExtractor,
-    "optimizer_class": th.optim.Optimizer,
-}
+CLASSES = {"features_extractor_class": BaseFeaturesExtractor, "optimizer_class": th.optim.Optimizer}
 
 
 def argument_attributes(cls: type[Any]) -> dict[str, str]:
@@ -168,8 +165,7 @@ def layout(policy: Any) -> dict[str, Any]:
 
 
 def _require_rebuildable(model: Any) -> None:
-    """:raises ValueError: the policy has other weights or buffers than it is built with, or another optimizer, which no
-    file can restore"""
+    """:raises ValueError: the policy's weights, buffers or optimizer are not those that it is built with"""
     now = layout(model.policy)
     built = model.built_layout or now
     for name in {**now, **built}:
@@ -390,10 +386,7 @@ def _require_buildable(values: dict[str, Any], changes: dict[str, Any], weights:
 
 
 def put_parameters(
-    model: Any,
-    parameters: dict[str, Any],
-    in_file: Mapping[str, Any],
-    changes: Mapping[str, Any],
+    model: Any, parameters: dict[str, Any], in_file: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> None:
     """Give a model the weights and the optimizer's state of a file, which has these attributes, of which some were
     changed. New options of the optimizer replace those in the file; another optimizer starts with a new state.
@@ -411,25 +404,20 @@ def put_parameters(
             f"out{remedy}"
         )
     optimizer = model.policy.optimizer
-    options = [
-        {name: value for name, value in group.items() if name not in ("params", "lr")}
-        for group in optimizer.param_groups
-    ]
+    options = [{name: group[name] for name in group.keys() - {"params", "lr"}} for group in optimizer.param_groups]
     old, new = before.get("optimizer_kwargs") or {}, now.get("optimizer_kwargs") or {}
     needs_other_state = any(bool(old.get(name)) != bool(new.get(name)) for name in ("amsgrad", "centered", "momentum"))
     if "optimizer_class" in changed or needs_other_state:
-        warnings.warn(
-            f"{type(optimizer).__name__} starts with a new state: that in the file is of another", stacklevel=5
-        )
+        warnings.warn(f"{type(optimizer).__name__} starts with a new state: the file's is of another", stacklevel=5)
         parameters = {**parameters, "policy.optimizer": optimizer.state_dict()}
     try:
         model.set_parameters(parameters, exact_match=True)
     except Exception as error:
+        misfits = {f"policy_kwargs: {name}": (now.get(name), before.get(name)) for name in changed - INITIAL}
+        misfits |= {name: (changes[name], in_file.get(name)) for name in SHAPING & changes.keys()}
         reasons = [
-            f"policy_kwargs: {name}={now.get(name)!r} (in the file {before.get(name)!r})" for name in changed - INITIAL
+            f"{name}={new!r} (in the file {old!r})" for name, (new, old) in misfits.items() if not _same(new, old)
         ]
-        others = (name for name in SHAPING & changes.keys() if not _same(changes[name], in_file.get(name)))
-        reasons += [f"{name}={changes[name]!r} (in the file {in_file.get(name)!r})" for name in others]
         if not reasons:
             raise Damaged(f"its weights do not fit its networks ({' '.join(str(error).split())[:200]})") from error
         raise ValueError(

@@ -33,8 +33,7 @@ STATISTICS = {
     "gamma": "gamma",
     "epsilon": "epsilon",
 }
-#: By how much raw observations change that are rounded to single precision, relatively, and how much normalized ones
-#: may change by that.
+#: How much rounding to single precision changes raw observations, relatively, and may change normalized ones.
 UNIT, ROUNDING = 2.0**-24, 1e-5
 _PICKLED = "stable_baselines3.common.vec_env.vec_normalize:VecNormalize"
 
@@ -60,8 +59,7 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
 
 
 def read_statistics(path: Path) -> dict[str, Any]:
-    """The statistics in a file that :func:`write_statistics` or SB3 wrote, by the attributes of ``VecNormalize``;
-    nothing in it is run.
+    """The statistics that :func:`write_statistics` or SB3 wrote, by attribute of ``VecNormalize``; nothing is run.
 
     :raises Refused: it is damaged or something else, or cannot be read without running it
     """
@@ -81,11 +79,9 @@ def read_statistics(path: Path) -> dict[str, Any]:
 
 
 def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
-    """Environments in a ``VecNormalize`` with saved statistics and options, as SB3's ``VecNormalize.load``; nothing in
-    the file is run.
+    """Environments in a ``VecNormalize`` with saved statistics and options, as SB3's ``load``; nothing saved is run.
 
-    :param path: what ``ppo-plus train`` or :class:`~ppo_plus.EvalAfterUpdates` wrote (``…_vecnormalize.zip``), or SB3's
-        ``VecNormalize.save``
+    :param path: what ``ppo-plus train``, :class:`~ppo_plus.EvalAfterUpdates` (``…_vecnormalize.zip``) or SB3 wrote
     :param venv: the environments, not normalized
     :raises TypeError: ``venv`` is not a vector environment, or it normalizes already
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
@@ -129,11 +125,9 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
     keys = None if "" in moments else [*moments]
     options = {"epsilon": normalize.epsilon, "clip": normalize.clip_obs, "keys": keys}
     normalizer = policy.make_observation_normalizer(options)
-    shapes = {key: np.shape(rms.mean) or (1,) for key, rms in moments.items()}
-    if shapes != normalizer.shapes:
-        raise ValueError(
-            f"source={source!r} has statistics of shapes {shapes}, and the policy needs {normalizer.shapes}"
-        )
+    shapes, needed = {key: np.shape(rms.mean) or (1,) for key, rms in moments.items()}, normalizer.shapes
+    if shapes != needed:
+        raise ValueError(f"source={source!r} has statistics of shapes {shapes}, and the policy needs {needed}")
     for key in shapes:
         if len(shapes[key]) == 3 and np.all(np.abs([seen[key].low, seen[key].high]) == normalize.clip_obs):
             raise ValueError(
@@ -178,13 +172,10 @@ def put_statistics(normalize: VecNormalize, statistics: dict[str, Any], path: Pa
     saved = SimpleNamespace(**statistics)
     with naming(path, "VecNormalize"), decoding():
         if saved.norm_obs:
-            there, here = (
-                tree_map(lambda rms: (rms.mean.shape, rms.var.shape), one.obs_rms) for one in (saved, normalize)
-            )
-            if there != here:
-                raise Refused(
-                    f"the statistics are of observations {saved.observation_space}, not {normalize.observation_space}"
-                )
+            shapes = [tree_map(lambda rms: (rms.mean.shape, rms.var.shape), one.obs_rms) for one in (saved, normalize)]
+            if shapes[0] != shapes[1]:
+                spaces = f"{saved.observation_space}, not {normalize.observation_space}"
+                raise Refused(f"the statistics are of observations {spaces}")
     require_finite(saved, path)
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:

@@ -1,8 +1,7 @@
 """Checkpoints: all that training needs to resume exactly where it was.
 
-Beside the model, a checkpoint contains the state of the process: the random generators, the environments in the middle
-of their episodes, the state of callbacks, and the lengths of log files. State can only be captured between rollouts, so
-that no rollout has to be saved.
+Beside the model, it contains the state of the process: random generators, environments in the middle of episodes,
+callbacks, and lengths of log files. State can only be captured between rollouts, so that none has to be saved.
 """
 
 import copy
@@ -62,14 +61,13 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
     # Before anything that could draw random numbers.
     generators = process_state.get_generators()
     state = state_of(model)
-    needed = [reason for name, reason in state["missing"].items() if name in argument_attributes(type(model))]
+    missing = state["missing"]
+    needed = [reason for name, reason in missing.items() if name in argument_attributes(type(model))]
     if needed:
         raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
-    if state["missing"]:
-        reasons = "; ".join(state["missing"].values())
-        warnings.warn(
-            f"checkpoints lack {' and '.join(state['missing'])}: set it again after resume ({reasons})", stacklevel=3
-        )
+    if missing:
+        reasons = "; ".join(missing.values())
+        warnings.warn(f"checkpoints lack {' and '.join(missing)}: set it again after resume ({reasons})", stacklevel=3)
     ranks, call, policy = model.ranks, model.call, model.policy
     persistent = policy.state_dict().keys()
     checkpoint = {
@@ -138,8 +136,7 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The checkpoints in a file, of all processes by rank, each with its ``"folder"``, from which names of log files
-    start."""
+    """The checkpoints in a file, of all processes by rank, each with the ``"folder"`` where names of logs start."""
     checkpoint = container.read(path, KIND, {2: _from_version_2})
     with container.naming(path, "checkpoint"):
         require_form(checkpoint, FORM | {OTHERS: [FORM]} if OTHERS in checkpoint else FORM)
@@ -179,10 +176,8 @@ def _resumed(cls: Any, parts: list[dict[str, Any]], env: Any, device: th.device 
     """The model of a checkpoint, in its environments; raises :class:`Damaged` if it is not valid."""
     ranks, n = Ranks.present(), len(parts)
     if n != ranks.size:
-        raise ValueError(
-            f"the checkpoint is of {n} processes, and there are {ranks.size} now: start {n} (ppo-plus train: "
-            f"--processes {n})"
-        )
+        remedy = f"start {n} (ppo-plus train: --processes {n})"
+        raise ValueError(f"the checkpoint is of {n} processes, and there are {ranks.size} now: {remedy}")
     checkpoint = parts[ranks.rank]
     call = checkpoint["call"]
     if call is not None:
@@ -261,8 +256,7 @@ class Checkpoints(BaseCallback):
     training begins, files with more timesteps or of another run are moved into a subfolder, with a warning.
 
     :param folder: the folder for the files, ``checkpoint_<timesteps>.zip``
-    :param save_freq: environment steps between two of them, over all environments together, at least 1; ``None``: by
-        time only
+    :param save_freq: environment steps between two of them, over all environments, at least 1; ``None``: by time only
     :param minutes: time between two of them, above 0; ``None``: by steps only
     :param keep: the number of newest files to keep, at least 1
     :param logs: patterns of files below ``folder`` that are only appended to, such as ``"../*.monitor.csv"``: when

@@ -1,5 +1,4 @@
-"""What a process has beside the model: the generators of random numbers that all of it shares, its logs, and the
-callbacks of a call of ``learn``.
+"""What a process has beside the model: its shared random generators, its logs, and the callbacks of ``learn``.
 
 The state of a callback is what its ``get_state()`` returns, for ``set_state(state)``. Without these methods, it is the
 attributes that have changed since training began and are numbers, arrays or containers of these, and the state of
@@ -38,13 +37,8 @@ GPUS = ("cuda", "xpu", "mps")
 #: What has been recorded and not written yet: the names in a checkpoint, and the attributes of ``Logger``.
 RECORDED = {"values": "name_to_value", "counts": "name_to_count", "excluded": "name_to_excluded"}
 #: The form of the state of a logger.
-LOGGER = {
-    "values": {str: object},
-    "counts": {str: int},
-    "excluded": {str: object},
-    "run_folder": (None, str),
-    "event_files": {str: int},
-}
+LOGGER: dict[str, Any] = {"values": {str: object}, "counts": {str: int}, "excluded": {str: object}}
+LOGGER |= {"run_folder": (None, str), "event_files": {str: int}}
 #: Attributes that SB3 sets on every callback.
 SET_BY_SB3 = {"model", "logger", "training_env", "locals", "globals", "parent"}
 #: Counters of every callback.

@@ -16,13 +16,7 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import (
-    VecCheckNan,
-    VecEnvWrapper,
-    VecNormalize,
-    VecTransposeImage,
-    unwrap_vec_normalize,
-)
+from stable_baselines3.common.vec_env import VecCheckNan, VecEnvWrapper, VecNormalize, VecTransposeImage
 from torch import nn
 
 from ppo_plus.envs.checks import Numbers
@@ -64,7 +58,7 @@ def raw_observations(model: Any, normalization: Normalization) -> Raw:
     inside, env = outermost(model.env, normalization)
     if normalization is not None and model.num_timesteps and any(rms.count < 1 for rms in normalized_by(model.env)):
         raise ValueError("VecNormalize has no statistics yet: load the model's (ppo_plus.load_statistics)")
-    wrappers = [] if env is None else [one for one in layers(env) if isinstance(one, (VecEnvWrapper, gym.Wrapper))]
+    wrappers = [one for one in layers(env) if isinstance(one, (VecEnvWrapper, gym.Wrapper))]
     names = dict.fromkeys(_name(wrapper) for wrapper in wrappers if not isinstance(wrapper, HARMLESS))
     return Raw(model.observation_space if env is None else env.observation_space, inside, [*names])
 
@@ -81,8 +75,7 @@ def outermost(env: Any, normalization: Normalization = "environment") -> tuple[l
         if isinstance(env, (VecTransposeImage, VecNormalize)):
             inside.insert(0, env)
         env = env.venv  # type: ignore[union-attr]
-    further = None if env is None else unwrap_vec_normalize(env)
-    if further is not None and further.norm_obs and normalization is not None:
+    if normalization is not None and any(isinstance(one, VecNormalize) and one.norm_obs for one in layers(env)):
         raise ValueError(
             f"VecNormalize is inside {type(env).__name__}, and so cannot be a part of the policy: train with it around "
             "the other wrappers, or keep it (to export, pass normalization=None and normalize observations before)"

@@ -3,9 +3,8 @@
 A file may come from a stranger, and a model is built with the classes that it names. So a name stands only for a class
 of a few packages that is of a kind a model is built from, for one of :data:`OBJECTS`, for what the user has registered
 or passed to ``load``, or for a class of such a kind in a module of the user's program. No other module is imported, and
-no dotted path is followed. The names are public ones (``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): modules may be
-reorganized, and files stay readable. A few bytes can name a network of any size, so numbers are counted before they are
-made.
+no dotted path is followed. The names are public ones (``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): files stay readable
+if modules move. A few bytes can name a network of any size, so numbers are counted before they are made.
 """
 
 import functools
@@ -87,10 +86,9 @@ _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 def register(*objects: Any) -> Any:
-    """Let files ask for these classes and functions by name, and for objects of these classes.
+    """Let files ask for these classes and functions by name, and for objects of these classes; also as a decorator.
 
-    What is registered is run when a model is built with it, so register what may be given any arguments. It can be used
-    as a decorator.
+    What is registered is run when a model is built with it, so register what may be given any arguments.
 
     :param objects: classes, and functions such as schedules
     :return: the first of them

@@ -3,8 +3,7 @@
 A description is JSON: numbers, text, ``null``, lists and objects mean themselves, and an object with a single key that
 begins with ``!`` is what JSON has no form for: ``{"!tuple": [1, 2]}``, ``{"!array": "weights"}``,
 ``{"!ppo_plus:Linear": {"start": 0.1, "end": 0.0}}``. A dict of the user's with such a key, or with other keys than
-text, is written as ``{"!dict": [[key, value], ...]}``. Numbers are kept bit for bit, and numbers by the million are in
-separate arrays.
+text, is written as ``{"!dict": [[key, value], ...]}``. Numbers are kept bit for bit, and arrays are separate.
 """
 
 import base64
@@ -295,8 +294,7 @@ def require_form(value: Any, form: Any) -> None:
     """Check a value that was read before it is used: the file may be damaged, or a stranger's.
 
     :param form: a type (of integers: at least 0), ``None``, a function that says whether a value is valid, a list with
-        the form of its items, a dict with the forms of its entries (under ``str``: of all others), or a tuple of forms,
-        one of which fits
+        the form of its items, a dict with the forms of its entries (``str``: all others), or a tuple of possible forms
     :raises Damaged: a part of the value is missing or not valid
     """
     for title in map(".".join, _misfits(value, form, ())):

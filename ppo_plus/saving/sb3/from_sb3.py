@@ -24,10 +24,7 @@ from ppo_plus.trees import tree_leaves
 #: What a PPO has and SB3's other algorithms do not all have.
 OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
 #: What trains the policy classes of sb3-contrib's modules.
-TRAINERS = {
-    "sb3_contrib.common.maskable.policies": "MaskablePPO",
-    "sb3_contrib.common.recurrent.policies": "RecurrentPPO",
-}
+TRAINERS = {f"sb3_contrib.common.{kind.lower()}.policies": f"{kind}PPO" for kind in ("Maskable", "Recurrent")}
 
 
 def from_sb3(
@@ -56,9 +53,7 @@ def from_sb3(
     if trainer == "MaskablePPO" and isinstance(data.get("action_space"), spaces.MultiBinary):
         with naming(path, "saved model"), decoding("its weights"):
             # Ours is the difference of the two.
-            change_logits(
-                saved.parameters, lambda weight: weight[1::2] - weight[::2], lambda _, rows: rows[1::2].clone()
-            )
+            change_logits(saved.parameters, lambda rows: rows[1::2] - rows[::2], lambda _, rows: rows[1::2].clone())
     model = {"class": name_of(cls), "attributes": {}, "missing": saved.unread, "parameters": saved.parameters}
     for part, paths in attributes_of(cls).items():
         model[part] = {name: data[path] for name, path in paths.items() if path in data}
@@ -145,12 +140,8 @@ def _read(
 # --- zips of SB3: weights, and JSON with pickles in it, which are run only if they are trusted ------------------------
 
 #: The members of interest.
-MEMBERS = {
-    "policy": "policy.pth",
-    "policy.optimizer": "policy.optimizer.pth",
-    "data": "data",
-    "system_info": "system_info.txt",
-}
+MEMBERS = {"policy": "policy.pth", "policy.optimizer": "policy.optimizer.pth", "data": "data"}
+MEMBERS |= {"system_info": "system_info.txt"}
 #: The largest size of compressed members: so many bytes, or so many times the size of the file.
 MOST_BYTES, MOST_TIMES = 2**26, 20
 

@@ -75,9 +75,8 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
         )
     lost = sorted(_lost(model, _defaults(trainer)))
     if lost:
-        warnings.warn(
-            f"SB3's {trainer.__name__} acts as the model, but it learns without {', '.join(lost)}", stacklevel=3
-        )
+        acts = f"SB3's {trainer.__name__} acts as the model"
+        warnings.warn(f"{acts}, but it learns without {', '.join(lost)}", stacklevel=3)
     path = path_to_save(path)
     with opened_to_write(path) as file:
         exported.save(file)
@@ -155,13 +154,8 @@ def _vec_normalize_of(model: Any) -> VecNormalize | None:
     env: gym.Env[Any, Any] = gym.Env()
     env.observation_space, env.action_space = model.observation_space, model.action_space
     keys = None if "" in normalizer.shapes else [*normalizer.shapes]
-    statistics = VecNormalize(
-        DummyVecEnv([lambda: env]),
-        norm_reward=False,
-        clip_obs=normalizer.clip,
-        epsilon=normalizer.epsilon,
-        norm_obs_keys=keys,
-    )
+    options: dict[str, Any] = {"clip_obs": normalizer.clip, "epsilon": normalizer.epsilon, "norm_obs_keys": keys}
+    statistics = VecNormalize(DummyVecEnv([lambda: env]), norm_reward=False, **options)
     parts = zip(*(normalizer.split(moment[None].cpu()) for moment in (normalizer.mean, normalizer.var)), strict=True)
     for key, (mean, var) in zip(normalizer.shapes, parts, strict=True):
         rms: Any = statistics.obs_rms if keys is None else statistics.obs_rms[key]  # type: ignore[index]

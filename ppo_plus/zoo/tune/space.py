@@ -182,8 +182,9 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
     for name, entry in entries.items():
         if not str(name).startswith(f"{POLICY}."):
             require_known(str(name).removesuffix(SCHEDULE), known)
+        entry = read_arguments(name, entry)
         with errors_of(name):
-            dimensions[name] = _dimension(read_arguments("the entry", entry), name in COUNTS)
+            dimensions[name] = _dimension(entry, name in COUNTS)
     if lacking := [name for name in dimensions if name.removesuffix(SCHEDULE) not in dimensions]:
         raise ValueError(f"{lacking[0]} needs {lacking[0].removesuffix(SCHEDULE)} in the search space: add it")
     return Space(dimensions)
