@@ -28,8 +28,7 @@ class EvalAfterUpdates(EvalCallback):
 
     :param eval_env: evaluation environments of this process, or the id of one. They are wrapped as the training
         environments are, and get their normalization statistics
-    :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each); 0 or
-        less: no evaluations, as in SB3
+    :param eval_freq: environment steps between evaluations, over all environments (SB3: of each); 0 or less: none
     :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
     """
 
@@ -183,9 +182,6 @@ class ProgressDisplay(BaseCallback):
             print(self.bar, file=sys.stderr, flush=True)
         return True
 
-    def _on_rollout_end(self) -> None:
-        self._set_return()
-
     def _on_training_end(self) -> None:
         """Also called after an interruption, where SB3 does not call it."""
         if self.bar is not None:
@@ -194,3 +190,5 @@ class ProgressDisplay(BaseCallback):
     def _set_return(self) -> None:
         returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
         self.bar.set_postfix_str(f"mean return {np.mean(returns):.2f}" if returns else "no episode ended yet")
+
+    _on_rollout_end = _set_return

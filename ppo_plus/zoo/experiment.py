@@ -260,8 +260,7 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def _hyperparameter(packages: Collection[str] | None, name: str, value: Any) -> Any:
-    """A number (whole where the argument's default is: ``2e3``), a word, a call (``ColoredNoise(beta=0.5)``) or a list
-    of them, or arguments."""
+    """A number (``2e3`` is whole if the default is), a word, a call such as ``ColoredNoise()``, a list or arguments."""
     if str(name).endswith("_kwargs"):
         return read_arguments(name, value, packages)
     if isinstance(value, str):
@@ -298,8 +297,7 @@ def make_envs(
     timeout: float | None = None,
     n_workers: int | str = "auto",
 ) -> VecEnv:
-    """Environments as the experiment describes them, in rl_zoo3's order: wrappers, vector wrappers, normalization,
-    frame stacking, transposed images.
+    """The environments, in rl_zoo3's order: wrappers, vector wrappers, normalization, stacking, transposed images.
 
     :param n_envs: how many; ``None``: the experiment's number for training, one for evaluation
     :param seed: seed of the first one; ``None``: the experiment's, plus :data:`EVAL_SEED` for evaluation

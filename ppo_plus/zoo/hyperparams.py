@@ -40,8 +40,7 @@ ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', 
 def parse_literal(text: str, packages: Collection[str] | None = ()) -> Any:
     """Read Python text of settings files. The syntax tree is evaluated by hand, so that nothing in the text is run.
 
-    :param packages: packages whose networks and optimizers the text may name, such as ``my_nets.Extractor``; ``None``:
-        any
+    :param packages: packages whose networks and optimizers the text may name, as ``my_nets.Extractor``; ``None``: any
     :raises ValueError: the text is not made of :data:`ALLOWED` and these only
     """
     try:

@@ -124,8 +124,8 @@ def _is_within(module_name: str, packages: Collection[str]) -> bool:
     return any(module_name == package or module_name.startswith(f"{package}.") for package in packages)
 
 
-#: Values of ``MUJOCO_GL`` that draw without a screen, and the library that each needs.
-OFFSCREEN = {"egl": "EGL", "osmesa": "OSMesa"}
+#: Libraries that draw without a screen; in lower case they are values of ``MUJOCO_GL``.
+OFFSCREEN = ("EGL", "OSMesa")
 
 
 def has_screen() -> bool:
@@ -135,11 +135,9 @@ def has_screen() -> bool:
 
 def draw_without_screen() -> None:
     """Without a screen, set ``MUJOCO_GL``, which MuJoCo reads when it is imported, to an installed library."""
-    if not has_screen() and "MUJOCO_GL" not in os.environ:
-        for name, library in OFFSCREEN.items():
-            if find_library(library) is not None:
-                os.environ["MUJOCO_GL"] = name
-                break
+    if not has_screen():
+        for library in filter(find_library, OFFSCREEN):
+            os.environ.setdefault("MUJOCO_GL", library.lower())
 
 
 def require_render_mode(env_id: str, mode: str) -> None:

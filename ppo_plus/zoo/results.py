@@ -1,9 +1,7 @@
-"""Results of runs: learning curves from ``monitor.csv`` files and evaluations, interquartile means, and bootstrap
-intervals over seeds.
+"""Results of runs: learning curves of training and evaluations; interquartile means and bootstrap intervals over seeds.
 
 Interquartile means after Agarwal et al. 2021, *Deep Reinforcement Learning at the Edge of the Statistical Precipice*
-(arXiv:2108.13264). Their library ``rliable`` gives the same means and intervals, but draws from NumPy's global
-generator and is slow.
+(arXiv:2108.13264). Their library ``rliable`` gives the same, but is slow and draws from NumPy's global generator.
 """
 
 import csv

@@ -195,7 +195,7 @@ def test_played_and_recorded_without_a_screen(tmp_path):
     played = ppo_plus("enjoy --env InvertedPendulum-v5")
     assert played.returncode == 2 and "there is no screen" in played.stderr
     recorded = ppo_plus("record --env InvertedPendulum-v5 -n 2")
-    if any(map(installation.find_library, installation.OFFSCREEN.values())):
+    if any(map(installation.find_library, installation.OFFSCREEN)):
         assert recorded.stdout.endswith(".gif\n")
     else:
         assert recorded.returncode == 2 and "libegl1" in recorded.stderr

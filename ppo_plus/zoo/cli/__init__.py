@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The last lines of the user's code that an error, or what caused it, passed: neither this package's code, nor an
-    installed package's, nor Python's."""
+    """The last lines of the user's code, not of an installed package or Python, that an error or its cause passed."""
     ours = [Path(__file__).parents[2], Path(traceback.__file__).parent]
     frames: list[traceback.FrameSummary] = []
     cause: BaseException | None = error

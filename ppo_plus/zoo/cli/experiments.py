@@ -224,8 +224,7 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
 #: What to do where a tracker cannot be reached.
 NO_TRACKER = {
     "wandb": "Log in (wandb login), or set WANDB_MODE=offline",
-    "mlflow": "If the server of MLFLOW_TRACKING_URI does not answer, start it, or leave the variable out to log to a "
-    "file",
+    "mlflow": "Start the server of MLFLOW_TRACKING_URI, or leave the variable out to log to a file",
 }
 
 
@@ -286,12 +285,9 @@ def _upload(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any]) 
 
 
 def _with_run(run: "Run", args: argparse.Namespace) -> list[str]:
-    """The options with which a command that plays can import what the run did."""
-    return _packages(run) + (["--trust-model"] if args.trust_config else [])
-
-
-def _packages(run: "Run") -> list[str]:
-    return ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
+    """The options with which another command can import what the run did."""
+    packages = ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
+    return packages + (["--trust-config"] if args.trust_config else [])
 
 
 def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) -> None:
@@ -306,9 +302,8 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
         print(f"{what}:", command(play, "--env", run.experiment.env_id, *folder, *_with_run(run, args)))
     elif checkpoints := files(run.folder.checkpoints):
         processes = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
-        trust = ["--trust-config"] if args.trust_config else []
         logs = ["-tb", run.options.tensorboard_log] if run.options.tensorboard_log else []
-        resume = command("train", "--resume", run.folder.path, *processes, *_packages(run), *trust, *logs)
+        resume = command("train", "--resume", run.folder.path, *processes, *_with_run(run, args), *logs)
         print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)
 
 

@@ -198,8 +198,7 @@ class Heartbeats:
     """A number in an attribute of a running trial that its worker changes four times in a grace period (in seconds). A
     worker counts as dead when the number has not changed for that period, on the clock of the process that looks.
 
-    (Optuna's own heartbeats end with the first write that fails, and are dates: a clock that jumps ahead would end
-    living workers' trials.)
+    (Optuna's own end with the first write that fails, and are dates: a clock that jumps ends living workers' trials.)
     """
 
     def __init__(self, grace_period: float = 60):

@@ -1,8 +1,7 @@
 """A study: its stages, and their jobs.
 
 The stages are a screening of many trials, and a confirmation of the best ones and the baselines on unseen seeds. Each
-is an Optuna study with one job per trial. The jobs of the confirmation follow from the results of the screening, so all
-workers find the same ones.
+is an Optuna study with one job per trial. Jobs of the confirmation follow from the screening, the same for all workers.
 """
 
 from collections.abc import Iterator, Sequence

@@ -69,9 +69,7 @@ class Plan:
         for name, lowest in LOWEST.items():
             require_int(name, getattr(self, name), lowest)
         if 0 < self.confirm_seeds < 10:
-            raise ValueError(
-                f"confirm_seeds={self.confirm_seeds} is too few to be conclusive: use at least 10, or 0 for none"
-            )
+            raise ValueError(f"confirm_seeds={self.confirm_seeds} is not conclusive: use at least 10, or 0 for none")
         require_number("n_seeds", self.n_seeds, 1, CONFIRMATION_SEED // SEED_STRIDE)
         if self.seeds("confirmation").stop > 2**32:
             raise ValueError(f"seed={self.seed} leaves no seeds below 2**32 for the confirmation: use a smaller one")
@@ -126,8 +124,7 @@ class TuningTask:
 
     @property
     def env_ids(self) -> tuple[str, ...]:
-        """The environments of each run, which are separate objectives of the search: their returns have no common
-        scale."""
+        """The environments of each run, separate objectives of the search: their returns have no common scale."""
         return self.experiment.env_id, *self.also
 
     def baselines(self) -> dict[str, Experiment]:

@@ -51,8 +51,7 @@ EXIT_CODES: dict[type[Exception], int] = {StudyStopped: 1, WorkersDied: 1, Stora
 
 @dataclass(frozen=True)
 class TuningWorker:
-    """One process's part in a study. ``supervision`` has ``restarts`` of each run and ``timeout`` for environments that
-    may fail."""
+    """One process's part in a study. ``supervision``: ``restarts`` of each run and ``timeout`` of environments."""
 
     study: Study
     task: TuningTask
@@ -97,8 +96,7 @@ class TuningWorker:
             raise
 
     def _search(self, jobs: Jobs, claimed: FrozenTrial) -> list[float]:
-        """A trial of the search: what the sampler suggests, on the seeds of the screening. Returns its score in each
-        environment."""
+        """The scores, one of each environment, of what the sampler suggests, on the seeds of the screening."""
         plan = self.task.plan
         trial = jobs.trial(claimed, sampler=plan.make_sampler(claimed.number), pruner=PRUNERS[plan.pruner](plan))
         space = self.task.search_space()
@@ -199,9 +197,8 @@ def tune(
     :raises WorkersDied: no worker is left, and the study is not finished
     :raises StorageError: the storage is unavailable; the same call resumes the study
     """
-    task = TuningTask(
-        experiment, read_space() if space is None else space, plan, packages, gym_packages, also
-    ).checked()
+    space = read_space() if space is None else space
+    task = TuningTask(experiment, space, plan, packages, gym_packages, also).checked()
     create(study, task, max_total_trials)
     return finish(study, task, Path(folder), workers)
 
