@@ -354,11 +354,9 @@ def _by_attribute(cls: Any, saved: dict[str, Any], changes: dict[str, Any]) -> d
     if folder is not None and not _is_below(folder) and "tensorboard_log" not in changes:
         values |= {"tensorboard_log": None, "_log_of_file": str(folder)[:200]}
     if saved["class"] not in map(name_of, cls.__mro__):
-        warnings.warn(
-            f"the model is a {saved['class'][:100]}, and is loaded as a {cls.__name__}, without the loss and the "
-            "methods of its class: call load of that class to use them",
-            stacklevel=5,
-        )
+        loaded = f"the model is a {saved['class'][:100]}, and is loaded as a {cls.__name__}"
+        remedy = "call load of that class to use them"
+        warnings.warn(f"{loaded}, without the loss and the methods of its class: {remedy}", stacklevel=5)
     return values
 
 
@@ -399,10 +397,8 @@ def put_parameters(
     changed = {name for name in {**before, **now} if not _same(before.get(name), now.get(name))}
     for name in sorted(INITIAL & changed & now.keys()):
         remedy = f", or set model.policy.log_std.data.fill_({now[name]!r}) after loading" if "std" in name else ""
-        raise ValueError(
-            f"policy_kwargs: {name}={now[name]!r} is what training starts from, and this model is trained: leave it "
-            f"out{remedy}"
-        )
+        initial = f"policy_kwargs: {name}={now[name]!r} is what training starts from"
+        raise ValueError(f"{initial}, and this model is trained: leave it out{remedy}")
     optimizer = model.policy.optimizer
     options = [{name: group[name] for name in group.keys() - {"params", "lr"}} for group in optimizer.param_groups]
     old, new = before.get("optimizer_kwargs") or {}, now.get("optimizer_kwargs") or {}
@@ -413,16 +409,13 @@ def put_parameters(
     try:
         model.set_parameters(parameters, exact_match=True)
     except Exception as error:
-        misfits = {f"policy_kwargs: {name}": (now.get(name), before.get(name)) for name in changed - INITIAL}
-        misfits |= {name: (changes[name], in_file.get(name)) for name in SHAPING & changes.keys()}
-        reasons = [
-            f"{name}={new!r} (in the file {old!r})" for name, (new, old) in misfits.items() if not _same(new, old)
-        ]
+        others = (name for name in SHAPING & changes.keys() if not _same(changes[name], in_file.get(name)))
+        both = {f"policy_kwargs: {name}": (now.get(name), before.get(name)) for name in changed - INITIAL}
+        both |= {name: (changes[name], in_file.get(name)) for name in others}
+        reasons = " and ".join(f"{name}={new!r} (in the file {old!r})" for name, (new, old) in sorted(both.items()))
         if not reasons:
             raise Damaged(f"its weights do not fit its networks ({' '.join(str(error).split())[:200]})") from error
-        raise ValueError(
-            f"{' and '.join(sorted(reasons))}: the weights in the file do not fit. Leave it out, or make a new model"
-        ) from error
+        raise ValueError(f"{reasons}: the weights in the file do not fit. Leave it out, or make a new model") from error
     if changed:
         for group, before_loading in zip(optimizer.param_groups, options, strict=True):
             group.update(before_loading)

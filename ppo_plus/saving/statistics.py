@@ -88,7 +88,7 @@ def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
     """
     if not isinstance(venv, VecEnv) or unwrap_vec_normalize(venv) is not None:
         raise TypeError(
-            f"venv={venv!r} must be a vector environment that is not in a VecNormalize, such as make_vec(...)"
+            f"venv={venv!r} must be a vector environment that is not in a VecNormalize, as make_vec(...) is"
         )
     saved = read_statistics(Path(path))
     options = {*STATISTICS.values()} - {"observation_space", "obs_rms", "ret_rms"}
@@ -105,10 +105,8 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
         or observations lose too much in single precision
     """
     if not policy.has_params:
-        raise ValueError(
-            f"policy={type(policy).__name__} overrides SB3's methods, and cannot normalize observations: derive it "
-            "from ppo_plus.ActorCriticPolicy"
-        )
+        problem = f"policy={type(policy).__name__} overrides SB3's methods, and cannot normalize observations"
+        raise ValueError(f"{problem}: derive it from ppo_plus.ActorCriticPolicy")
     if policy.observation_normalizer is not None:
         raise ValueError(f"normalize_observations={policy.normalize_observations!r}: the policy normalizes already")
     is_file = isinstance(source, (str, Path))
@@ -117,10 +115,8 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
     moments = observation_moments(normalize) if getattr(normalize, "norm_obs", False) else {}
     moments = {key: rms for key, rms in moments.items() if key in seen or key == ""}
     if not moments:
-        raise ValueError(
-            f"source={source!r} does not normalize observations that the policy sees: pass a VecNormalize that does, "
-            "or the file of its statistics, or load the model with its environments"
-        )
+        remedy = "pass a VecNormalize that does, or its file of statistics, or load the model with its environments"
+        raise ValueError(f"source={source!r} does not normalize observations that the policy sees: {remedy}")
     require_finite(normalize, Path(source if is_file else "the model"))
     keys = None if "" in moments else [*moments]
     options = {"epsilon": normalize.epsilon, "clip": normalize.clip_obs, "keys": keys}
@@ -185,7 +181,5 @@ def put_statistics(normalize: VecNormalize, statistics: dict[str, Any], path: Pa
 def require_finite(normalize: Any, path: Path) -> None:
     """:raises ValueError: statistics are not finite"""
     if not are_finite(normalize):
-        raise ValueError(
-            f"the statistics of VecNormalize for {path} are not finite: an environment has returned NaN or infinity, "
-            "which makes every observation NaN. Fix the environment and train again"
-        )
+        why = "an environment has returned NaN or infinity, which makes every observation NaN. Fix it and train again"
+        raise ValueError(f"the statistics of VecNormalize for {path} are not finite: {why}")

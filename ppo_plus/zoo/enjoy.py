@@ -1,7 +1,7 @@
 """Watch and record a trained model."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -21,7 +21,7 @@ from ppo_plus.policy.masking import find_masks
 from ppo_plus.rollout.evaluation import Masked, with_masks
 from ppo_plus.saving.export.export import ExportedPolicy
 from ppo_plus.zoo.experiment import load_statistics, make_envs, saved_experiment
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages
 from ppo_plus.zoo.runs import RunFolder
 
 #: Viewers show faster GIFs slowly.
@@ -56,7 +56,7 @@ def make_player(
     device: str = "auto",
     deterministic: bool | None = None,
     env_kwargs: dict[str, Any] | None = None,
-    packages: Collection[str] | None = ALLOWED_PACKAGES,
+    packages: Packages = ALLOWED_PACKAGES,
     trust_pickle: bool = False,
     onnx: Path | None = None,
 ) -> Player:
@@ -141,9 +141,8 @@ def _rgb(image: Any) -> np.ndarray:
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     if pixels.ndim != 3 or pixels.dtype == object:
-        raise gym.error.UnsupportedMode(
-            f"the environment's render() returned {image!r}: with render_mode='rgb_array', return an array (H, W, 3)"
-        )
+        remedy = "with render_mode='rgb_array', return an array (H, W, 3)"
+        raise gym.error.UnsupportedMode(f"the environment's render() returned {image!r}: {remedy}")
     if np.issubdtype(pixels.dtype, np.floating) and pixels.max() <= 1:
         pixels = 255 * pixels
     return np.broadcast_to(np.clip(pixels, 0, 255).astype(np.uint8)[..., :3], (*pixels.shape[:2], 3))

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
@@ -28,7 +28,7 @@ from ppo_plus.saving import statistics
 from ppo_plus.saving.statistics import statistics_path
 from ppo_plus.zoo import hyperparams
 from ppo_plus.zoo.hyperparams import errors_of, format_literal, plain, positive_int, read_arguments, read_literal
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env, import_class, is_atari
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, find_env, import_class, is_atari
 from ppo_plus.zoo.runs import RunFolder, file_name
 
 
@@ -73,9 +73,7 @@ class Experiment:
         """A copy with other values of some fields, which are not checked."""
         return replace(self, **changes)
 
-    def with_hyperparams(
-        self, settings: dict[str, Any], packages: Collection[str] | None = ALLOWED_PACKAGES
-    ) -> "Experiment":
+    def with_hyperparams(self, settings: dict[str, Any], packages: Packages = ALLOWED_PACKAGES) -> "Experiment":
         """A copy with some settings changed; ``policy_kwargs`` are merged key by key.
 
         :raises ValueError: unknown key or bad value
@@ -120,10 +118,9 @@ class Experiment:
         batch_size = self.hyperparams.get("batch_size", 64)
         for name, value in (("n_envs", self.n_envs), ("batch_size", batch_size)):
             if value % n_processes:
-                raise ValueError(
-                    f"{name}={value} cannot be divided among {n_processes} processes: use a multiple of {n_processes}, "
-                    f"such as {name}={-(-value // n_processes) * n_processes}, or fewer processes"
-                )
+                multiple = f"a multiple of {n_processes}, such as {name}={-(-value // n_processes) * n_processes}"
+                problem = f"{name}={value} cannot be divided among {n_processes} processes"
+                raise ValueError(f"{problem}: use {multiple}, or fewer processes")
         changed = {**self.hyperparams, "batch_size": batch_size // n_processes}
         return self.replace(n_envs=self.n_envs // n_processes, hyperparams=changed)
 
@@ -154,7 +151,7 @@ def load_experiment(
     overrides: dict[str, Any] | None = None,
     *,
     variant: str | None = None,
-    packages: Collection[str] | None = ALLOWED_PACKAGES,
+    packages: Packages = ALLOWED_PACKAGES,
     **run: Any,
 ) -> Experiment:
     """The experiment that a settings file describes for an environment, with every name looked up and checked.
@@ -175,7 +172,7 @@ def load_experiment(
     return experiment.replace(**run)
 
 
-def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
+def saved_experiment(folder: RunFolder, packages: Packages = ALLOWED_PACKAGES) -> Experiment:
     """The experiment of a run, which rl_zoo3 may have trained."""
     settings, arguments = hyperparams.read_mapping(folder.settings / "config.yml"), folder.arguments()
     if arguments.get("env_kwargs"):
@@ -185,10 +182,7 @@ def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOW
 
 
 def parse_settings(
-    env_id: str,
-    settings: dict[str, Any],
-    packages: Collection[str] | None = ALLOWED_PACKAGES,
-    check_names: bool = False,
+    env_id: str, settings: dict[str, Any], packages: Packages = ALLOWED_PACKAGES, check_names: bool = False
 ) -> Experiment:
     """Read one entry of a settings file.
 
@@ -222,22 +216,20 @@ def hyperparameter_names() -> set[str]:
     return set(signature(PPO_Plus).parameters) - OF_THE_RUN
 
 
-def _policy(packages: Collection[str] | None, _name: str, value: Any) -> str | type:
+def _policy(packages: Packages, _name: str, value: Any) -> str | type:
     if isinstance(value, str) and "." in value:
         return import_class(value, BasePolicy, packages)
     return value if isinstance(value, type) else str(value)
 
 
-def _parts(packages: Collection[str] | None, name: str, value: Any) -> tuple[Part, ...]:
+def _parts(packages: Packages, name: str, value: Any) -> tuple[Part, ...]:
     """One class or a list of classes, each a dotted name or a mapping from it to keyword arguments."""
     parts = []
     for item in value if isinstance(value, list) else [] if value is None else [value]:
         mapping = {item: None} if isinstance(item, str) else item
         if not isinstance(mapping, dict) or len(mapping) != 1 or not re.fullmatch(r"[\w.]+\.\w+", str(*mapping)):
-            raise ValueError(
-                f"{name}: {item!r} must be a dotted name, or a mapping of one such name to its arguments, indented "
-                "below it, or name: {argument: value}"
-            )
+            form = "a dotted name, or a mapping of one to its arguments, indented below it, or name: {argument: value}"
+            raise ValueError(f"{name}: {item!r} must be {form}")
         with errors_of(name):
             for dotted, kwargs in mapping.items():
                 parts.append(Part(dotted, import_class(dotted, PARTS[name], packages), read_arguments(dotted, kwargs)))
@@ -259,7 +251,7 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
     return arguments
 
 
-def _hyperparameter(packages: Collection[str] | None, name: str, value: Any) -> Any:
+def _hyperparameter(packages: Packages, name: str, value: Any) -> Any:
     """A number (``2e3`` is whole if the default is), a word, a call such as ``ColoredNoise()``, a list or arguments."""
     if str(name).endswith("_kwargs"):
         return read_arguments(name, value, packages)
@@ -270,7 +262,7 @@ def _hyperparameter(packages: Collection[str] | None, name: str, value: Any) -> 
     return int(value) if whole and value.is_integer() else value
 
 
-def _policy_kwargs(packages: Collection[str] | None, name: str, value: Any) -> dict[str, Any]:
+def _policy_kwargs(packages: Packages, name: str, value: Any) -> dict[str, Any]:
     arguments = read_arguments(name, value, packages)
     for key, item in arguments.items():
         if isinstance(item, str) and str(key).endswith(("_fn", "_class")):
@@ -421,8 +413,6 @@ def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
     if (normalize := unwrap_vec_normalize(env)) is not None:
         source = find_statistics(path, env_id)
         if not source.is_file():
-            raise FileNotFoundError(
-                f"the settings normalize, and there are no statistics {source} of the model: copy them there, or leave "
-                "out normalize"
-            )
+            problem = f"the settings normalize, and there are no statistics {source} of the model"
+            raise FileNotFoundError(f"{problem}: copy them there, or leave out normalize")
         statistics.put_statistics(normalize, statistics.read_statistics(source), source)

@@ -20,7 +20,7 @@ import yaml
 
 import ppo_plus
 from ppo_plus.require import nearest
-from ppo_plus.zoo.installation import import_class, is_atari
+from ppo_plus.zoo.installation import Packages, import_class, is_atari
 
 #: Modules whose classes Python text may name: the real module, and the required base class.
 MODULES = {
@@ -37,7 +37,7 @@ STRATEGIES = (
 ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=...)"
 
 
-def parse_literal(text: str, packages: Collection[str] | None = ()) -> Any:
+def parse_literal(text: str, packages: Packages = ()) -> Any:
     """Read Python text of settings files. The syntax tree is evaluated by hand, so that nothing in the text is run.
 
     :param packages: packages whose networks and optimizers the text may name, as ``my_nets.Extractor``; ``None``: any
@@ -51,7 +51,7 @@ def parse_literal(text: str, packages: Collection[str] | None = ()) -> Any:
         raise ValueError(f"{shortened(text, 57)!r} is nested too deeply") from None
 
 
-def _value(node: ast.AST, packages: Collection[str] | None) -> Any:
+def _value(node: ast.AST, packages: Packages) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
@@ -281,13 +281,13 @@ def positive_int(name: str, value: Any) -> int:
     return int(number)
 
 
-def read_literal(name: str, value: Any, packages: Collection[str] | None = ()) -> Any:
+def read_literal(name: str, value: Any, packages: Packages = ()) -> Any:
     """A value, which is Python text if it is a string."""
     with errors_of(name):
         return parse_literal(value, packages) if isinstance(value, str) else value
 
 
-def read_arguments(name: str, value: Any, packages: Collection[str] | None = ()) -> dict[str, Any]:
+def read_arguments(name: str, value: Any, packages: Packages = ()) -> dict[str, Any]:
     """A mapping, or Python text of one; ``None`` is an empty one. Its values may be :data:`LITERAL`."""
     value = read_literal(name, value, packages)
     mapping = require_mapping(name, {} if value is None else value)

@@ -20,6 +20,8 @@ from gymnasium.envs.registration import load_env_creator
 
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
 ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
+#: Which packages a function may import from; ``None``: any.
+Packages = Collection[str] | None
 #: By a part of ids: the module that registers these environments, and the package to install.
 REGISTERS = {"MiniGrid-": ("minigrid", "minigrid"), "NoVel-": ("rl_zoo3.import_envs", "rl_zoo3")}
 
@@ -81,9 +83,7 @@ def _search_current_folder() -> None:
         sys.path.append(folder)
 
 
-def import_class(
-    name: str, parents: type | tuple[type, ...], packages: Collection[str] | None = ALLOWED_PACKAGES
-) -> type:
+def import_class(name: str, parents: type | tuple[type, ...], packages: Packages = ALLOWED_PACKAGES) -> type:
     """Import a class by its dotted name.
 
     :param packages: packages that the name, and the class itself, must come from; ``None``: any, which may run any code
@@ -93,10 +93,9 @@ def import_class(
     if packages is None:
         _search_current_folder()
     elif not _is_within(module_name, packages):
-        raise ValueError(
-            f"{name!r} is in none of the packages that settings may import from ({', '.join(packages)}): if you trust "
-            f"the file, add --gym-packages {name.partition('.')[0]}, or --trust-config for all (Python: packages=None)"
-        )
+        problem = f"{name!r} is in none of the packages that settings may import from ({', '.join(packages)})"
+        remedy = f"add --gym-packages {name.partition('.')[0]}, or --trust-config for all (Python: packages=None)"
+        raise ValueError(f"{problem}: if you trust the file, {remedy}")
     try:
         cls = getattr(_imported(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -145,10 +144,8 @@ def require_render_mode(env_id: str, mode: str) -> None:
     entry = find_env(env_id).entry_point
     modes = getattr(load_env_creator(entry) if isinstance(entry, str) else entry, "metadata", {}).get("render_modes")
     if modes is not None and not {mode, "rgb_array"} & {*modes}:
-        raise ValueError(
-            f"{env_id} cannot be drawn with render_mode={mode!r}: its metadata['render_modes'] is {modes!r}; add "
-            "'rgb_array' and have render() return an array (H, W, 3)"
-        )
+        problem = f"{env_id} cannot be drawn with render_mode={mode!r}: its metadata['render_modes'] is {modes!r}"
+        raise ValueError(f"{problem}; add 'rgb_array' and have render() return an array (H, W, 3)")
 
 
 def require_drawing(env_id: str, window: bool) -> None:
@@ -156,15 +153,11 @@ def require_drawing(env_id: str, window: bool) -> None:
     if "mujoco" not in sys.modules or has_screen():
         return
     if window:
-        raise ValueError(
-            f"there is no screen to show {env_id} on (DISPLAY is not set): add --no-render, or make a GIF: "
-            "the same command with record instead of enjoy"
-        )
+        remedy = "add --no-render, or make a GIF: the same command with record instead of enjoy"
+        raise ValueError(f"there is no screen to show {env_id} on (DISPLAY is not set): {remedy}")
     if "MUJOCO_GL" not in os.environ:
-        raise ValueError(
-            f"there is no screen, and no library for MuJoCo to draw {env_id} without one: install EGL or "
-            "OSMesa (on Debian and Ubuntu: apt install libegl1)"
-        )
+        remedy = "install EGL or OSMesa (on Debian and Ubuntu: apt install libegl1)"
+        raise ValueError(f"there is no screen, and no library for MuJoCo to draw {env_id} without one: {remedy}")
 
 
 def command(*words: object) -> str:

@@ -4,7 +4,6 @@ import pickle
 import shutil
 import sys
 import time
-from collections.abc import Collection
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.experiment import Experiment, load_model, make_envs, make_model, save_model, saved_experiment
 from ppo_plus.zoo.hyperparams import to_yaml
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, command, this_command
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, command, this_command
 from ppo_plus.zoo.results import plot_learning_curve
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder
 
@@ -108,7 +107,7 @@ def _write_settings(experiment: Experiment, options: Options, folder: RunFolder)
     write_text(folder.command, this_command())
 
 
-def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES, **changes: Any) -> Run:
+def resume(folder: RunFolder, packages: Packages = ALLOWED_PACKAGES, **changes: Any) -> Run:
     """A run in the state of its last checkpoint, ready to continue.
 
     :param packages: packages that its settings may import from; ``None``: any

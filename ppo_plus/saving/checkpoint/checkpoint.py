@@ -294,11 +294,8 @@ class Checkpoints(BaseCallback):
         begins = resumed is None and self.num_timesteps == 0  # and so has no files yet
         subfolder = set_aside(self.folder, -1 if begins else self.num_timesteps) if leads else None
         if subfolder is not None:
-            warnings.warn(
-                f"{self.folder} had later checkpoints, or those of another run, which are in {subfolder} now: to "
-                "resume from them, pass that folder to resume",
-                stacklevel=2,
-            )
+            moved = f"{self.folder} had later checkpoints, or those of another run, which are in {subfolder} now"
+            warnings.warn(f"{moved}: to resume from them, pass that folder to resume", stacklevel=2)
 
     def _on_rollout_start(self) -> None:
         is_due, start = self._is_due(), time.monotonic()

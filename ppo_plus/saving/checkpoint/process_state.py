@@ -96,12 +96,11 @@ def reopen(state: dict[str, Any], tensorboard_log: str | None, tb_log_name: str,
     name = tb_log_name + (number[0] if number else "")
     kept = {os.path.join(name, file): size for file, size in state["event_files"].items()}
     if tensorboard_log is None or not all(os.path.isfile(os.path.join(tensorboard_log, file)) for file in kept):
-        warnings.warn(
-            f"TensorBoard's files of the resumed run are not continued: tensorboard_log={tensorboard_log!r} does not "
-            f"have them as {name}. Pass the tensorboard_log of that run to resume (ppo-plus train: -tb), and the same "
-            "tb_log_name to learn",
-            stacklevel=6,
+        problem = f"tensorboard_log={tensorboard_log!r} does not have them as {name}"
+        remedy = (
+            "Pass the tensorboard_log of that run to resume (ppo-plus train: -tb), and the same tb_log_name to learn"
         )
+        warnings.warn(f"TensorBoard's files of the resumed run are not continued: {problem}. {remedy}", stacklevel=6)
         return None
     cut(tensorboard_log, [os.path.join(escape(name), EVENTS)], kept)
     return configure(os.path.join(tensorboard_log, name), ["tensorboard"] if verbose < 1 else ["stdout", "tensorboard"])
@@ -154,10 +153,9 @@ def get_callback(callback: Any, configured: dict[str, bytes]) -> dict[str, Any]:
     envs = {name: get_state(env) for name, env in _envs(callback).items()}
     arguments = SET_BY_SB3 | constructor_arguments(type(callback))
     if lost := [name for name, value in vars(callback).items() if name not in arguments and _is_lost(value)]:
+        lack = " and ".join(f"{title}.{name}" for name in lost)
         warnings.warn(
-            f"checkpoints lack {' and '.join(f'{title}.{name}' for name in lost)}: define get_state and set_state in "
-            "the callback to keep it",
-            stacklevel=5,
+            f"checkpoints lack {lack}: define get_state and set_state in the callback to keep it", stacklevel=5
         )
     return {"class": title, "own": None, "changed": changed, "envs": envs}
 
@@ -172,11 +170,8 @@ def set_callbacks(callbacks: list[BaseCallback], states: list[dict[str, Any]]) -
             with decoding(f"the state of callback {state['class']}"):
                 _set_callback(callback, state)
         elif state["own"] or state["envs"] or state["changed"].keys() - COUNTS:
-            warnings.warn(
-                f"the resumed run used callback {state['class']}, which was not passed to learn(): pass it, or its "
-                "state is lost",
-                stacklevel=4,
-            )
+            used = f"the resumed run used callback {state['class']}, which was not passed to learn()"
+            warnings.warn(f"{used}: pass it, or its state is lost", stacklevel=4)
 
 
 def _set_callback(callback: Any, state: dict[str, Any]) -> None:

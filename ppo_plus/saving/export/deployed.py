@@ -107,15 +107,11 @@ class Deployed(nn.Module):
     def __init__(self, model: Any, raw: Raw):
         super().__init__()
         if not model.policy.has_params:
-            raise ValueError(
-                f"policy={type(model.policy).__name__} overrides methods of SB3's policy: derive it from "
-                "ppo_plus.ActorCriticPolicy to export it, or trace it as SB3's page on export does"
-            )
+            remedy = "derive it from ppo_plus.ActorCriticPolicy to export it, or trace it as SB3's page on export does"
+            raise ValueError(f"policy={type(model.policy).__name__} overrides methods of SB3's policy: {remedy}")
         if model.policy.autocast:
-            raise ValueError(
-                "policy_kwargs: autocast=True computes features in bfloat16, which onnxruntime does not: set "
-                "model.policy.autocast = False, and evaluate the model before you export it"
-            )
+            remedy = "set model.policy.autocast = False, and evaluate the model before you export it"
+            raise ValueError(f"policy_kwargs: autocast=True computes in bfloat16, which onnxruntime does not: {remedy}")
         policy = self.policy = copy.deepcopy(model.policy).to("cpu").requires_grad_(False).eval()
         #: What it must act like: the policy before (not a module of this one), and what normalizes its observations.
         vars(self)["trained"] = copy.deepcopy(policy)

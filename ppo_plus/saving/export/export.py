@@ -46,6 +46,8 @@ TOLERANCE = 1e-5
 BATCHES, STEPS = (1, 5), 3
 #: A further step has observations so many times as large, where only much larger differences than rounding count.
 EXTREME, COARSE = 1e3, 0.1
+#: Inputs or outputs by name.
+Arrays = dict[str, np.ndarray]
 #: The key of the description in the metadata of an ONNX file.
 METADATA = "ppo_plus"
 
@@ -72,10 +74,8 @@ def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
             onnx: Any = th.onnx.export(program, (), **options)
         except Exception as error:
             reason = str(error).strip().partition("\n")[0].rstrip(".")
-            raise ValueError(
-                f"torch cannot export the {calls[-1]}: {reason}. Replace it by layers that torch.onnx supports, "
-                "without branches on values or sizes of tensors"
-            ) from error
+            remedy = "Replace it by layers that torch.onnx supports, without branches on values or sizes of tensors"
+            raise ValueError(f"torch cannot export the {calls[-1]}: {reason}. {remedy}") from error
         onnx.model.metadata_props[METADATA] = text
         data = onnx.model_proto.SerializeToString()
         largest = _check(deployed, ExportedPolicy(data, model.action_space), program.module())
@@ -99,7 +99,7 @@ def _calls(policy: nn.Module) -> list[str]:
     return calls
 
 
-def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 1.0) -> dict[str, np.ndarray]:
+def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 1.0) -> Arrays:
     """Random inputs for a batch of ``n``. Observations are of the space, or near the statistics if they are normalized;
     real numbers in them are multiplied by ``scale``, within their bounds."""
     normalizer, moments, raw, feeds = deployed.policy.observation_normalizer, {}, {}, {}
@@ -150,7 +150,7 @@ def _check(deployed: Deployed, exported: "ExportedPolicy", program: Any) -> floa
     return largest
 
 
-def predicted(deployed: Deployed, feeds: dict[str, np.ndarray], state: Any) -> tuple[dict[str, np.ndarray], Any]:
+def predicted(deployed: Deployed, feeds: Arrays, state: Any) -> tuple[Arrays, Any]:
     """What ``predict`` returns for named inputs, by the names of outputs, and its next state."""
     inputs, starts = as_tensors(feeds), feeds.get("episode_start")
     obs = mapped(th.Tensor.numpy, deployed.observations(inputs))
@@ -168,11 +168,7 @@ def predicted(deployed: Deployed, feeds: dict[str, np.ndarray], state: Any) -> t
 
 
 def difference(
-    deployed: Deployed,
-    feeds: Any,
-    outputs: dict[str, Any],
-    expected: dict[str, np.ndarray],
-    tolerance: float = TOLERANCE,
+    deployed: Deployed, feeds: Arrays, outputs: Arrays, expected: Arrays, tolerance: float = TOLERANCE
 ) -> float:
     """The largest difference of outputs to those of ``predict``, relative where they (or, squashed, the bounds) are
     larger than 1. Raises :class:`RuntimeError` above ``tolerance``, unless rounding could have led to a choice."""
@@ -199,7 +195,7 @@ def _bound(space: spaces.Space) -> float:
     return max(1.0, *np.abs([space.low, space.high]).flat) if isinstance(space, spaces.Box) else 1.0
 
 
-def _nudged(deployed: Deployed, feeds: dict[str, np.ndarray]) -> Iterator[Tensors]:
+def _nudged(deployed: Deployed, feeds: Arrays) -> Iterator[Tensors]:
     """Actions for parameters of the distribution that differ by :data:`TOLERANCE`."""
     rng, (params, _) = np.random.default_rng(2), deployed.distribution(as_tensors(feeds))
     size = TOLERANCE * params.abs().clamp(1.0, 1e3)
@@ -214,7 +210,7 @@ def _other(name: str, ours: Any, theirs: Any) -> RuntimeError:
     )
 
 
-def as_tensors(feeds: dict[str, np.ndarray]) -> Tensors:
+def as_tensors(feeds: Arrays) -> Tensors:
     """Arrays as tensors."""
     return {name: th.from_numpy(array) for name, array in feeds.items()}
 
@@ -271,7 +267,7 @@ class ExportedPolicy:
         self.action_space = action_space
         self.inputs = {described["name"]: described for described in description["inputs"]}
 
-    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(self, inputs: Arrays) -> Arrays:
         """The outputs for named inputs."""
         names = [output.name for output in self.session.get_outputs()]
         return dict(zip(names, self.session.run(names, inputs), strict=True))

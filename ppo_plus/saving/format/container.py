@@ -142,8 +142,6 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
         raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}" + (f"; {reader} reads it" if reader else ""))
     if not OLDEST <= number <= VERSION:
         remedy = "update ppo_plus" if number > VERSION else "use the ppo_plus that wrote it, or train again"
-        raise Refused(
-            f"it has version {number} of the format, written by ppo_plus {str(head['packages'].get('ppo_plus'))[:30]}, "
-            f"and this ppo_plus reads versions {OLDEST} to {VERSION}: {remedy}"
-        )
+        written = f"version {number} of the format, written by ppo_plus {str(head['packages'].get('ppo_plus'))[:30]}"
+        raise Refused(f"it has {written}, and this ppo_plus reads versions {OLDEST} to {VERSION}: {remedy}")
     return head

@@ -128,12 +128,9 @@ def _read(
         saved = saved._replace(data=data | saved.data, unread=unread)
     if lacking:
         with naming(path):
-            raise Refused(
-                "it contains pickles that could run code: "
-                f"{', '.join(f'{name} ({reason})' for name, reason in lacking.items())}. Pass "
-                f"{', '.join(f'{name}=' for name in lacking)} or, if you trust its source, trust_pickle=True "
-                "(--trust-model)"
-            )
+            pickles = ", ".join(f"{name} ({reason})" for name, reason in lacking.items())
+            remedy = f"Pass {'=, '.join(lacking)}= or, if you trust its source, trust_pickle=True (--trust-model)"
+            raise Refused(f"it contains pickles that could run code: {pickles}. {remedy}")
     return saved
 
 

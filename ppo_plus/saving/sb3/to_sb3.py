@@ -69,10 +69,8 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
             problem = f"{type(error).__name__}: {error}"
             raise ValueError(f"SB3's {trainer.__name__} cannot have this policy ({problem})") from error
     if statistics is not None and not isinstance(path, (str, os.PathLike)):
-        raise ValueError(
-            "SB3 has the statistics of observations in a second file, a VecNormalize: pass a name of a file, beside "
-            "which it can be written"
-        )
+        second = "SB3 has the statistics of observations in a second file, a VecNormalize"
+        raise ValueError(f"{second}: pass a name of a file, beside which it can be written")
     lost = sorted(_lost(model, _defaults(trainer)))
     if lost:
         acts = f"SB3's {trainer.__name__} acts as the model"

@@ -14,7 +14,7 @@ import yaml
 
 from ppo_plus.zoo.hyperparams import parse_literal, positive_int
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages
-from ppo_plus.zoo.runs import ALGO, RunFolder
+from ppo_plus.zoo.runs import RunFolder
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,11 +82,6 @@ def add_option(group: Any, spec: str, help: str, **kwargs: Any) -> None:
     if type(kwargs.get("default")) in (str, int, float):
         help += " (default: %(default)s)"
     group.add_argument(*names, help=help, **kwargs)
-
-
-def add_algo_argument(command: argparse.ArgumentParser, help: str, also: tuple[str, ...] = ("ppo",)) -> None:
-    """Add rl_zoo3's ``--algo``, with some values besides ``ppo_plus``."""
-    command.add_argument("--algo", choices=[ALGO, *also], default=ALGO, help=help)
 
 
 def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, several: bool = False) -> None:

@@ -25,7 +25,7 @@ from ppo_plus.zoo.cli.arguments import Pairs, Parser, add_option, interval, key_
 from ppo_plus.zoo.hyperparams import builtin_file, expected_returns, read_entry, read_mapping, to_yaml
 from ppo_plus.zoo.installation import command, has_screen, pip_install, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
-from ppo_plus.zoo.runs import Options, RunFolder, file_name, open_run
+from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, open_run
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
@@ -63,7 +63,7 @@ def _add_train(commands: Any) -> None:
     command.set_defaults(prepare=partial(prepare_train, command))
     arguments.add_env_arguments(command, "--log-folder")
     command.add_argument("--resume", metavar="RUN", help="resume the interrupted run in this folder")
-    arguments.add_algo_argument(command, "for rl_zoo3's command lines; both train PPO_Plus")
+    add_option(command, "--algo", "for rl_zoo3's commands; both train PPO_Plus", choices=[ALGO, "ppo"], default=ALGO)
     add_experiment_arguments(command)
     add = partial(add_option, command.add_argument_group("evaluation, checkpoints and output"))
     add("--eval-freq N", "evaluate every N timesteps; 0 or negative: never", type=interval, default=Options.eval_freq)
@@ -224,7 +224,7 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
 #: What to do where a tracker cannot be reached.
 NO_TRACKER = {
     "wandb": "Log in (wandb login), or set WANDB_MODE=offline",
-    "mlflow": "Start the server of MLFLOW_TRACKING_URI, or leave the variable out to log to a file",
+    "mlflow": "If the server of MLFLOW_TRACKING_URI does not answer, start it, or unset the variable to log to a file",
 }
 
 
@@ -328,7 +328,7 @@ def _add_tune(commands: Any) -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
     arguments.add_env_arguments(command, "--log-folder", several=True)
-    arguments.add_algo_argument(command, "for rl_zoo3's command lines; both tune PPO_Plus")
+    add_option(command, "--algo", "for rl_zoo3's commands; both tune PPO_Plus", choices=[ALGO, "ppo"], default=ALGO)
     add_experiment_arguments(command, seed_default=0)
     command.set_defaults(prepare=partial(_guarded, prepare_tune))
     add = partial(add_option, command.add_argument_group("search, score and confirmation"))

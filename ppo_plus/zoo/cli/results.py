@@ -14,7 +14,7 @@ from ppo_plus.zoo.cli.arguments import add_option, seed, whole_number
 from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing, require_render_mode
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run, runs_of
 
-ALGO_HELP = "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm"
+ALGOS, ALGO_HELP = [ALGO, *RL_ZOO3_ALGOS], "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm"
 PLOT = """
 Draw the mean learning curve of several runs. With five runs or more, the picture also shows the mean's 95 percent
 confidence interval; with fewer, it shows each run. Curves end where the shortest run ends.
@@ -49,8 +49,8 @@ def add_parser(commands: Any) -> None:
     help = "draw learning curves: means over runs, with confidence intervals"
     command = commands.add_parser("plot", help=help, description=PLOT)
     command.set_defaults(prepare=prepare_plot)
-    arguments.add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
     add = partial(add_option, command)
+    add("--algo", ALGO_HELP, choices=ALGOS, default=ALGO)
     add("-e --env ID", "environments, one panel each", nargs="+", required=True)
     add("-f --exp-folders DIR", "log folders, one curve each (default: logs)", nargs="+", default=["logs"])
     add("-l --labels LABEL", "names of the curves (default: the folders)", nargs="+")
@@ -65,7 +65,7 @@ def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]
     command.set_defaults(prepare=prepare)
     add = partial(add_option, command)
     arguments.add_env_arguments(command, "--folder --agents")
-    arguments.add_algo_argument(command, ALGO_HELP, RL_ZOO3_ALGOS)
+    add("--algo", ALGO_HELP, choices=ALGOS, default=ALGO)
     help = "number of the run; 0: the last one, or -f if it is the folder of a run; -1: -f"
     add("--exp-id N", help, type=int, default=0)
     _add_model_arguments(command)

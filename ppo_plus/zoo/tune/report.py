@@ -269,13 +269,8 @@ def _confirmation(verdict: TuningVerdict, env_ids: Sequence[str]) -> Iterator[st
         gains = [f"{bold}{gain or 'none'}{bold}" for gain in finalist.gains.values()] or [""] * len(baselines)
         returns = ", ".join("/".join(f"{value:.2f}" for value in values) for values in finalist.values)
         rows.append([name, finalist.iqm if finalist.scores else "none", *gains, finalist.n_failed, returns])
-    columns = [
-        "settings",
-        f"{measure}, IQM",
-        *(f"gain over {name}" for name in baselines),
-        "failed runs",
-        f"returns in {'/'.join(env_ids)}",
-    ]
+    gains = [f"gain over {name}" for name in baselines]
+    columns = ["settings", f"{measure}, IQM", *gains, "failed runs", f"returns in {'/'.join(env_ids)}"]
     yield from _table(columns, rows)
 
 

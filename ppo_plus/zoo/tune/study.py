@@ -85,10 +85,8 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     pairs = {name: (given.get(name, "nothing"), kept.get(name, "nothing")) for name in kept | given}
     differences = [f"{name}={new} (the study has {old})" for name, (new, old) in pairs.items() if new != old]
     if differences:
-        raise ValueError(
-            f"the study {study.name!r} exists with other values: {shortened(', '.join(differences))}: "
-            "give the same ones to resume it, or choose another name with --study-name"
-        )
+        problem = f"the study {study.name!r} exists with other values: {shortened(', '.join(differences))}"
+        raise ValueError(f"{problem}: give the same ones to resume it, or choose another name with --study-name")
     study.set(BUDGET, max(max_total_trials, study.budget))
     study.set(ERROR, None)
     # Last: workers start only if it is set.
