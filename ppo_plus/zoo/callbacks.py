@@ -71,16 +71,10 @@ class EvalAfterUpdates(EvalCallback):
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
             self._is_success_buffer = []
+            n_episodes = (self.n_eval_episodes + ranks.rank) // ranks.size
+            options = {"deterministic": self.deterministic, "render": self.render, "warn": self.warn}
             with frozen(with_statistics_of(self.model, self.eval_env)) as played:
-                returns, lengths = play(
-                    self.model,
-                    played,
-                    (self.n_eval_episodes + ranks.rank) // ranks.size,
-                    self._log_success_callback,
-                    deterministic=self.deterministic,
-                    render=self.render,
-                    warn=self.warn,
-                )
+                returns, lengths = play(self.model, played, n_episodes, self._log_success_callback, **options)
             parts = ranks.gather_values((returns, lengths, self._is_success_buffer))
             if ranks.leads:
                 self._record(*(sum(part, []) for part in zip(*parts, strict=True)))

@@ -244,7 +244,6 @@ def interval(samples: Sequence[Sequence[float]], statistic: Callable[..., np.nda
         return Estimate(value, -float("inf"), float("inf"))
     # A separate generator, so that the same scores always give the same interval.
     rng = np.random.default_rng(0)
-    low, high = bootstrap(
-        data, statistic, n_resamples=N_RESAMPLES, confidence_level=confidence, method="percentile", rng=rng
-    ).confidence_interval
+    options = {"n_resamples": N_RESAMPLES, "confidence_level": confidence, "method": "percentile"}
+    low, high = bootstrap(data, statistic, rng=rng, **options).confidence_interval
     return Estimate(value, float(low), float(high))

@@ -177,18 +177,15 @@ def _train_and_record(run: Run) -> bool:
 
 def _learn(run: Run, callbacks: list[Any]) -> bool:
     """Train, and write a checkpoint if training ends early; return whether it was trained to its end."""
-    finished, ranks, n_envs, every = False, run.model.ranks, run.model.n_envs, run.options.save_freq
+    finished, ranks, n_envs, options = False, run.model.ranks, run.model.n_envs, run.options
     names = ["*"]
     if ranks.several:
         # Each process has its own files of episodes.
         names = [str(i) for i in range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)]
         names += ["all"] if ranks.leads else []
-    checkpoints = checkpoint.Checkpoints(
-        run.folder.checkpoints,
-        save_freq=every if every > 0 else None,
-        keep=run.options.keep_checkpoints,
-        logs=[f"../{name}.monitor.csv" for name in names],
-    )
+    every = options.save_freq if options.save_freq > 0 else None
+    logs = [f"../{name}.monitor.csv" for name in names]
+    checkpoints = checkpoint.Checkpoints(run.folder.checkpoints, every, keep=options.keep_checkpoints, logs=logs)
     log_interval: Any = 1 if ranks.leads else None
     try:
         run.model.learn(run.experiment.n_timesteps, [checkpoints, *callbacks, Interruptible()], log_interval)

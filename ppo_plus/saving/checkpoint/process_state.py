@@ -97,9 +97,7 @@ def reopen(state: dict[str, Any], tensorboard_log: str | None, tb_log_name: str,
     kept = {os.path.join(name, file): size for file, size in state["event_files"].items()}
     if tensorboard_log is None or not all(os.path.isfile(os.path.join(tensorboard_log, file)) for file in kept):
         problem = f"tensorboard_log={tensorboard_log!r} does not have them as {name}"
-        remedy = (
-            "Pass the tensorboard_log of that run to resume (ppo-plus train: -tb), and the same tb_log_name to learn"
-        )
+        remedy = "Pass the tensorboard_log of that run to resume (ppo-plus train: -tb), and its tb_log_name to learn"
         warnings.warn(f"TensorBoard's files of the resumed run are not continued: {problem}. {remedy}", stacklevel=6)
         return None
     cut(tensorboard_log, [os.path.join(escape(name), EVENTS)], kept)
@@ -145,18 +143,13 @@ def get_callback(callback: Any, configured: dict[str, bytes]) -> dict[str, Any]:
     title = type(callback).__qualname__
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
         return {"class": title, "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
-    changed = {
-        name: copy.deepcopy(getattr(callback, name))
-        for name, pickled in plain_attributes(callback).items()
-        if pickled != configured.get(name)
-    }
+    now = plain_attributes(callback).items()
+    changed = {name: copy.deepcopy(vars(callback)[name]) for name, pickled in now if pickled != configured.get(name)}
     envs = {name: get_state(env) for name, env in _envs(callback).items()}
     arguments = SET_BY_SB3 | constructor_arguments(type(callback))
     if lost := [name for name, value in vars(callback).items() if name not in arguments and _is_lost(value)]:
-        lack = " and ".join(f"{title}.{name}" for name in lost)
-        warnings.warn(
-            f"checkpoints lack {lack}: define get_state and set_state in the callback to keep it", stacklevel=5
-        )
+        lack = f"checkpoints lack {' and '.join(f'{title}.{name}' for name in lost)}"
+        warnings.warn(f"{lack}: define get_state and set_state in the callback to keep it", stacklevel=5)
     return {"class": title, "own": None, "changed": changed, "envs": envs}
 
 

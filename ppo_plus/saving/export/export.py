@@ -1,5 +1,4 @@
-"""Export of a policy: an ONNX file, a program of ``torch.export`` and a description, checked against ``predict``; and
-the exported policy, played with onnxruntime."""
+"""Export of a policy to ONNX and ``torch.export``, checked against ``predict``; the policy played in onnxruntime."""
 
 import copy
 import json
@@ -244,13 +243,8 @@ def require_extra() -> Any:
 WRAPPERS = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
 #: The form of an input or output in a description, and of the whole.
 TENSOR = {"name": str, "shape": [lambda size: size == BATCH or type(size) is int], "dtype": NATIVE.__contains__}
-FORM = {
-    "format": lambda text: text == FORMAT,
-    "inputs": [TENSOR],
-    "outputs": [TENSOR],
-    "action": object,
-    "wrappers_inside": [lambda name: name in WRAPPERS],
-}
+FORM: dict[str, Any] = {"format": lambda text: text == FORMAT, "inputs": [TENSOR], "outputs": [TENSOR]}
+FORM |= {"action": object, "wrappers_inside": [lambda name: name in WRAPPERS]}
 
 
 class ExportedPolicy:

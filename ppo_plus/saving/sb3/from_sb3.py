@@ -104,10 +104,8 @@ def _read(
     cls: Any, path: Any, custom_objects: dict[str, Any], changes: dict[str, Any], trust_pickle: bool
 ) -> "SavedBySB3":
     """A saved model, without running the pickles in it unless they are trusted."""
-    no_ppo = TypeError(
-        f"{path!r} is not the path of an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO: pass the path of a "
-        "model that one of them has saved"
-    )
+    which = "an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO"
+    no_ppo = TypeError(f"{path!r} is not the path of {which}: pass the path of a model that one of them has saved")
     if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
         raise no_ppo
     if is_container(path):

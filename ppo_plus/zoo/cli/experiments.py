@@ -350,10 +350,7 @@ def _add_tune(commands: Any) -> None:
     worker = below.add_parser("worker", description=description)
     worker.set_defaults(prepare=partial(_guarded, partial(prepare_worker, command)))
     arguments.add_gym_packages(worker)
-    help = (
-        "allow the study to import wrappers, callbacks and policies from any package: anyone who can write to the "
-        "storage can then run code here"
-    )
+    help = "allow the study to import from any package: anyone who can write to the storage can then run code here"
     worker.add_argument("--trust-config", action="store_true", help=help)
     _add_study_arguments(worker)
     add_option(worker, "--study-name NAME", "name of the study", required=True)
@@ -417,9 +414,8 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     options = {name: getattr(args, name) for name in (*COUNTS, "sampler", "pruner")}
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
     space = read_space(args.search_space)
-    task = TuningTask(
-        experiment, space, plan, arguments.allowed_packages(args), tuple(args.gym_packages), tuple(args.also)
-    ).checked()
+    packages = arguments.allowed_packages(args)
+    task = TuningTask(experiment, space, plan, packages, tuple(args.gym_packages), tuple(args.also)).checked()
     study = Study.open(name, url, args.grace_period)
     create(study, task, args.max_total_trials)
     n_done = sum(map(is_done, study.screening().trials()))

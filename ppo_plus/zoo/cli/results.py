@@ -1,5 +1,4 @@
-"""``ppo-plus enjoy``, ``record``, ``export``, ``push`` and ``plot``: watch, record, export and upload models, and draw
-learning curves of several environments and log folders."""
+"""``ppo-plus enjoy``, ``record``, ``export``, ``push`` and ``plot``: what to do with trained models."""
 
 import argparse
 import sys
@@ -124,9 +123,8 @@ def prepare_export(args: argparse.Namespace) -> Callable[[], None]:
     model = _model(args, folder)
     from ppo_plus.zoo.enjoy import make_player
 
-    player = make_player(
-        folder, model, device="cpu", packages=arguments.allowed_packages(args), trust_pickle=args.trust_config
-    )
+    packages, trust_pickle = arguments.allowed_packages(args), args.trust_config
+    player = make_player(folder, model, device="cpu", packages=packages, trust_pickle=trust_pickle)
     try:
         player.model.export(args.output or model.with_suffix(".onnx"))
     finally:

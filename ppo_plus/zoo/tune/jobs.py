@@ -6,10 +6,9 @@ new trial with the same parameters takes over its job. (Optuna's ``RetryFailedTr
 loses the trial if its process is killed in between, and does not put back the trial of a worker that is interrupted.
 ``Study.optimize`` draws a new trial whenever none is waiting, so that several processes exceed a budget.)
 
-The trial of a job is found by going through the study's trials in the order of their numbers, which is the order of
-their creation: a trial takes over a job if it names the job's current trial as the one that it replaces. So all
-processes agree without a lock, and if two of them replace the same dead trial, the later replacement is ignored. So
-are trials that were added with Optuna itself.
+The trial of a job is found by going through the study's trials in the order of their creation: a trial takes over a
+job if it names the job's current trial as the one that it replaces. So all processes agree without a lock, and if two
+of them replace the same dead trial, the later one is ignored, as are trials that were added with Optuna itself.
 
 In the storages, claiming a trial is atomic, no signal interrupts a call, and servers may restart.
 """

@@ -83,10 +83,8 @@ class TuningVerdict:
             return f"No winner: none of the finalists is significantly better than each of {names}."
         returns = " and ".join(f"the {name} {baseline.iqm}" for name, baseline in self.baselines.items())
         over = " and ".join(f"{gain} over the {name}" for name, gain in winner.gains.items())
-        return (
-            f"Confirmed: {winner.name} {self.measure}s {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}; "
-            f"the gain is {over} (confidence {100 * self.confidence:.1f} %)."
-        )
+        result = f"{winner.name} {self.measure}s {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}"
+        return f"Confirmed: {result}; the gain is {over} (confidence {100 * self.confidence:.1f} %)."
 
 
 def decide(study: Study) -> TuningVerdict:
@@ -96,9 +94,8 @@ def decide(study: Study) -> TuningVerdict:
     scores = scores_of(runs)
     trials = {trial.user_attrs[JOB]: trial for trial in study.screening().trials()}
     # Baselines without runs as well: what was not compared with them is not confirmed.
-    baselines = {
-        trial.user_attrs[BASELINE]: _finalist(trial, runs, scores) for trial in trials.values() if is_baseline(trial)
-    }
+    named = {trial.user_attrs[BASELINE]: trial for trial in trials.values() if is_baseline(trial)}
+    baselines = {name: _finalist(trial, runs, scores) for name, trial in named.items()}
     candidates = [trials[job] for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs)]
     return compare(baselines, [_finalist(trial, runs, scores) for trial in candidates if not is_baseline(trial)])
 
@@ -223,11 +220,11 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     wins = verdict.winner is not None and verdict.winner.name == name
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
     returns = " and ".join(map(repr, result[SCORES][:: plan.n_seeds]))
+    last = counted(plan.last_evals, "evaluation")
     origin += [
-        f"On seed {plan.seed} its return was {returns}, the mean of the last "
-        f"{counted(plan.last_evals, 'evaluation')}. To train with these settings:",
-        shlex.join(["ppo-plus", *retraining(task, Path(path.name))]),
+        f"On seed {plan.seed} its return was {returns}, the mean of the last {last}. To train with these settings:"
     ]
+    origin += [shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
     entry = "".join(to_yaml({env_id: result[SETTINGS]}) for env_id in task.env_ids)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return path

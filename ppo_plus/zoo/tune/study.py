@@ -134,13 +134,8 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     jobs = study.confirmation(budget)
     directions = study.screening().study().directions
     optuna.create_study(study_name=jobs.name, storage=jobs.storage, directions=directions, load_if_exists=True)
-    jobs.fill(
-        [
-            {CANDIDATE: trial.user_attrs[JOB], SEED: seed, SETTINGS: trial.user_attrs[SETTINGS]}
-            for seed in plan.seeds("confirmation")
-            for trial in chosen
-        ]
-    )
+    runs = [(trial.user_attrs, seed) for seed in plan.seeds("confirmation") for trial in chosen]
+    jobs.fill([{CANDIDATE: tried[JOB], SEED: seed, SETTINGS: tried[SETTINGS]} for tried, seed in runs])
     return jobs
 
 

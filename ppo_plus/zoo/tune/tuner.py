@@ -1,5 +1,4 @@
-"""The processes of a study: workers, which do jobs, and the tuner, which creates the study or resumes it, starts
-workers and watches them, and writes the report."""
+"""The processes of a study: workers, which do jobs, and the tuner, which starts and watches them, and reports."""
 
 import errno
 import json
