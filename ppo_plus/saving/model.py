@@ -148,10 +148,9 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     sampled = [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]
     if sampled and not model._warned_of_schedules:
         model._warned_of_schedules = True
-        notes.append(
-            f"{' and '.join(sampled)}: the file has the function's values at {len(POINTS):,} points of the remaining "
-            "progress, with straight lines between them; to save the function itself, call ppo_plus.register"
-        )
+        values = f"the function's values at {len(POINTS):,} points of the remaining progress"
+        remedy = "to save the function itself, call ppo_plus.register"
+        notes.append(f"{' and '.join(sampled)}: the file has {values}, with straight lines between them; {remedy}")
     if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
         titles = ", ".join(name.rpartition(":")[2] for name in unknown)
         notes.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")
@@ -170,11 +169,9 @@ def _require_rebuildable(model: Any) -> None:
     built = model.built_layout or now
     for name in {**now, **built}:
         if built.get(name) != now.get(name):
-            raise ValueError(
-                f"the policy's {name!r} has been added, removed, resized or replaced since the policy was built, and "
-                "load could not build the policy again: make it in a policy class (docs/customizing.md), or undo the "
-                "change (such as torch.compile) before saving"
-            )
+            problem = f"the policy's {name!r} has been added, removed, resized or replaced since the policy was built"
+            remedy = "make it in a class (docs/customizing.md) or undo the change (such as torch.compile) before saving"
+            raise ValueError(f"{problem}, and load could not build the policy again: {remedy}")
 
 
 def _not_attributes(model: Any) -> set[str]:

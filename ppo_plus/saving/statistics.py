@@ -126,10 +126,9 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
         raise ValueError(f"source={source!r} has statistics of shapes {shapes}, and the policy needs {needed}")
     for key in shapes:
         if len(shapes[key]) == 3 and np.all(np.abs([seen[key].low, seen[key].high]) == normalize.clip_obs):
-            raise ValueError(
-                f"source={source!r} normalizes images, and the model's space is that of normalized ones: keep "
-                "VecNormalize, or train without it on images, which the policy divides by 255"
-            )
+            problem = f"source={source!r} normalizes images, and the model's space is that of normalized ones"
+            remedy = "keep VecNormalize, or train without it on images, which the policy divides by 255"
+            raise ValueError(f"{problem}: {remedy}")
     means = [_mean_in_single(key, seen[key].dtype, moments[key], normalize.epsilon) for key in normalizer.shapes]
     variances = [np.ravel(moments[key].var) for key in normalizer.shapes]
     mean, var = (th.as_tensor(np.concatenate(parts)) for parts in (means, variances))

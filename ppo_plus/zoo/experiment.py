@@ -377,10 +377,9 @@ def load_model(
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
     if unwrap_vec_normalize(env) is None and (source := find_statistics(path, experiment.env_id)).is_file():
-        raise ValueError(
-            f"{path} was trained in a VecNormalize, whose statistics are {source}, but the settings do not normalize: "
-            "give the run's settings (-conf FILE), or add -params normalize:True"
-        )
+        problem = f"{path} was trained in a VecNormalize, whose statistics are {source}"
+        remedy = "give the run's settings (-conf FILE), or add -params normalize:True"
+        raise ValueError(f"{problem}, but the settings do not normalize: {remedy}")
     load_statistics(path, env, experiment.env_id)
     changes = {**deepcopy(experiment.hyperparams), "seed": experiment.seed, **arguments}
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)

@@ -203,17 +203,10 @@ def _evaluations(run: Run) -> list[EvalAfterUpdates]:
     """The callback that evaluates; none without evaluation environments."""
     if run.eval_env is None:
         return []
-    return [
-        EvalAfterUpdates(
-            run.eval_env,
-            run.options.eval_freq,
-            n_eval_episodes=run.options.eval_episodes,
-            deterministic=run.experiment.deterministic_eval,
-            log_path=str(run.folder.path),
-            best_model_save_path=str(run.folder.path),
-            verbose=int(run.options.progress),
-        )
-    ]
+    options, folder = run.options, str(run.folder.path)
+    played = {"n_eval_episodes": options.eval_episodes, "deterministic": run.experiment.deterministic_eval}
+    saved = {"log_path": folder, "best_model_save_path": folder}
+    return [EvalAfterUpdates(run.eval_env, options.eval_freq, int(options.progress), **played, **saved)]
 
 
 def _close(run: Run) -> None:
@@ -231,11 +224,9 @@ def _first_line(run: Run) -> str:
     if model.call.resumed is not None:
         length = f"resuming after {model.num_timesteps:,} of {model._total_timesteps:,} timesteps"
     processes = f" in {model.ranks.size} processes" if model.ranks.several else ""
-    return (
-        f"{experiment.env_id}: {length}{processes}, in rollouts of "
-        f"{model.n_steps * experiment.n_envs:,} ({model.n_steps} steps of {experiment.n_envs} environments), "
-        f"seed {experiment.seed}; Ctrl-C ends it early and saves"
-    )
+    steps = f"{model.n_steps * experiment.n_envs:,} ({model.n_steps} steps of {experiment.n_envs} environments)"
+    hint = f"seed {experiment.seed}; Ctrl-C ends it early and saves"
+    return f"{experiment.env_id}: {length}{processes}, in rollouts of {steps}, {hint}"
 
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:

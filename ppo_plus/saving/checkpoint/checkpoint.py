@@ -54,10 +54,8 @@ FORM: dict[str, Any] = {
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
     """The state of a model as a checkpoint; of several processes, which all call this, the first gets all states."""
     if not model.call.between_rollouts:
-        raise RuntimeError(
-            "state can only be captured between two rollouts: save a checkpoint in a callback's on_rollout_start, or "
-            "after learn, or use ppo_plus.Checkpoints"
-        )
+        remedy = "save a checkpoint in a callback's on_rollout_start, or after learn, or use ppo_plus.Checkpoints"
+        raise RuntimeError(f"state can only be captured between two rollouts: {remedy}")
     # Before anything that could draw random numbers.
     generators = process_state.get_generators()
     state = state_of(model)
@@ -69,17 +67,15 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         reasons = "; ".join(missing.values())
         warnings.warn(f"checkpoints lack {' and '.join(missing)}: set it again after resume ({reasons})", stacklevel=3)
     ranks, call, policy = model.ranks, model.call, model.policy
+    # What the state of a policy does not have.
     persistent = policy.state_dict().keys()
+    buffers = {name: buffer.clone() for name, buffer in policy.named_buffers() if name not in persistent}
     checkpoint = {
         # Of a model that was resumed, and has not learned since.
         "call": call.resumed and call.resumed["call"],
         "generators": generators,
         "model": copy.deepcopy(state),
-        # What the state of a policy does not have.
-        "policy": {
-            "frozen": frozen(policy),
-            "buffers": {name: buffer.clone() for name, buffer in policy.named_buffers() if name not in persistent},
-        },
+        "policy": {"frozen": frozen(policy), "buffers": buffers},
         "env": env_state.get_state(model.env),
         "log_files": process_state.sizes(folder, logs),
         "num_timesteps": model.num_timesteps,
@@ -184,11 +180,9 @@ def _resumed(cls: Any, parts: list[dict[str, Any]], env: Any, device: th.device 
         kwargs = {"tensorboard_log": None, **kwargs}  # whose files are continued, or named in a warning, by ``learn``
     model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
     if sampled := sampled_of({name: getattr(model, name) for name in cls.scheduled}):
-        warnings.warn(
-            f"{' and '.join(sampled)}: the checkpoint has values of a function, which are rounded between its "
-            f"points, so that the run may differ in its last bits: pass {'=, '.join(sampled)}= to resume",
-            stacklevel=4,
-        )
+        rounded = f"{' and '.join(sampled)}: the checkpoint has values of a function, rounded between its points"
+        remedy = f"pass {'=, '.join(sampled)}= to resume"
+        warnings.warn(f"{rounded}, so that the run may differ in its last bits: {remedy}", stacklevel=4)
     if call is not None and model._total_timesteps - model.num_timesteps > call["total_timesteps"]:
         raise Damaged("it has more timesteps left than its call of learn has in all")
     try:
