@@ -87,9 +87,7 @@ def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
     """
     if not isinstance(venv, VecEnv) or unwrap_vec_normalize(venv) is not None:
-        raise TypeError(
-            f"venv={venv!r} must be a vector environment that is not in a VecNormalize, as make_vec(...) is"
-        )
+        raise TypeError(f"venv={venv!r} must be a vector environment that is not in a VecNormalize, like make_vec(...)")
     saved = read_statistics(Path(path))
     options = {*STATISTICS.values()} - {"observation_space", "obs_rms", "ret_rms"}
     normalize = VecNormalize(venv, **{name: saved[name] for name in options if name in saved})

@@ -77,8 +77,7 @@ def _shown(experiment: Experiment, options: Options) -> dict[str, Any]:
 def check(experiment: Experiment, options: Options) -> None:
     """Build everything that :func:`set_up` builds, with the same errors, and discard it."""
     with TemporaryDirectory() as folder:
-        run = set_up(experiment, replace(options, log_folder=folder, tensorboard_log=None))
-        _close(run)
+        _close(set_up(experiment, replace(options, log_folder=folder, tensorboard_log=None)))
 
 
 def _make_train_envs(
@@ -170,8 +169,7 @@ def _train_and_record(run: Run) -> bool:
     curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
     _close(run)
     print(_summary(run, evaluations, time.monotonic() - start))
-    print(f"model: {run.folder.last_model}")
-    print(f"learning curve: {curve}")
+    print(f"model: {run.folder.last_model}\nlearning curve: {curve}")
     return finished
 
 

@@ -370,8 +370,7 @@ def _add_study_arguments(group: Any, default: str = "") -> None:
 
 
 def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args: Any) -> Callable[[], None]:
-    """Prepare what a mistake of the user can be in, and return the work, which ends with an exit code. ``prepare`` gets
-    the arguments, and those of supervised environments."""
+    """Prepare the work, with the arguments of supervised environments, and return it; both end with exit codes."""
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
     if missing:
         raise ImportError(f"tuning needs {' and '.join(missing)}: {pip_install(*missing)}")
@@ -425,8 +424,7 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
 
     def work() -> None:
         verdict = finish(study, task, folder, Workers(args.workers, url, supervision))
-        print(verdict)
-        print(f"report: {folder / 'report.md'}")
+        print(f"{verdict}\nreport: {folder / 'report.md'}")
         entry = entry_path(task, folder, NOT_CONFIRMED if verdict.winner is None else "")
         if entry.is_file():
             print(f"settings{'' if verdict.winner else ' of the best trial, not confirmed'}: {entry}")

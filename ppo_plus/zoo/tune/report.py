@@ -221,9 +221,7 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
     returns = " and ".join(map(repr, result[SCORES][:: plan.n_seeds]))
     last = counted(plan.last_evals, "evaluation")
-    origin += [
-        f"On seed {plan.seed} its return was {returns}, the mean of the last {last}. To train with these settings:"
-    ]
+    origin += [f"On seed {plan.seed} its return was {returns}, the mean of the last {last}. Train with these settings:"]
     origin += [shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
     entry = "".join(to_yaml({env_id: result[SETTINGS]}) for env_id in task.env_ids)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)

@@ -150,8 +150,7 @@ class TuningTask:
         return task
 
     def checked(self) -> "TuningTask":
-        """The fitted task, after building its baselines, and a model with each value of the search space. What cannot
-        be built is an error. Nothing is trained or stored."""
+        """The fitted task, once its baselines and a model with each value of the space have been built, not trained."""
         task = self.fitted()
 
         def build(experiment: Experiment) -> None:
