@@ -170,8 +170,8 @@ def _require_rebuildable(model: Any) -> None:
     for name in {**now, **built}:
         if built.get(name) != now.get(name):
             problem = f"the policy's {name!r} has been added, removed, resized or replaced since the policy was built"
-            remedy = "make it in a class (docs/customizing.md) or undo the change (such as torch.compile) before saving"
-            raise ValueError(f"{problem}, and load could not build the policy again: {remedy}")
+            remedy = "make it in a policy class (docs/customizing.md), or undo the change (such as torch.compile)"
+            raise ValueError(f"{problem}, and load could not build the policy again: {remedy} before saving")
 
 
 def _not_attributes(model: Any) -> set[str]:
