@@ -312,9 +312,12 @@ def _check_memory(n_steps: int, n_envs: int, observation_space: spaces.Space, ac
 
 
 def _check_exploration(settings: Settings) -> None:
-    if settings.sde_sample_freq not in ("episode", -1):
-        require_int('sde_sample_freq (or -1, or "episode")', settings.sde_sample_freq, 1)
-    if settings.sde_sample_freq == "episode" and not adapt_policy_class(settings.policy_class).has_params:
+    freq = settings.sde_sample_freq
+    if freq not in ("episode", -1) and isinstance(freq, str):
+        raise TypeError(f'sde_sample_freq={freq!r} must be -1, an integer of at least 1, or "episode"')
+    if freq not in ("episode", -1):
+        require_int("sde_sample_freq", freq, 1)
+    if freq == "episode" and not adapt_policy_class(settings.policy_class).has_params:
         raise ValueError(
             f'sde_sample_freq="episode" does not reach policy={settings.policy_class!r}, which overrides methods of '
             "SB3's policy: use a number, or derive it from ppo_plus.ActorCriticPolicy"

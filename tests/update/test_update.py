@@ -12,6 +12,7 @@ from envs import ACTIONS, vec
 from ppo_plus import KLControl, PPO_Plus
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
+from ppo_plus.formulas.losses import clip_fraction
 from ppo_plus.update.minibatch import COUNTED, UpdateRule, packed
 from ppo_plus.update.update import MAX_SKIPPED, Update, Updater, coefficients_of, in_place, interrupts_wait
 
@@ -130,3 +131,9 @@ def test_a_later_interrupt_does_not_wait(monkeypatch):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("it has waited")
+
+
+def test_rounding_does_not_decide_what_is_clipped_at_the_end_of_a_schedule():
+    coefficients = coefficients_of({"clip_range": 0.0, "learning_rate": 0.0})
+    log_ratio = th.tensor([3e-8, -3e-8, 1e-3])
+    assert clip_fraction(log_ratio, coefficients.clip_range) == pytest.approx(1 / 3)

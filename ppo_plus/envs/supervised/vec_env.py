@@ -107,7 +107,7 @@ class SupervisedVecEnv(VecEnv):
         #: Action masks after the last step, unless something else was called since.
         self._masks: np.ndarray | None = None
         self.closed = False
-        self._names = ["it"] * n
+        self._names = ["not made yet"] * n
         self._workers: list[Worker] = []
         try:
             for part in np.array_split(np.arange(n), self.n_workers):
