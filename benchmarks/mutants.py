@@ -152,8 +152,8 @@ POLICY = (
     Fault(
         "kl-reversed",
         "policy/distributions.py",
-        "(old.exp() * (old - new))",
-        "(new.exp() * (new - old))",
+        "(old.exp() * (old.clamp(min=lowest) - new.clamp(min=lowest)))",
+        "(new.exp() * (new.clamp(min=lowest) - old.clamp(min=lowest)))",
         "tests/policy/test_distributions.py",
     ),
     Fault(

@@ -655,7 +655,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         venv, returns = state.pop("normalized", (None, None))
         vars(self).update(state)
         normalize = self.get_vec_normalize_env()
-        if venv is not None and "venv" not in vars(normalize):  # a shallow copy has the same object
+        if venv is not None and vars(normalize).get("venv") is None:  # a shallow copy has the same object
             normalize.set_venv(venv)  # type: ignore[union-attr]
         if normalize is not None:
             vars(normalize).update({"venv": None, "class_attributes": {}} | vars(normalize) | {"returns": returns})
@@ -809,6 +809,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         settings, policy, valid = self._refresh(), self.policy, self.rollout_buffer.valid
         if valid is not None and not valid.any() and not self.ranks.several:
+            self.call.between_rollouts = True
             return  # all steps of the rollout only reset
         policy.set_training_mode(True)
         self._normalize(self.rollout_buffer)
@@ -884,7 +885,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _log_update(self, update: Update, numbers: dict[str, Any]) -> None:
         if self.verbose >= 1 and not update.state.running:
-            print(f"Early stopping at step {update.n_epochs - 1} due to exceeding target_kl={numbers['target_kl']:g}")
+            print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.kl:.2g}")
         buffer = self.rollout_buffer
         logged = update.metrics(self.policy)
         names = ["", *(f"{stream.name}_" for stream in self.streams)]
@@ -967,7 +968,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         exclude: Iterable[str] | None = None,
         include: Iterable[str] | None = None,
     ) -> None:
-        """Save the model, in a file that cannot run code, which replaces an earlier one only once it is complete.
+        """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file stays until
+        the new one is complete.
 
         What no file can describe, such as a lambda, is left out with a warning that names it, and then passed to
         :meth:`load`; see :func:`ppo_plus.register`.
@@ -1119,7 +1121,8 @@ class PPO_Plus(OnPolicyAlgorithm):
     def resume(
         cls: type[SelfPPO_Plus], folder: str | Path, env: GymEnv, device: th.device | str = "auto", **kwargs: Any
     ) -> SelfPPO_Plus:
-        """Resume from a checkpoint exactly. If ``learn`` wrote it, the next call continues: pass the same arguments.
+        """Resume from a checkpoint exactly. If it was written during ``learn``, the next call of ``learn`` continues
+        that one: pass the same arguments.
 
         Environments resume in their episodes (:mod:`ppo_plus.envs.resumable.state`), or start new ones with a warning.
 
@@ -1127,7 +1130,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param env: environments made as those were
         :param device: the device to compute on
         :param kwargs: arguments to change, such as ``verbose``; those that change more than what is shown make another
-            run. A run that logged to TensorBoard continues its files only with ``tensorboard_log``
+            run. Pass ``tensorboard_log`` to continue TensorBoard's files: checkpoints do not contain the folder
         :return: the model
         :raises TypeError: there is no such argument
         :raises FileNotFoundError: there is no checkpoint
@@ -1160,7 +1163,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param print_system_info: print with which versions it was saved
         :param force_reset: start new episodes, if an environment is given
         :param trust_pickle: read SB3's files with pickles as SB3 does, which runs their code
-        :param kwargs: arguments to change, such as ``tensorboard_log``, which the file has if below the working folder
+        :param kwargs: arguments to change, such as ``tensorboard_log``, which is saved only if below the working folder
         :raises TypeError: there is no such argument
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
         """

@@ -261,7 +261,7 @@ def _check_kinds(settings: Settings) -> None:
     adapt_policy_class(settings.policy_class)
     kind = settings.buffer_class
     if kind.get is not RolloutBuffer.get and kind.minibatches is RolloutBuffer.minibatches:
-        raise ValueError(f"rollout_buffer_class={kind!r} overrides get, which nothing calls: override minibatches")
+        raise ValueError(f"rollout_buffer_class={kind!r} overrides get, not called in training: override minibatches")
     require_kind("use_sde", settings.use_sde, bool, "True or False")
     require_kind("recompute_advantages", settings.recompute_advantages, bool, "True or False")
     require_kind("policy_kwargs", settings.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
@@ -331,7 +331,7 @@ def _check_kl_control(settings: Settings) -> None:
     if control.needs_target and settings.target_kl is None:
         raise ValueError(f"kl_control={settings.kl_control!r} needs a target: set target_kl, such as target_kl=0.01")
     if settings.clip_range is None and not control.penalizes:
-        raise ValueError('clip_range=None needs a bound: set kl_control="penalty" with target_kl, or clip_range=0.2')
+        raise ValueError('clip_range=None bounds no update: set kl_control="penalty" and target_kl, or a clip_range')
     if control.measure == "kl" and not adapt_policy_class(settings.policy_class).has_params:
         raise ValueError(
             f"kl_control={settings.kl_control!r} needs the parameters of the action distribution, which "

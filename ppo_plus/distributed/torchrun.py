@@ -62,7 +62,7 @@ def join(device: str) -> "Ranks":
         require_any_gpu(device)
         n_gpus, local_rank = th.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
         if local_rank >= n_gpus:
-            raise ValueError(f"there are {n_gpus} GPUs, one per process: use --processes {n_gpus}, or --device cpu")
+            raise ValueError(f"{n_gpus} GPUs are too few, one per process: use --processes {n_gpus}, or --device cpu")
         th.cuda.set_device(local_rank)
     # gloo in addition to NCCL, for what is on the CPU, such as an optimizer's step count.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=GROUP_TIMEOUT)
@@ -75,7 +75,8 @@ def require_no_restarts() -> None:
     """:raises ValueError: torchrun would restart processes, which would begin a new run"""
     n = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if n != "0":
-        raise ValueError(f"torchrun --max-restarts {n}: restarted processes do not resume alone: use --resume RUN")
+        remedy = "leave it out, and use --resume RUN"
+        raise ValueError(f"torchrun --max-restarts {n}: restarted processes do not resume by themselves: {remedy}")
 
 
 def require_any_gpu(device: str) -> None:

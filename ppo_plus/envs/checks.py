@@ -414,7 +414,7 @@ class Numbers(gym.Wrapper):
 
 def prepare(env: Any) -> None:
     """Put :class:`Numbers` into each ``Monitor`` of an environment, and give a ``DummyVecEnv`` the methods of
-    :class:`LeanVecEnv`, unless these are replaced. Your own ``VecEnv`` need not know how environments are wrapped."""
+    :class:`LeanVecEnv` that it does not override. Your own ``VecEnv`` need not know how environments are wrapped."""
     for layer in layers(env):
         if isinstance(layer, Monitor) and not isinstance(layer.env, Numbers):
             layer.env = Numbers(layer.env)

@@ -12,8 +12,8 @@ episode depends on the autoreset mode of the vector environment (https://farama.
     transition: ``dones[i]`` is true again, because an episode starts after it, and ``infos[i] == {"autoreset": True}``.
     ``PPO_Plus`` excludes such rows from training, and its callbacks find ``dones`` without them. Other algorithms would
     train on them; use ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n, vector_kwargs={"autoreset_mode":
-    gymnasium.vector.AutoresetMode.SAME_STEP})``. A ``VecMonitor`` around it would count each reset as an episode of one
-    step, and a ``VecNormalize`` a return of 0 for it: ``PPO_Plus(..., normalize_values=True)`` does not.
+    gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not wrap the adapter in a ``VecMonitor``, which would count each
+    reset as an episode of one step, or a ``VecNormalize``, which would count a return of 0: use ``normalize_values``.
 
 ``N`` is the number of environments.
 """

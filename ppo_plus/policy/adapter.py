@@ -109,8 +109,10 @@ class SB3Interface:
         if action_masks is not None:
             raise ValueError("action_masks do not reach a policy class that overrides SB3's methods: leave them out")
         actions, state = super().predict(*args, **kwargs)  # type: ignore[misc]
-        if np.issubdtype(self.action_space.dtype, np.integer):
-            actions = (np.rint(actions) + getattr(self.action_space, "start", 0)).astype(self.action_space.dtype)
+        bases = type(self).__mro__
+        theirs = next(base for base in bases[bases.index(SB3Interface) + 1 :] if "predict" in vars(base))
+        if np.issubdtype(self.action_space.dtype, np.integer) and theirs is sb3.BasePolicy:
+            actions = np.asarray(np.rint(actions) + getattr(self.action_space, "start", 0), self.action_space.dtype)
         return actions, state
 
     def init_carry(self: Any, n_envs: int) -> Carry:

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any
@@ -12,7 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from ppo_plus.policy.normalization import OPTIONS
-from ppo_plus.require import nearest, require_int, require_kind, require_number
+from ppo_plus.require import LARGEST, nearest, require_int, require_kind, require_number
 
 #: Arguments of policies that ``PPO_Plus`` passes.
 OF_PPO_PLUS = ("use_sde", "exploration", "action_mask_key", "streams", *OPTIONS)
@@ -41,7 +40,7 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
     _check_names(policy_class, policy_kwargs)
     _check_net_arch(policy_kwargs.get("net_arch"))
     require_kind("policy_kwargs: autocast", policy_kwargs.get("autocast", False), bool, "True or False")
-    require_number("policy_kwargs: log_std_init", policy_kwargs.get("log_std_init", 0.0), -math.inf)
+    require_number("policy_kwargs: log_std_init", policy_kwargs.get("log_std_init", 0.0), -LARGEST, LARGEST)
     for name in ("features_extractor_kwargs", "optimizer_kwargs"):
         require_kind(f"policy_kwargs: {name}", policy_kwargs.get(name), (Mapping, NoneType), "a dict")
     activation_fn = policy_kwargs.get("activation_fn", nn.Tanh)

@@ -248,7 +248,7 @@ class SquashedDiagGaussian(DiagGaussian):
 class Categorical(ActionDistribution):
     r"""Discrete and MultiDiscrete: one independent choice per entry of ``nvec``; ``params`` are log-probabilities.
 
-    From noise: :math:`g = -\log(-\log \Phi(z))` is standard Gumbel, so :math:`\arg\max(\mathrm{logits} + g)` is exact.
+    From noise: :math:`g = -\log(-\log \Phi(z))` is Gumbel noise, so :math:`\arg\max(\mathrm{logits} + g)` is a sample.
     """
 
     action_space: "spaces.Discrete | spaces.MultiDiscrete"

@@ -85,19 +85,22 @@ def find_masks(env: VecEnv, layout: Any, key: str | None = None) -> MaskSource |
 
 def _has_method(env: VecEnv) -> bool:
     """:raises ValueError: some environments have one, and others have none"""
-    inner = env.unwrapped
+    inner, methods = env.unwrapped, []
     try:
-        found = inner.env_method("has_wrapper_attr", METHOD)
+        try:
+            found = list(inner.env_method("has_wrapper_attr", METHOD))
+        except (AttributeError, NotImplementedError, TypeError):
+            # Vector environments in other processes may not have single environments.
+            found = [inner.has_attr(METHOD)]
+        if all(found) and type(inner).has_attr is VecEnv.has_attr:
+            # Some environments have every attribute, as ``None``.
+            methods = inner.get_attr(METHOD)
     except (AttributeError, NotImplementedError):
-        # Vector environments in other processes may not have single environments.
-        found = [inner.has_attr(METHOD)]
-    if any(found) and type(inner).has_attr is VecEnv.has_attr:
-        # Some environments have every attribute, as ``None``.
-        methods = inner.get_attr(METHOD) if all(found) else []
-        for method in methods:
-            if method is not None and not callable(method):
-                raise TypeError(f"the environment's {METHOD} is {method!r}: make it a method that returns the mask")
-        found = [callable(method) for method in methods] or found
+        return False
+    for method in methods:
+        if method is not None and not callable(method):
+            raise TypeError(f"the environment's {METHOD} is {method!r}: make it a method that returns the mask")
+    found = [callable(method) for method in methods] or found
     if any(found) and not all(found):
         raise ValueError(f"only some of the environments have a method {METHOD}(): give all of them one, or none")
     return any(found)
@@ -105,9 +108,9 @@ def _has_method(env: VecEnv) -> bool:
 
 def choices_of(layout: Any) -> list[int]:
     """The number of alternatives of each choice in a layout, in order."""
-    return (
-        layout if isinstance(layout, list) else [n for part in named_parts(layout).values() for n in choices_of(part)]
-    )
+    if isinstance(layout, list):
+        return layout
+    return [n for part in named_parts(layout).values() for n in choices_of(part)]
 
 
 def as_masks(name: str, masks: Any, layout: Any) -> np.ndarray:

@@ -83,7 +83,7 @@ def state_to_memory(state: Any, empty: Memory) -> Memory:
     shapes = [np.shape(part) for part in state]
     if shapes != needed:
         raise ValueError(
-            f"state has arrays of shapes {shapes}, but {n_envs} observations need {needed}: pass what predict returned"
+            f"state has arrays of shapes {shapes}, but {n_envs} observations need {needed}: pass predict's, or None"
         )
     parts = zip(state, leaves, strict=True)
     return structure.unflatten(th.as_tensor(part).to(leaf).transpose(0, 1) for part, leaf in parts)

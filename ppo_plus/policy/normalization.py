@@ -189,7 +189,7 @@ class ValueNormalizer(RunningMoments):
         if not all(isinstance(part, nn.Parameter) for part in parts):
             raise ValueError(
                 f"normalize_values rescales the critic's last layer, but {last} is not a torch.nn.Linear with a bias "
-                "and without weight_norm or the like: end policy_kwargs=dict(critic=...) with one, or leave it out"
+                "and without weight_norm or the like: end policy_kwargs=dict(critic=...) with one, or do not normalize"
             )
         super().__init__(() if n_values == 1 else (n_values,), epsilon)
 

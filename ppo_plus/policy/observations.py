@@ -62,7 +62,7 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
     if isinstance(space, spaces.Box) and not space.shape:
         return spaces.Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype)  # type: ignore[arg-type]
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        if 0 in space.shape:
+        if 0 in space.shape and name == "observation_space":
             raise ValueError(f"{name}={space} is empty: give it a shape without 0")
         return space
     remedy = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"

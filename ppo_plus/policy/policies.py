@@ -6,6 +6,7 @@ interface, its networks and their initialization, ``policy_kwargs`` and the name
 """
 
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -195,9 +196,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     ):
         if use_sde and exploration is not None:
             raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
-        if exploration is not None and (use_expln or not full_std):
+        if type(exploration) not in (NoneType, WhiteNoise) and (use_expln or not full_std):
             remedy = "pass them to ppo_plus.StateDependentNoise, or leave exploration out"
-            raise ValueError(f"full_std and use_expln have no effect beside exploration={exploration!r}: {remedy}")
+            raise ValueError(
+                f"{full_std=} and {use_expln=} have no effect beside exploration={exploration!r}: {remedy}"
+            )
         if net_arch is not None and actor is not None and critic is not None:
             raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
         if action_mask_key is not None:
@@ -349,7 +352,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         names = ["autocast", "share_features_extractor", "action_mask_key", "actor_keys", "critic_keys"]
         names += ["normalize_observations", "normalize_values"]
         own = {name: getattr(self, name) for name in names} | {"streams": self._streams}
-        return data | self._networks | own | {"exploration": None if self.use_sde else self.exploration}
+        given = not (self.use_sde or type(self.exploration) is WhiteNoise)
+        return data | self._networks | own | {"exploration": self.exploration if given else None}
 
     # --- for the algorithm ---------------------------------------------------------------------------------------
 

@@ -53,7 +53,8 @@ class Stream:
         path, title = self.path, type(self).__name__
         if not self.is_computed and not (path and all(isinstance(key, str) for key in path)):
             raise TypeError(
-                f"{title}: source={self.source!r} must be a key of info, a tuple of keys, or a function of transitions"
+                f"{title}: source={self.source!r} must be a key of info, a tuple of keys, or a function of "
+                "observations, actions and next observations"
             )
         schedule = make_schedule(f"{title}: weight", self.weight, -float("inf"))
         require_callable(f"{title}: weight", schedule, 1, TAKES_PROGRESS)

@@ -369,7 +369,7 @@ class RolloutBuffer:
         )
 
     def _make_room(self, name: str, rows: Any) -> None:
-        """Allocate what is stored under a name, unless it fits such rows already, those of a rollout's first step."""
+        """Allocate what is stored under a name, shaped like these rows of a first step, unless it fits already."""
         rows = tree_map(_as_stored, rows)
         if _kinds(rows) != _kinds(tree_map(itemgetter(0), self._tensors.get(name))):
             self._tensors[name] = tree_map(lambda row: row.new_zeros((self.buffer_size, *row.shape)), rows)
@@ -398,7 +398,8 @@ def own_buffer_class(buffer_class: Any) -> type[RolloutBuffer]:
     if buffer_class in (None, sb3.RolloutBuffer, sb3.DictRolloutBuffer):
         return RolloutBuffer
     if not (isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer)):
-        raise TypeError(f"rollout_buffer_class={buffer_class!r} must be derived from ppo_plus.RolloutBuffer")
+        remedy = "override its compute_returns_and_advantage as in SB3's"
+        raise TypeError(f"rollout_buffer_class={buffer_class!r} must be derived from ppo_plus.RolloutBuffer: {remedy}")
     return buffer_class
 
 

@@ -197,7 +197,7 @@ class Collector:
         self._plan, self.position, self._step = plan, position, step
         #: Steps taken in this rollout.
         self.n_steps = 0
-        #: The step that is not stored yet.
+        #: The step that is not stored yet, an :class:`EnvStep` or a ``TensorStep``.
         self.pending: Any = None
         #: Transitions that a time limit ended: row, column, final observation.
         self._limited: list[tuple[int, int, Any]] = []
@@ -231,7 +231,7 @@ class Collector:
         self.pending = self.position.stream_sums = None
 
     def step(self) -> Any:
-        """Take a step with the policy's actions.
+        """Take a step with the policy's actions, and return it, an :class:`EnvStep` or a ``TensorStep``.
 
         :raises ValueError: the observations have another shape than their space, or the masks are not valid
         :raises FloatingPointError: the policy's output, an observation or a reward is not finite

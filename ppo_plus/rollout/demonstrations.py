@@ -69,7 +69,7 @@ def record_demonstrations(
     :return: ``observations``, ``actions``, ``rewards``, ``terminations``, ``truncations``, and ``action_masks`` if the
         environments have them: arrays with a row per transition, for Dict and Tuple spaces dicts and tuples of arrays
     :raises TypeError: the demonstrator is something else
-    :raises ValueError: an argument is out of range, spaces are not supported, or a model takes no masks
+    :raises ValueError: an argument is out of range, spaces are not supported, or the model cannot take the masks
     """
     require_int("n_episodes", n_episodes, 1)
     predict = getattr(demonstrator, "predict", None)

@@ -38,10 +38,8 @@ from ppo_plus.require import require_int, require_spaces
 #: Steps of an environment in an evaluation after which a warning says that no episode has ended.
 LONG = 10_000
 #: Wrappers that record what is played, and change nothing.
-RECORDERS = (
-    *(VecMonitor, VecVideoRecorder, RecordVideo, RecordEpisodeStatistics),
-    *(vectorized.RecordVideo, vectorized.RecordEpisodeStatistics),
-)
+RECORDERS: tuple[type, ...] = (VecMonitor, VecVideoRecorder, RecordVideo, RecordEpisodeStatistics)
+RECORDERS += (vectorized.RecordVideo, vectorized.RecordEpisodeStatistics)
 NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
 #: Wrappers with running statistics that can be frozen.
 RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)
@@ -82,7 +80,8 @@ def play(
 ) -> tuple[list[float], list[int]]:
     """Returns and lengths of episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
 
-    An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes raise as in training.
+    An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes of the environment raise
+    the errors of training.
     """
     #: Steps of each environment, and those before its present episode.
     taken, before = Counter[int](), Counter[int]()

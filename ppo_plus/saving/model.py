@@ -1,5 +1,6 @@
 """A model as a file that cannot run code: its arguments and state as text, its weights as tensors."""
 
+import copy
 import math
 import os
 import warnings
@@ -8,9 +9,9 @@ from contextlib import suppress
 from dataclasses import astuple
 from operator import attrgetter
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch as th
 from gymnasium import spaces
@@ -228,8 +229,7 @@ def storable(name: str, schedule: Any) -> Any:
     try:
         function = schedule
         with suppress(Exception):
-            # Calls may change an object, or what a function has in its closure.
-            function = cloudpickle.loads(cloudpickle.dumps(schedule))
+            function = _copied(schedule)  # calls may change it
         values = [value_at(point, name, function, -math.inf) for point in POINTS]
         if values[-1] != value_at(1.0, name, function, -math.inf):
             raise ValueError("it returns different numbers for the same progress")
@@ -237,6 +237,17 @@ def storable(name: str, schedule: Any) -> Any:
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise Undescribable(f"{name} ({schedule!r:.200}) cannot be saved by its values, {problem}: {remedy}") from error
     return Sampled(th.tensor(values, dtype=th.float64, device="cpu"))
+
+
+def _copied(schedule: Any) -> Any:
+    """A copy of a schedule with its state, which a function has in its closure: numbers and containers."""
+    if not isinstance(schedule, FunctionType):
+        return copy.deepcopy(schedule)
+    cells = [cell.cell_contents for cell in schedule.__closure__ or ()]
+    own = [
+        CellType(copy.deepcopy(one) if isinstance(one, (int, float, list, dict, np.ndarray)) else one) for one in cells
+    ]
+    return FunctionType(schedule.__code__, schedule.__globals__, schedule.__name__, schedule.__defaults__, tuple(own))
 
 
 def _without(missing: Mapping[str, Any]) -> str:
@@ -397,7 +408,7 @@ def put_parameters(
         initial = f"policy_kwargs: {name}={now[name]!r} is what training starts from"
         raise ValueError(f"{initial}, and this model is trained: leave it out{remedy}")
     optimizer = model.policy.optimizer
-    options = [{name: group[name] for name in group.keys() - {"params", "lr"}} for group in optimizer.param_groups]
+    options = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimizer.param_groups]
     old, new = before.get("optimizer_kwargs") or {}, now.get("optimizer_kwargs") or {}
     needs_other_state = any(bool(old.get(name)) != bool(new.get(name)) for name in ("amsgrad", "centered", "momentum"))
     if "optimizer_class" in changed or needs_other_state:

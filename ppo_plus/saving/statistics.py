@@ -59,7 +59,7 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
 
 
 def read_statistics(path: Path) -> dict[str, Any]:
-    """The statistics that :func:`write_statistics` or SB3 wrote, by attribute of ``VecNormalize``; nothing is run.
+    """The statistics in a file of ours or SB3's, by attribute of ``VecNormalize``; nothing in the file is run.
 
     :raises Refused: it is damaged or something else, or cannot be read without running it
     """
@@ -79,9 +79,10 @@ def read_statistics(path: Path) -> dict[str, Any]:
 
 
 def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
-    """Environments in a ``VecNormalize`` with saved statistics and options, as SB3's ``load``; nothing saved is run.
+    """Environments in a ``VecNormalize`` with saved statistics and options, as SB3's ``VecNormalize.load``.
 
-    :param path: what ``ppo-plus train``, :class:`~ppo_plus.EvalAfterUpdates` (``…_vecnormalize.zip``) or SB3 wrote
+    :param path: what ``ppo-plus train``, :class:`~ppo_plus.EvalAfterUpdates` (``…_vecnormalize.zip``) or SB3's
+        ``VecNormalize.save`` wrote; nothing in the file is run
     :param venv: the environments, not normalized
     :raises TypeError: ``venv`` is not a vector environment, or it normalizes already
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
@@ -167,8 +168,8 @@ def put_statistics(normalize: VecNormalize, statistics: dict[str, Any], path: Pa
         if saved.norm_obs:
             shapes = [tree_map(lambda rms: (rms.mean.shape, rms.var.shape), one.obs_rms) for one in (saved, normalize)]
             if shapes[0] != shapes[1]:
-                spaces = f"{saved.observation_space}, not {normalize.observation_space}"
-                raise Refused(f"the statistics are of observations {spaces}")
+                other = f"{saved.observation_space}, not {normalize.observation_space}"
+                raise Refused(f"the statistics are of observations {other}")
     require_finite(saved, path)
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:
@@ -178,5 +179,6 @@ def put_statistics(normalize: VecNormalize, statistics: dict[str, Any], path: Pa
 def require_finite(normalize: Any, path: Path) -> None:
     """:raises ValueError: statistics are not finite"""
     if not are_finite(normalize):
-        why = "an environment has returned NaN or infinity, which makes every observation NaN. Fix it and train again"
-        raise ValueError(f"the statistics of VecNormalize for {path} are not finite: {why}")
+        why = "an environment has returned NaN or infinity, which makes every observation NaN"
+        remedy = "Fix the environment and train again"
+        raise ValueError(f"the statistics of VecNormalize for {path} are not finite: {why}. {remedy}")

@@ -203,10 +203,8 @@ class Update:
         before = None if self._asks or not self._may_stop else th.cuda.get_rng_state(self._device)
         self.state, names, record = self.minibatch(rollout, self.state, indices)
         if self._names not in ((), names):
-            differing = sorted({*self._names} ^ {*names})
-            raise ValueError(
-                f"compute_loss returned the diagnostics {differing} in some minibatches: return them in all"
-            )
+            what = f"compute_loss returned the diagnostics {[*self._names]} in one minibatch and {[*names]} in another"
+            raise ValueError(f"{what}: return the same, in the same order")
         self._names = names
         self._unread[-1].append(record)
         if before is not None:

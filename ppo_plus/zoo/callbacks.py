@@ -28,7 +28,7 @@ class EvalAfterUpdates(EvalCallback):
 
     :param eval_env: evaluation environments of this process, or the id of one. They are wrapped as the training
         environments are, and get their normalization statistics
-    :param eval_freq: environment steps between evaluations, over all environments (SB3: of each); 0 or less: none
+    :param eval_freq: environment steps between evaluations, over all environments (SB3: of each); 0 or less: never
     :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
     """
 

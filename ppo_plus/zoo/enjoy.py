@@ -76,7 +76,7 @@ def make_player(
     load_statistics(model, env, experiment.env_id)
     if onnx is not None:
         return _exported_player(ExportedPolicy(onnx, env.action_space), env, deterministic)
-    loaded = PPO_Plus.load(model, env, device, dict(NOT_LEARNING), trust_pickle=trust_pickle, seed=seed)
+    loaded = PPO_Plus.load(model, env, device, custom_objects=dict(NOT_LEARNING), trust_pickle=trust_pickle, seed=seed)
     return Player(loaded, env, experiment.deterministic_eval if deterministic is None else deterministic)
 
 

@@ -252,7 +252,8 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def _hyperparameter(packages: Packages, name: str, value: Any) -> Any:
-    """A number (``2e3`` is whole if the default is), a word, a call such as ``ColoredNoise()``, a list or arguments."""
+    """A number (``2e3`` is whole if the argument's default is a whole number), a word, a call such as
+    ``ColoredNoise(beta=0.5)``, a list of these, or arguments."""
     if str(name).endswith("_kwargs"):
         return read_arguments(name, value, packages)
     if isinstance(value, str):

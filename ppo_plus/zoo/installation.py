@@ -134,9 +134,9 @@ def has_screen() -> bool:
 
 def draw_without_screen() -> None:
     """Without a screen, set ``MUJOCO_GL``, which MuJoCo reads when it is imported, to an installed library."""
-    if not has_screen():
-        for library in filter(find_library, OFFSCREEN):
-            os.environ.setdefault("MUJOCO_GL", library.lower())
+    library = None if has_screen() or "MUJOCO_GL" in os.environ else next(filter(find_library, OFFSCREEN), None)
+    if library is not None:
+        os.environ["MUJOCO_GL"] = library.lower()
 
 
 def require_render_mode(env_id: str, mode: str) -> None:

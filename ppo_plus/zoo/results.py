@@ -1,7 +1,7 @@
 """Results of runs: learning curves of training and evaluations; interquartile means and bootstrap intervals over seeds.
 
 Interquartile means after Agarwal et al. 2021, *Deep Reinforcement Learning at the Edge of the Statistical Precipice*
-(arXiv:2108.13264). Their library ``rliable`` gives the same, but is slow and draws from NumPy's global generator.
+(arXiv:2108.13264). Their ``rliable`` gives the same means and intervals, but is slow and uses NumPy's global generator.
 """
 
 import csv

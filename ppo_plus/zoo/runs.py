@@ -139,7 +139,7 @@ def open_run(path: Path, option: str = "--resume") -> RunFolder:
     saved = next(iter([*path.glob("*/args.yml"), *path.glob("args.yml")]), None)
     arguments = {} if saved is None else read_mapping(saved)
     if saved is None or "env" not in arguments:
-        raise FileNotFoundError(f"{option} {path}: not the folder of a run, such as logs/ppo_plus/CartPole-v1_1")
+        raise FileNotFoundError(f"{option} {path}: not the folder of a run; give one like logs/ppo_plus/CartPole-v1_1")
     folder = RunFolder(path, arguments["env"])
     folder.settings = saved.parent
     return folder

@@ -183,7 +183,8 @@ def _learn(run: Run, callbacks: list[Any]) -> bool:
         names += ["all"] if ranks.leads else []
     every = options.save_freq if options.save_freq > 0 else None
     logs = [f"../{name}.monitor.csv" for name in names]
-    checkpoints = checkpoint.Checkpoints(run.folder.checkpoints, every, keep=options.keep_checkpoints, logs=logs)
+    folder = run.folder.checkpoints
+    checkpoints = checkpoint.Checkpoints(folder, save_freq=every, keep=options.keep_checkpoints, logs=logs)
     log_interval: Any = 1 if ranks.leads else None
     try:
         run.model.learn(run.experiment.n_timesteps, [checkpoints, *callbacks, Interruptible()], log_interval)
@@ -204,7 +205,7 @@ def _evaluations(run: Run) -> list[EvalAfterUpdates]:
     options, folder = run.options, str(run.folder.path)
     played = {"n_eval_episodes": options.eval_episodes, "deterministic": run.experiment.deterministic_eval}
     saved = {"log_path": folder, "best_model_save_path": folder}
-    return [EvalAfterUpdates(run.eval_env, options.eval_freq, int(options.progress), **played, **saved)]
+    return [EvalAfterUpdates(run.eval_env, options.eval_freq, verbose=int(options.progress), **played, **saved)]
 
 
 def _close(run: Run) -> None:

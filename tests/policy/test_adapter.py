@@ -216,4 +216,6 @@ def test_predict_returns_actions_of_the_space(space):
     for deterministic in (False, True):
         actions, _ = model.predict(model.env.reset(), deterministic=deterministic)
         assert all(space.contains(action) for action in actions)
+    action, _ = model.predict(model.env.reset()[0])
+    assert isinstance(action, np.ndarray) and space.contains(action if action.shape else int(action))
     model.evaluate(1)

@@ -89,7 +89,9 @@ def test_values_of_another_kind_are_named(kwargs, message):
 
 
 def test_options_of_gsde_beside_an_exploration_raise_an_error():
-    with pytest.raises(ValueError, match="full_std and use_expln have no effect beside exploration=StateDependent"):
+    with pytest.raises(
+        ValueError, match="full_std=False and use_expln=False have no effect beside exploration=StateDependent"
+    ):
         make_model(exploration=StateDependentNoise(), policy_kwargs={"full_std": False})
 
 
@@ -294,3 +296,9 @@ def test_a_network_stays_in_its_mode_and_one_row_is_enough():
     given = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     hidden, last, _ = split_network("actor", given, 5, 3, th.device("cpu"))
     assert hidden.training and last.training and hidden[1].num_batches_tracked == 0
+
+
+def test_a_policy_with_options_of_gsde_and_without_it_is_saved(tmp_path):
+    policy = make_model(policy_kwargs={"full_std": False}).policy
+    policy.save(tmp_path / "policy")
+    assert MlpPolicy.load(tmp_path / "policy").dist_kwargs["full_std"] is False

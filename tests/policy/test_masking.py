@@ -702,3 +702,18 @@ def test_masks_may_be_tensors_that_need_gradients_or_are_elsewhere():
     obs = th.zeros(2, *model.observation_space.shape)
     masks = th.ones(2, int(ACTIONS["discrete"].n)).requires_grad_()
     assert th.isfinite(model.policy(obs, action_masks=masks)[2]).all()
+
+
+@pytest.mark.parametrize("answer", [NotImplementedError, None])
+def test_vector_environments_that_answer_nothing_have_no_masks(answer):
+    class Closed(DummyVecEnv):
+        def env_method(self, *args, **kwargs):
+            if answer is not None:
+                raise answer
+
+        def get_attr(self, attr_name, indices=None):
+            if attr_name == "render_mode":  # SB3 asks for it
+                return [None] * self.num_envs
+            raise NotImplementedError
+
+    make(Closed([lambda: RandomEnv(ACTIONS["discrete"])] * 2)).learn(16)

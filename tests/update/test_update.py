@@ -134,6 +134,6 @@ def test_a_later_interrupt_does_not_wait(monkeypatch):
 
 
 def test_rounding_does_not_decide_what_is_clipped_at_the_end_of_a_schedule():
-    coefficients = coefficients_of({"clip_range": 0.0, "learning_rate": 0.0})
+    coefficients = coefficients_of({"clip_range": 0.0, "ent_coef": 0.0, "vf_coef": 0.5})
     log_ratio = th.tensor([3e-8, -3e-8, 1e-3])
     assert clip_fraction(log_ratio, coefficients.clip_range) == pytest.approx(1 / 3)

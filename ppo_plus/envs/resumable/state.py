@@ -67,7 +67,7 @@ def get_state(vec_env: VecEnv) -> State:
 
     :param vec_env: a ``DummyVecEnv``, ``SubprocVecEnv`` or ``SupervisedVecEnv`` of :class:`~ppo_plus.Resumable`
         environments, in vector wrappers or not
-    :return: plain values, which do not change later. ``"reason"`` is ``None``, or says why others cannot resume
+    :return: plain values, which do not change later. ``"reason"`` is ``None``, or says why they cannot resume
     """
     vec_layers = _vec_layers(vec_env)
     titles = [_title(layer) for layer in vec_layers]

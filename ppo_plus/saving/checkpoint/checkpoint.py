@@ -1,7 +1,7 @@
 """Checkpoints: all that training needs to resume exactly where it was.
 
-Beside the model, it contains the state of the process: random generators, environments in the middle of episodes,
-callbacks, and lengths of log files. State can only be captured between rollouts, so that none has to be saved.
+Beside the model, a checkpoint contains the state of the process: random generators, environments in the middle of
+episodes, callbacks, and lengths of log files. State can only be captured between rollouts: no rollout has to be saved.
 """
 
 import copy
@@ -54,7 +54,7 @@ FORM: dict[str, Any] = {
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
     """The state of a model as a checkpoint; of several processes, which all call this, the first gets all states."""
     if not model.call.between_rollouts:
-        remedy = "save a checkpoint in a callback's on_rollout_start, or after learn, or use ppo_plus.Checkpoints"
+        remedy = "use ppo_plus.Checkpoints, or save in on_rollout_start, or after a call of learn without an error"
         raise RuntimeError(f"state can only be captured between two rollouts: {remedy}")
     # Before anything that could draw random numbers.
     generators = process_state.get_generators()
@@ -67,12 +67,11 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         reasons = "; ".join(missing.values())
         warnings.warn(f"checkpoints lack {' and '.join(missing)}: set it again after resume ({reasons})", stacklevel=3)
     ranks, call, policy = model.ranks, model.call, model.policy
-    # What the state of a policy does not have.
     persistent = policy.state_dict().keys()
+    # What the state of a policy does not have.
     buffers = {name: buffer.clone() for name, buffer in policy.named_buffers() if name not in persistent}
     checkpoint = {
-        # Of a model that was resumed, and has not learned since.
-        "call": call.resumed and call.resumed["call"],
+        "call": None,
         "generators": generators,
         "model": copy.deepcopy(state),
         "policy": {"frozen": frozen(policy), "buffers": buffers},
@@ -81,7 +80,9 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
     }
-    if call.callbacks and call.total_timesteps is not None:  # None: a loop by hand, which no call continues
+    if call.resumed is not None:  # it has not learned since
+        checkpoint |= {name: call.resumed[name] for name in ("call", "generators", "log_files")}
+    elif call.callbacks and call.total_timesteps is not None:  # None: a loop by hand, which no call continues
         callbacks = zip(call.callbacks, call.configured, strict=True)
         checkpoint["call"] = {
             "total_timesteps": call.total_timesteps,
@@ -132,7 +133,7 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The checkpoints in a file, of all processes by rank, each with the ``"folder"`` where names of logs start."""
+    """The checkpoints in a file, by rank of their process, each with the ``"folder"`` that names of logs start in."""
     checkpoint = container.read(path, KIND, {2: _from_version_2})
     with container.naming(path, "checkpoint"):
         require_form(checkpoint, FORM | {OTHERS: [FORM]} if OTHERS in checkpoint else FORM)

@@ -24,7 +24,8 @@ from ppo_plus.trees import tree_leaves
 #: What a PPO has and SB3's other algorithms do not all have.
 OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
 #: What trains the policy classes of sb3-contrib's modules.
-TRAINERS = {f"sb3_contrib.common.{kind.lower()}.policies": f"{kind}PPO" for kind in ("Maskable", "Recurrent")}
+TRAINERS = {"sb3_contrib.common.maskable.policies": "MaskablePPO"}
+TRAINERS |= {"sb3_contrib.common.recurrent.policies": "RecurrentPPO"}
 
 
 def from_sb3(

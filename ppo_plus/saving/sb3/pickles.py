@@ -1,7 +1,8 @@
 """Values in pickles, read without running them.
 
 A pickle is a program: it names functions and calls them. Here each name stands for a class that only notes what it is
-called with. Then what is known by name is made: arrays, spaces, schedules, running moments. All else is an error.
+called with. Then what is known by name is made: arrays, spaces, schedules, running moments. Anything else raises an
+error that names it.
 """
 
 import io

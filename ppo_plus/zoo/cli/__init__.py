@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The last lines of the user's code, not of an installed package or Python, that an error or its cause passed."""
+    """The last lines of the user's code that an error or its cause passed: not this package's, an installed one's, or
+    Python's."""
     ours = [Path(__file__).parents[2], Path(traceback.__file__).parent]
     frames: list[traceback.FrameSummary] = []
     cause: BaseException | None = error

@@ -370,7 +370,8 @@ def _add_study_arguments(group: Any, default: str = "") -> None:
 
 
 def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args: Any) -> Callable[[], None]:
-    """Prepare the work, with the arguments of supervised environments, and return it; both end with exit codes."""
+    """Prepare the work and return it; errors of either end with exit codes. ``prepare`` gets the arguments, and those
+    of supervised environments."""
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
     if missing:
         raise ImportError(f"tuning needs {' and '.join(missing)}: {pip_install(*missing)}")

@@ -1,4 +1,4 @@
-"""``ppo-plus enjoy``, ``record``, ``export``, ``push`` and ``plot``: what to do with trained models."""
+"""``ppo-plus enjoy``, ``record``, ``export``, ``push`` and ``plot``: use trained models, and draw learning curves."""
 
 import argparse
 import sys

@@ -13,7 +13,14 @@ from optuna.trial import Trial
 from ppo_plus import PPO_Plus
 from ppo_plus.require import require_one_of
 from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
-from ppo_plus.zoo.hyperparams import builtin_file, errors_of, read_arguments, read_mapping, require_known
+from ppo_plus.zoo.hyperparams import (
+    builtin_file,
+    errors_of,
+    parse_literal,
+    read_mapping,
+    require_known,
+    require_mapping,
+)
 
 POLICY, SCHEDULE = "policy_kwargs", "_schedule"
 #: Scales of ranges, and what they need.
@@ -172,7 +179,7 @@ def read_space(path: str | Path | None = None) -> dict[str, Any]:
 
 def parse_space(contents: Mapping[str, Any]) -> Space:
     """The search space that a mapping describes, in the format of ``hyperparams/search_space.yml``."""
-    nested = read_arguments(POLICY, contents.get(POLICY))
+    nested = require_mapping(POLICY, contents.get(POLICY) or {})
     entries = {name: entry for name, entry in contents.items() if name != POLICY}
     entries.update({f"{POLICY}.{name}": entry for name, entry in nested.items()})
     if not entries:
@@ -182,7 +189,7 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
     for name, entry in entries.items():
         if not str(name).startswith(f"{POLICY}."):
             require_known(str(name).removesuffix(SCHEDULE), known)
-        entry = read_arguments(name, entry)
+        entry = require_mapping(name, entry)
         with errors_of(name):
             dimensions[name] = _dimension(entry, name in COUNTS)
     if lacking := [name for name in dimensions if name.removesuffix(SCHEDULE) not in dimensions]:
@@ -249,7 +256,7 @@ def _named(choices: Any) -> dict[Any, Any]:
             raise ValueError(f"choices={items!r} must differ (1 is true, and 0 is false): give them names, NAME: value")
     if not isinstance(choices, dict) or not choices:
         raise ValueError("choices must be a list, or a mapping of names to values, and not empty")
-    return read_arguments("choices", choices)
+    return {key: parse_literal(value) if str(value).startswith("nn.") else value for key, value in choices.items()}
 
 
 def _is_number(value: Any) -> bool:
