@@ -155,6 +155,12 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         if policy != experiment.policy:
             print(f"the policy is {policy}, which fits the observations", file=sys.stderr)
         experiment = experiment.replace(policy=policy)
+    skipped = {**find_env(args.env).kwargs, **experiment.env_kwargs}.get("frameskip", 1)
+    if entry.partition("/")[0] == "atari" and skipped != 1:
+        remedy = "train NAMENoFrameskip-v4, or add --env-kwargs frameskip:1"
+        print(
+            f"{args.env} skips frames itself (frameskip={skipped}), and so do the settings: {remedy}", file=sys.stderr
+        )
     return experiment
 
 

@@ -106,6 +106,19 @@ def test_settings_file(folder, capsys):
     assert (folder / "ppo_plus" / "CartPole-v1_1" / "CartPole-v1" / "vecnormalize.pkl").is_file()
 
 
+def test_atari_games_that_skip_frames_themselves_are_named(capsys):
+    """The wrappers of the entry skip frames, too."""
+    pytest.importorskip("ale_py", reason="ale-py is not installed")
+    said = "skips frames itself"
+    for env_id, arguments in {
+        "ALE/Pong-v5": [],
+        "PongNoFrameskip-v4": [],
+        "ALE/Breakout-v5": ["--env-kwargs", "frameskip:1"],
+    }.items():
+        main(["train", "--env", env_id, "--dry-run", *arguments])
+        assert (said in capsys.readouterr().err) == (env_id == "ALE/Pong-v5")
+
+
 def dry_run(capsys, *arguments):
     main([*TRAIN, "--dry-run", *arguments])
     return yaml.safe_load(capsys.readouterr().out)
