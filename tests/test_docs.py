@@ -423,3 +423,10 @@ def test_every_metric_is_described():
     # Only some environments, broken losses and several processes have these.
     rare = {"rollout/success_rate", "eval/success_rate", "train/skipped_minibatches", "time/wait"}
     assert described == keys.keys | rare
+
+
+def test_migrating_lists_the_new_arguments():
+    parameters = inspect.signature(PPO_Plus).parameters.values()
+    new = {each.name: repr(each.default).replace("'", '"') for each in parameters if each.kind is each.KEYWORD_ONLY}
+    section = (DOCS / "migrating.md").read_text().split("### New arguments")[1].split("###")[0]
+    assert dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE)) == new

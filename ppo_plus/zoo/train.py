@@ -120,7 +120,8 @@ def resume(folder: RunFolder, packages: Packages = ALLOWED_PACKAGES, **changes: 
     if not checkpoint.files(folder.checkpoints):
         if folder.last_model.exists() and not folder.checkpoints.exists():  # the checkpoints are removed last
             why = "The run was trained to its end. To train its model further: "
-            remedy = command("train", "-i", folder.last_model, "--env", folder.env_id)
+            settings = folder.settings / "config.yml"
+            remedy = command("train", "-i", folder.last_model, "--env", folder.env_id, "-conf", settings)
         else:
             why = "The run ended before its first one. Start it again with its command: "
             remedy = folder.command.read_text("utf-8")

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -332,8 +333,12 @@ def test_a_signal_prints_the_command_to_resume(number, code, tmp_path):
 def test_a_finished_run_cannot_be_resumed(tmp_path):
     run = set_up(NORMALIZED.replace(n_timesteps=128), options(tmp_path))
     assert train(run)
-    with pytest.raises(FileNotFoundError, match="no checkpoint. .*train -i .*Pendulum-v1.zip --env Pendulum-v1"):
+    said = "no checkpoint. .*train -i .*Pendulum-v1.zip --env Pendulum-v1"
+    with pytest.raises(FileNotFoundError, match=said) as raised:
         resume(open_run(run.folder.path))
+    remedy = shlex.split(str(raised.value).rpartition("ppo_plus ")[2])
+    main([*remedy, "-n", "128", "-f", str(tmp_path / "further")])
+    assert any((tmp_path / "further").rglob("Pendulum-v1.zip"))
 
 
 @pytest.mark.parametrize("begun", [False, True])
