@@ -17,6 +17,11 @@ from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import RunFolder
 
 
+#: Options of rl_zoo3, and what to use instead.
+INSTEAD = {"--n-trials": "--max-total-trials", "--n-startup-trials": "--max-total-trials", "--n-jobs": "--workers"}
+INSTEAD |= dict.fromkeys(("-optimize", "--optimize-hyperparameters"), "ppo-plus tune")
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, without the usage text, with the option that was meant."""
 
@@ -41,7 +46,9 @@ class Parser(argparse.ArgumentParser):
 
         options = self._option_string_actions
         for name in (word.partition("=")[0] for word in self.words):
-            if name.startswith("--") and not any(option.startswith(name) for option in options):
+            if name in INSTEAD:
+                message += f"; {name}: use {INSTEAD[name]}"
+            elif name.startswith("--") and not any(option.startswith(name) for option in options):
                 likely = nearest(name, options)
                 message += "" if likely is None else f"; {name}: did you mean {likely}?"
         self.fail(message)

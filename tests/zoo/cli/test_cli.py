@@ -159,6 +159,8 @@ def test_an_error_in_the_users_code_shows_where(folder, my_envs, capsys, argumen
         ("export x --deterministc", "unrecognized arguments: --deterministc"),
         ("train CartPole-v1", "unrecognized arguments: CartPole-v1 (see ppo-plus train --help)"),
         ("tune --env CartPole-v1 --max-trials 3", "--max-trials: did you mean --max-total-trials?"),
+        ("tune --env CartPole-v1 --n-trials 3", "--n-trials: use --max-total-trials"),
+        ("train --env CartPole-v1 -optimize", "-optimize: use ppo-plus tune"),
     ],
 )
 def test_a_misspelled_option_is_suggested(folder, check_one_line_error, command, likely):
