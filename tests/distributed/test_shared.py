@@ -126,6 +126,7 @@ def learn(ranks, case):
     del buffer.minibatches, buffer.on_device
     assert model.num_timesteps == N_ENVS * N_STEPS * ranks.size
     recorded |= learned(model) | {"values": th.from_numpy(buffer.values), "returns": th.from_numpy(buffer.returns)}
+    recorded["valid"] = th.ones(N_STEPS, N_ENVS).bool() if buffer.valid is None else th.from_numpy(buffer.valid)
     statistics = model.get_vec_normalize_env()
     if statistics is not None:
         recorded["statistics"] = [[th.as_tensor(each.mean), th.as_tensor(each.var), each.count]
@@ -156,6 +157,7 @@ def learned_by_one(case, parts):
     buffer.minibatches = minibatches
     buffer.values[:] = th.cat([part["values"] for part in parts], dim=1)
     buffer.returns[:] = th.cat([part["returns"] for part in parts], dim=1)
+    buffer.valid = th.cat([part["valid"] for part in parts], dim=1).numpy()
     model.train()
     return learned(model)
 
