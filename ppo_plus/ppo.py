@@ -698,11 +698,11 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _common_facts(self) -> dict[str, Any]:
         """What must be the same in processes that train together: comparable arguments, and what is frozen."""
-        own = {"seed", "tensorboard_log", "n_threads", "compile"}  # may differ
+        may_differ, kinds = {"seed", "tensorboard_log", "n_threads", "compile"}, (int, float, str)
         arguments = vars(self.settings).items()
-        facts = {name: value for name, value in arguments if name not in own and isinstance(value, (int, float, str))}
-        kinds = (int, float, str, tuple)
-        streams = [[value for value in vars(stream).values() if isinstance(value, kinds)] for stream in self.streams]
+        facts = {name: value for name, value in arguments if name not in may_differ and isinstance(value, kinds)}
+        parts = (*kinds, tuple)
+        streams = [[value for value in vars(stream).values() if isinstance(value, parts)] for stream in self.streams]
         return facts | {"frozen weights": frozen(self.policy), "streams": streams}
 
     # --- collecting ------------------------------------------------------------------------------------------------

@@ -44,8 +44,13 @@ ATOMS = frozenset(
     | {th.dtype, th.device, th.layout, th.memory_format, th.Size}
 )
 #: Functions and descriptors of compiled libraries, which equal themselves.
-BUILTINS: tuple[type, ...] = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType)
-BUILTINS += (types.WrapperDescriptorType, types.GetSetDescriptorType)
+BUILTINS = (
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+)
 #: What other types consist of that keep nothing in ``__dict__``.
 PARTS: dict[Any, Callable[[Any], Iterable[Any]]] = {
     (list, tuple, deque): list,

@@ -130,9 +130,13 @@ def _adam_kernel(
     group, state = optimizer.param_groups[0], optimizer.state[p]
     kernel: Any = th._fused_adamw_ if group["decoupled_weight_decay"] else th._fused_adam_
     state["step"].add_(n_steps)
-    tensors: Any = [p.data], [grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]]
     kernel(
-        *tensors,
+        [p.data],
+        [grad],
+        [state["exp_avg"]],
+        [state["exp_avg_sq"]],
+        [],
+        [state["step"]],
         lr=learning_rate,
         beta1=float(group["betas"][0]),
         beta2=float(group["betas"][1]),

@@ -38,8 +38,14 @@ from ppo_plus.require import require_int, require_spaces
 #: Steps of an environment in an evaluation after which a warning says that no episode has ended.
 LONG = 10_000
 #: Wrappers that record what is played, and change nothing.
-RECORDERS: tuple[type, ...] = (VecMonitor, VecVideoRecorder, RecordVideo, RecordEpisodeStatistics)
-RECORDERS += (vectorized.RecordVideo, vectorized.RecordEpisodeStatistics)
+RECORDERS = (
+    VecMonitor,
+    VecVideoRecorder,
+    RecordVideo,
+    RecordEpisodeStatistics,
+    vectorized.RecordVideo,
+    vectorized.RecordEpisodeStatistics,
+)
 NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
 #: Wrappers with running statistics that can be frozen.
 RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)

@@ -240,14 +240,16 @@ def storable(name: str, schedule: Any) -> Any:
 
 
 def _copied(schedule: Any) -> Any:
-    """A copy of a schedule with its state, which a function has in its closure: numbers and containers."""
+    """A copy of a schedule with its state. That of a function is what its closure has of numbers and containers, since
+    copies of other objects, such as environments, may have effects."""
     if not isinstance(schedule, FunctionType):
         return copy.deepcopy(schedule)
-    cells = [cell.cell_contents for cell in schedule.__closure__ or ()]
-    own = [
-        CellType(copy.deepcopy(one) if isinstance(one, (int, float, list, dict, np.ndarray)) else one) for one in cells
-    ]
-    return FunctionType(schedule.__code__, schedule.__globals__, schedule.__name__, schedule.__defaults__, tuple(own))
+    known = (int, float, list, dict, np.ndarray)
+    contents = [cell.cell_contents for cell in schedule.__closure__ or ()]
+    cells = tuple(CellType(copy.deepcopy(each) if isinstance(each, known) else each) for each in contents)
+    copied = FunctionType(schedule.__code__, schedule.__globals__, schedule.__name__, None, cells)
+    copied.__defaults__, copied.__kwdefaults__ = copy.deepcopy((schedule.__defaults__, schedule.__kwdefaults__))
+    return copied
 
 
 def _without(missing: Mapping[str, Any]) -> str:

@@ -53,7 +53,7 @@ LARGE_STD = 1000.0
 def coefficients_of(values: Mapping[str, Any]) -> Coefficients:
     """The values of schedules, by name of the argument, as tensors on the CPU; a list is one for each value."""
     tensors: dict[str, Any] = {name: th.tensor(value) for name, value in values.items() if value is not None}
-    if values.get("clip_range") is not None:
+    if "clip_range" in tensors:
         # At the end of a schedule it may be 0: rounding alone would then decide which ratios are clipped.
         tensors["clip_range"] = tensors["clip_range"].clamp(min=1e-5)
     return Coefficients(**{"clip_range": None, "clip_range_vf": None, **tensors})

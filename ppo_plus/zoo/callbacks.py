@@ -84,8 +84,11 @@ class EvalAfterUpdates(EvalCallback):
         self.evaluations_timesteps.append(self.num_timesteps)
         self.evaluations_results.append(returns)
         self.evaluations_length.append(lengths)
-        tables: dict[str, Any] = {"timesteps": self.evaluations_timesteps, "results": self.evaluations_results}
-        tables["ep_lengths"] = self.evaluations_length
+        tables: dict[str, Any] = {
+            "timesteps": self.evaluations_timesteps,
+            "results": self.evaluations_results,
+            "ep_lengths": self.evaluations_length,
+        }
         if successes:
             self.evaluations_successes.append(successes)
             tables["successes"] = self.evaluations_successes

@@ -23,8 +23,10 @@ from ppo_plus.require import nearest
 from ppo_plus.zoo.installation import Packages, import_class, is_atari
 
 #: Modules whose classes Python text may name: the real module, and the required base class.
-MODULES = dict.fromkeys(("nn", "th.nn", "torch.nn"), ("torch.nn", "Module"))
-MODULES |= dict.fromkeys(("th.optim", "torch.optim"), ("torch.optim", "Optimizer"))
+MODULES = {
+    **dict.fromkeys(("nn", "th.nn", "torch.nn"), ("torch.nn", "Module")),
+    **dict.fromkeys(("th.optim", "torch.optim"), ("torch.optim", "Optimizer")),
+}
 #: Classes that rl_zoo3's files name without a module, and their modules.
 NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
 #: Classes of ppo_plus that settings may call, with constants as arguments.

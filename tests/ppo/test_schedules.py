@@ -231,3 +231,11 @@ def test_saving_does_not_call_what_training_calls(name, tmp_path):
     with pytest.warns(UserWarning, match=f"without {name}"):
         model.save(tmp_path / "model")
     assert len(calls) == before
+
+
+def test_a_function_with_keyword_only_defaults_is_saved_by_its_values(tmp_path):
+    def rate(progress, *, scale=1e-3):
+        return scale * progress
+
+    make(learning_rate=rate).save(tmp_path / "model")
+    assert PPO_Plus.load(tmp_path / "model").lr_schedule(0.5) == pytest.approx(5e-4)

@@ -37,8 +37,13 @@ GPUS = ("cuda", "xpu", "mps")
 #: What has been recorded and not written yet: the names in a checkpoint, and the attributes of ``Logger``.
 RECORDED = {"values": "name_to_value", "counts": "name_to_count", "excluded": "name_to_excluded"}
 #: The form of the state of a logger.
-LOGGER: dict[str, Any] = {"values": {str: object}, "counts": {str: int}, "excluded": {str: object}}
-LOGGER |= {"run_folder": (None, str), "event_files": {str: int}}
+LOGGER = {
+    "values": {str: object},
+    "counts": {str: int},
+    "excluded": {str: object},
+    "run_folder": (None, str),
+    "event_files": {str: int},
+}
 #: Attributes that SB3 sets on every callback.
 SET_BY_SB3 = {"model", "logger", "training_env", "locals", "globals", "parent"}
 #: Counters of every callback.

@@ -74,7 +74,7 @@ def outermost(env: Any, normalization: Normalization = "environment") -> tuple[l
             break
         if isinstance(env, (VecTransposeImage, VecNormalize)):
             inside.insert(0, env)
-        env = env.venv  # type: ignore[attr-defined]
+        env = env.venv  # type: ignore[union-attr]
     if normalization is not None and any(isinstance(one, VecNormalize) and one.norm_obs for one in layers(env)):
         raise ValueError(
             f"VecNormalize is inside {type(env).__name__}, and so cannot be a part of the policy: train with it around "

@@ -243,8 +243,13 @@ def require_extra() -> Any:
 WRAPPERS = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
 #: The form of an input or output in a description, and of the whole.
 TENSOR = {"name": str, "shape": [lambda size: size == BATCH or type(size) is int], "dtype": NATIVE.__contains__}
-FORM: dict[str, Any] = {"format": lambda text: text == FORMAT, "inputs": [TENSOR], "outputs": [TENSOR]}
-FORM |= {"action": object, "wrappers_inside": [lambda name: name in WRAPPERS]}
+FORM = {
+    "format": lambda text: text == FORMAT,
+    "inputs": [TENSOR],
+    "outputs": [TENSOR],
+    "action": object,
+    "wrappers_inside": [lambda name: name in WRAPPERS],
+}
 
 
 class ExportedPolicy:

@@ -24,8 +24,10 @@ from ppo_plus.trees import tree_leaves
 #: What a PPO has and SB3's other algorithms do not all have.
 OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
 #: What trains the policy classes of sb3-contrib's modules.
-TRAINERS = {"sb3_contrib.common.maskable.policies": "MaskablePPO"}
-TRAINERS |= {"sb3_contrib.common.recurrent.policies": "RecurrentPPO"}
+TRAINERS = {
+    "sb3_contrib.common.maskable.policies": "MaskablePPO",
+    "sb3_contrib.common.recurrent.policies": "RecurrentPPO",
+}
 
 
 def from_sb3(
@@ -136,8 +138,12 @@ def _read(
 # --- zips of SB3: weights, and JSON with pickles in it, which are run only if they are trusted ------------------------
 
 #: The members of interest.
-MEMBERS = {"policy": "policy.pth", "policy.optimizer": "policy.optimizer.pth", "data": "data"}
-MEMBERS |= {"system_info": "system_info.txt"}
+MEMBERS = {
+    "policy": "policy.pth",
+    "policy.optimizer": "policy.optimizer.pth",
+    "data": "data",
+    "system_info": "system_info.txt",
+}
 #: The largest size of compressed members: so many bytes, or so many times the size of the file.
 MOST_BYTES, MOST_TIMES = 2**26, 20
 

@@ -17,7 +17,7 @@ from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import RunFolder
 
 #: Options of rl_zoo3, and what to use instead.
-INSTEAD = {"--n-trials": "--max-total-trials", "--n-startup-trials": "--max-total-trials", "--n-jobs": "--workers"}
+INSTEAD = {"--n-trials": "--max-total-trials", "--n-jobs": "--workers"}
 INSTEAD |= dict.fromkeys(("-optimize", "--optimize-hyperparameters"), "ppo-plus tune")
 
 

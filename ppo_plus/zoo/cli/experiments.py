@@ -129,7 +129,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
 
     # The errors below come before the import of torch, which takes seconds.
     arguments.import_named(args)
-    find_env(args.env)
+    spec = find_env(args.env)
     source = Path(args.conf_file) if args.conf_file else builtin_file()
     entry, _ = read_entry(args.env, source, args.variant)
     from ppo_plus.zoo.experiment import fitting_policy, load_experiment
@@ -155,12 +155,11 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         if policy != experiment.policy:
             print(f"the policy is {policy}, which fits the observations", file=sys.stderr)
         experiment = experiment.replace(policy=policy)
-    skipped = {**find_env(args.env).kwargs, **experiment.env_kwargs}.get("frameskip", 1)
+    skipped = {**spec.kwargs, **experiment.env_kwargs}.get("frameskip", 1)
     if entry.partition("/")[0] == "atari" and skipped != 1:
-        remedy = "train NAMENoFrameskip-v4, or add --env-kwargs frameskip:1"
-        print(
-            f"{args.env} skips frames itself (frameskip={skipped}), and so do the settings: {remedy}", file=sys.stderr
-        )
+        problem = f"{args.env} skips frames itself (frameskip={skipped}), and so do the settings"
+        remedy = "train a NoFrameskip id, such as PongNoFrameskip-v4, or add --env-kwargs frameskip:1"
+        print(f"{problem}: {remedy}", file=sys.stderr)
     return experiment
 
 

@@ -212,9 +212,14 @@ class TuningTask:
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data, as a storage returns it."""
-        experiment = self.experiment
-        data: dict[str, Any] = {"env_id": experiment.env_id, "also": self.also, "settings": experiment.settings()}
-        data |= {"run": experiment.beside_settings(), "space": self.space, "plan": asdict(self.plan)}
+        data = {
+            "env_id": self.experiment.env_id,
+            "also": self.also,
+            "settings": self.experiment.settings(),
+            "run": self.experiment.beside_settings(),
+            "space": self.space,
+            "plan": asdict(self.plan),
+        }
         return json.loads(json.dumps(data))  # type: ignore[no-any-return]
 
     @classmethod
