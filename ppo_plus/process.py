@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +82,16 @@ def full_precision() -> Iterator[None]:
     and updates use other kernels, so that with its 10 bits the first ratio would differ from 1 by some 0.001."""
     cudnn: Any = th.backends.cudnn
     try:
-        before = [(cudnn, "allow_tf32", cudnn.allow_tf32)]
+        settings = [assigned(cudnn, allow_tf32=False)] if cudnn.allow_tf32 else []
     except RuntimeError:
         # Torch refuses to read it once something was set for one kind of layer.
-        before = [(part, "fp32_precision", part.fp32_precision) for part in (cudnn.conv, cudnn.rnn)]
+        parts = [part for part in (cudnn.conv, cudnn.rnn) if part.fp32_precision != "ieee"]
+        settings = [assigned(part, fp32_precision="ieee") for part in parts]
     # What a block in another thread has set is left to that block.
-    before = [setting for setting in before if setting[2] not in (False, "ieee")]
-    try:
-        for part, name, value in before:
-            setattr(part, name, False if value is True else "ieee")
+    with ExitStack() as stack:
+        for setting in settings:
+            stack.enter_context(setting)
         yield
-    finally:
-        for setting in before:
-            setattr(*setting)
 
 
 def keep_freed_memory() -> None:
