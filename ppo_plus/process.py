@@ -3,7 +3,6 @@
 import ctypes
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,9 +16,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 #: Weights times transitions that are computed at once from which on several threads are faster than one.
 WORTH_THREADS = 20_000_000
-#: The threads of Python in blocks of :func:`torch_threads`, with torch's number of threads outside of all blocks.
-_OUTSIDE: dict[int, int] = {}
-_LOCK = threading.Lock()
 CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 
 
@@ -58,22 +54,13 @@ def assigned(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Let torch use so many threads in the block. Several threads of Python may be in such blocks at the same time."""
-    me = threading.get_ident()
-    is_outermost = me not in _OUTSIDE
-    with _LOCK:
-        before = th.get_num_threads()
-        if is_outermost:
-            # A thread begins with the number that another one has set in its block.
-            before = _OUTSIDE[me] = next(iter(_OUTSIDE.values()), before)
+    """Let torch use so many threads in the block."""
+    before = th.get_num_threads()
     try:
         th.set_num_threads(number)
         yield
     finally:
         th.set_num_threads(before)
-        if is_outermost:
-            with _LOCK:
-                del _OUTSIDE[me]
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import ctypes
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch as th
@@ -69,33 +68,11 @@ def test_cudnns_precision_may_be_set_by_kind_of_layer():
         cudnn.conv.fp32_precision = before
 
 
-@pytest.mark.parametrize("first_ends", ["first", "last"])
-def test_blocks_of_threads_may_overlap(first_ends):
-    """As with two models that learn in two threads: both leave torch as it was."""
-    before, entered, end, found = th.get_num_threads(), threading.Event(), threading.Event(), []
-
-    def other():
+def test_blocks_of_threads_may_be_nested():
+    before, other = th.get_num_threads(), th.get_num_threads() + 1
+    with pytest.raises(KeyError), torch_threads(other):
         with torch_threads(1):
-            entered.set()
-            end.wait()
-        found.append(th.get_num_threads())
-
-    try:
-        th.set_num_threads(3)
-        thread = threading.Thread(target=other)
-        with torch_threads(1):
-            thread.start()
-            entered.wait()
-            if first_ends == "last":
-                end.set()
-                thread.join()
-        if first_ends == "first":
-            end.set()
-            thread.join()
-        assert [th.get_num_threads(), *found] == [3, 3]
-        started = threading.Thread(target=lambda: found.append(th.get_num_threads()))
-        started.start()
-        started.join()
-        assert found[-1] == 3
-    finally:
-        th.set_num_threads(before)
+            assert th.get_num_threads() == 1
+        assert th.get_num_threads() == other
+        raise KeyError
+    assert th.get_num_threads() == before
