@@ -29,7 +29,7 @@ from ppo_plus import Checkpoints, EvalAfterUpdates, PPO_Plus, Resumable, as_vec_
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer
 from ppo_plus.policy.policies import Features
-from ppo_plus.saving.export.deployed import Deployed, raw_observations
+from ppo_plus.saving.export.deployed import Deployed
 from ppo_plus.saving.statistics import write_statistics
 
 BOTH = {"normalize_observations": True, "normalize_values": True}
@@ -444,7 +444,7 @@ def test_entries_that_the_policy_does_not_see_are_left_out(tmp_path):
     model = make(normalize, "MultiInputPolicy", policy_kwargs=keys, **dict.fromkeys(BOTH, False)).learn(64)
     obs = space.sample()
     before = model.predict(normalize.normalize_obs(obs), deterministic=True)[0]
-    assert Deployed(model, raw_observations(model, "environment")).policy.observation_normalizer is not None
+    assert Deployed(model, "environment").policy.observation_normalizer is not None
     model.absorb_normalization()
     np.testing.assert_allclose(model.predict(obs, deterministic=True)[0], before, rtol=0, atol=1e-6)
     model.learn(64)

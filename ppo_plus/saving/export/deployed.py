@@ -7,7 +7,6 @@ tensors. Their names: ``observation`` or ``observation.KEY``, ``action_masks``, 
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -37,17 +36,9 @@ Normalization = Literal["environment"] | None
 Tensors = dict[str, th.Tensor]
 
 
-@dataclass(frozen=True)
-class Raw:
-    """Raw observations: their space, the wrappers in the policy (innermost first), the names of those outside."""
-
-    space: spaces.Space
-    wrappers: list[Any]
-    outside: list[str]
-
-
-def raw_observations(model: Any, normalization: Normalization) -> Raw:
-    """The raw observations of a model; for errors see :meth:`ppo_plus.PPO_Plus.export`."""
+def raw_observations(model: Any, normalization: Normalization) -> tuple[spaces.Space, list[Any], list[str]]:
+    """The space of a model's raw observations, the wrappers in the policy (innermost first), and the names of those
+    outside; for errors see :meth:`ppo_plus.PPO_Plus.export`."""
     require_one_of("normalization", normalization, ("environment", None))
     if model.env is None and normalization is not None and model._trained_normalized is not False:
         raise ValueError(
@@ -60,7 +51,7 @@ def raw_observations(model: Any, normalization: Normalization) -> Raw:
         raise ValueError("VecNormalize has no statistics yet: load the model's (ppo_plus.load_statistics)")
     wrappers = [one for one in layers(env) if isinstance(one, (VecEnvWrapper, gym.Wrapper))]
     names = dict.fromkeys(_name(wrapper) for wrapper in wrappers if not isinstance(wrapper, HARMLESS))
-    return Raw(model.observation_space if env is None else env.observation_space, inside, [*names])
+    return model.observation_space if env is None else env.observation_space, inside, [*names]
 
 
 def outermost(env: Any, normalization: Normalization = "environment") -> tuple[list[Any], Any]:
@@ -104,8 +95,9 @@ class Deployed(nn.Module):
 
     trained: Any
 
-    def __init__(self, model: Any, raw: Raw):
+    def __init__(self, model: Any, normalization: Normalization):
         super().__init__()
+        self.raw_space, self.wrappers, self.outside = raw_observations(model, normalization)
         if not model.policy.has_params:
             remedy = "derive it from ppo_plus.ActorCriticPolicy to export it, or trace it as SB3's page on export does"
             raise ValueError(f"policy={type(model.policy).__name__} overrides methods of SB3's policy: {remedy}")
@@ -115,10 +107,10 @@ class Deployed(nn.Module):
         policy = self.policy = copy.deepcopy(model.policy).to("cpu").requires_grad_(False).eval()
         #: What it must act like: the policy before (not a module of this one), and what normalizes its observations.
         vars(self)["trained"] = copy.deepcopy(policy)
-        self.normalizes = [one for one in raw.wrappers if isinstance(one, VecNormalize) and one.norm_obs]
+        self.normalizes = [one for one in self.wrappers if isinstance(one, VecNormalize) and one.norm_obs]
         for wrapper in self.normalizes:
             move_into(policy, wrapper)
-        self.raw, self.space = raw, policy.action_space
+        self.space = policy.action_space
         self._to_env = policy.distribution.tensors_to_env(th.device("cpu"))
         self.inputs = list(self._inputs(model))
 
@@ -144,16 +136,16 @@ class Deployed(nn.Module):
     def observations(self, inputs: Tensors) -> Any:
         """What ``predict`` takes: the observations among the inputs, with the channels of images first."""
         parts = {name.partition(".")[2]: part for name, part in inputs.items() if name.startswith("observation")}
-        for wrapper in self.raw.wrappers:
+        for wrapper in self.wrappers:
             if isinstance(wrapper, VecTransposeImage) and not wrapper.skip:
                 keys = wrapper.image_space_keys if isinstance(wrapper.observation_space, spaces.Dict) else [""]
                 parts |= {key: parts[key].permute(0, 3, 1, 2) for key in keys if key in parts}
-        return parts if isinstance(self.raw.space, spaces.Dict) else parts[""]
+        return parts if isinstance(self.raw_space, spaces.Dict) else parts[""]
 
     def _inputs(self, model: Any) -> Iterator[dict[str, Any]]:
         """Descriptions of the inputs."""
         policy = self.policy
-        for key, sub in parts_of(self.raw.space).items():
+        for key, sub in parts_of(self.raw_space).items():
             if not key or key in policy.actor_space.spaces or key == policy.action_mask_key:
                 yield observation_like(key, sub)
         if model._expects_masks:
@@ -172,8 +164,8 @@ class Deployed(nn.Module):
             "inputs": self.inputs,
             "outputs": [tensor_like(name, part) for name, part in outputs.items()],
             "action": build(self.space, described_action),
-            "wrappers_inside": [names[isinstance(wrapper, VecNormalize)] for wrapper in self.raw.wrappers],
-            "wrappers_outside": self.raw.outside,
+            "wrappers_inside": [names[isinstance(wrapper, VecNormalize)] for wrapper in self.wrappers],
+            "wrappers_outside": self.outside,
             "versions": {name: version_of(name) for name in ("ppo_plus", "torch")},
         }
 

@@ -28,7 +28,6 @@ from ppo_plus.saving.export.deployed import (
     described_action,
     named,
     observation_like,
-    raw_observations,
     shape_of,
 )
 from ppo_plus.saving.files import replacing, write_text
@@ -57,7 +56,7 @@ def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
     if path.suffix != ".onnx":
         raise ValueError(f"path={str(path)!r} must end in .onnx: a program .pt2 and a description .json are put beside")
     version = require_extra().__version__
-    deployed = Deployed(model, raw_observations(model, normalization))
+    deployed = Deployed(model, normalization)
     example = as_tensors(_feeds(deployed, 3, np.random.default_rng(0)))
     with th.no_grad(), _quiet():
         outputs = deployed(example)
@@ -105,7 +104,7 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 
     if normalizer is not None:
         rows = normalizer.split(th.stack([normalizer.mean, normalizer.std]))
         moments = dict(zip(normalizer.shapes, rows, strict=True))
-    for key, space in parts_of(deployed.raw.space).items():
+    for key, space in parts_of(deployed.raw_space).items():
         space = copy.deepcopy(space)
         space.seed(int(rng.integers(2**31)))
         raw[key] = np.stack([np.asarray(space.sample()) for _ in range(n)])

@@ -62,17 +62,18 @@ class Trained:
     """The policy in the wrappers that it was trained in, for ``room.predicted``."""
 
     def __init__(self, model, deployed):
-        self.trained, self.space, self.raw, self.normalizes = model.policy, model.action_space, deployed.raw, []
+        self.trained, self.space, self.normalizes = model.policy, model.action_space, []
+        self.raw_space, self.wrappers = deployed.raw_space, deployed.wrappers
 
     def observations(self, inputs):
         given = {
             name.partition(".")[2]: part.numpy() for name, part in inputs.items() if name.startswith("observation")
         }
         # Wrappers also take what the actor does not see.
-        n, entries = len(next(iter(given.values()))), parts_of(self.raw.space).items()
+        n, entries = len(next(iter(given.values()))), parts_of(self.raw_space).items()
         parts = {key: given.get(key, np.zeros((n, *space.shape), space.dtype)) for key, space in entries}
         obs = parts.get("", parts)
-        for wrapper in self.raw.wrappers:
+        for wrapper in self.wrappers:
             change = wrapper.normalize_obs if isinstance(wrapper, VecNormalize) else wrapper.transpose_observations
             obs = change(obs)
         return {key: th.as_tensor(part) for key, part in obs.items()} if isinstance(obs, dict) else th.as_tensor(obs)
@@ -81,7 +82,7 @@ class Trained:
 def check(model, path, normalization="environment", batches=(1, 64), n_steps=4):
     """Compare the files with the model, by other observations than ``export`` does."""
     model.export(path, normalization=normalization)
-    deployed = Deployed(model, raw_observations(model, normalization))
+    deployed = Deployed(model, normalization)
     session, trained = ort.InferenceSession(path), Trained(model, deployed)
     program = th.export.load(path.with_suffix(".pt2")).module()
     rng = np.random.default_rng(7)
@@ -174,10 +175,9 @@ def test_images_as_the_environment_returns_them(tmp_path):
 
 def test_frame_stacks_are_outside():
     model = make(policy="MultiInputPolicy", env=VecFrameStack(pictures(), 2))
-    raw = raw_observations(model, "environment")
-    assert raw.outside == ["VecFrameStack of 2 frames"]
-    assert raw.space["image"].shape == (36, 36, 6)
-    deployed = Deployed(model, raw)
+    deployed = Deployed(model, "environment")
+    assert deployed.outside == ["VecFrameStack of 2 frames"]
+    assert deployed.raw_space["image"].shape == (36, 36, 6)
     obs = room.as_tensors(room._feeds(deployed, 3, np.random.default_rng(0)))
     assert deployed.observations(obs)["image"].shape == (3, 6, 36, 36)
 
@@ -185,7 +185,7 @@ def test_frame_stacks_are_outside():
 def test_what_the_package_itself_puts_around_an_environment_is_not_outside():
     model = make(env="CartPole-v1")
     assert any(isinstance(layer, Numbers) for layer in layers(model.env))
-    assert raw_observations(model, "environment").outside == []
+    assert raw_observations(model, "environment")[2] == []
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def partly_blind():
 
 
 def test_only_what_the_actor_sees_is_an_input(partly_blind):
-    deployed = Deployed(partly_blind, raw_observations(partly_blind, "environment"))
+    deployed = Deployed(partly_blind, "environment")
     assert {each["name"] for each in deployed.inputs} == {"observation.seen", "observation.mask"}
 
 
@@ -366,7 +366,7 @@ def test_ties_may_be_either_choice(tmp_path):
     with th.no_grad():
         model.policy.action_net.weight.zero_()
         model.policy.action_net.bias.copy_(th.tensor([1.0, 1.0, 0.0]))
-    deployed = Deployed(model, raw_observations(model, None))
+    deployed = Deployed(model, None)
     feeds = room._feeds(deployed, 3, np.random.default_rng(0))
     expected, _ = room.predicted(deployed, feeds, None)
     assert room.difference(deployed, feeds, {"action": np.array([0, 1, 0])}, expected) == 0
@@ -383,7 +383,7 @@ def test_the_statistics_of_a_loaded_model_must_be_known(tmp_path):
     loaded = PPO_Plus.load(tmp_path / "model", device="cpu")
     with pytest.raises(ValueError, match="has no environment.*normalization=None"):
         raw_observations(loaded, "environment")
-    assert raw_observations(loaded, None).wrappers == []
+    assert raw_observations(loaded, None)[1] == []
     fresh = PPO_Plus.load(tmp_path / "model", env=VecNormalize(vec(ACTIONS["box"])), device="cpu")
     with pytest.raises(ValueError, match="no statistics yet"):
         raw_observations(fresh, "environment")
@@ -395,9 +395,9 @@ def test_statistics_inside_another_wrapper_are_refused():
     model = make(env=VecFrameStack(normalized(), 3))
     with pytest.raises(ValueError, match="VecNormalize is inside VecFrameStack"):
         raw_observations(model, "environment")
-    assert raw_observations(model, None).outside == ["VecFrameStack of 3 frames", "VecNormalize"]
+    assert raw_observations(model, None)[2] == ["VecFrameStack of 3 frames", "VecNormalize"]
     # Statistics that are not used do not matter.
-    assert raw_observations(make(env=VecFrameStack(normalized(norm_obs=False), 3)), "environment").wrappers == []
+    assert raw_observations(make(env=VecFrameStack(normalized(norm_obs=False), 3)), "environment")[1] == []
 
 
 def test_other_mistakes(tmp_path, monkeypatch):
