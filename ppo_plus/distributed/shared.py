@@ -211,7 +211,6 @@ class SharedTraining(SingleProcess):
         :param part: the same of this process's part of the minibatch, if it has one
         :param weights: the tensors that the gradient belongs to
         :param n: transitions of this part
-        :return: a gradient that is missing in all processes is ``None``
         """
         if part is not None:
             self._diagnostics = tuple(part[0].diagnostics)
@@ -223,18 +222,13 @@ class SharedTraining(SingleProcess):
         if part is not None:
             numbers = th.stack([part[0].total.detach(), *part[0].diagnostics.values()]).to(numbers.dtype)
         weighted = [summand.reshape(-1) * n for summand in (*summands, numbers)]
-        counts = th.tensor([*(float(g is not None) for g in gradient), float(n)], dtype=numbers.dtype)
-        flat = th.cat([*weighted, to_device(counts, numbers.device)])
+        flat = th.cat([*weighted, numbers.new_full((1,), n)])
         self.ranks.sum(flat)
-        *sums, reached, count = th.split(flat, [*(summand.numel() for summand in weighted), len(gradient), 1])
+        *sums, count = flat.split([*(summand.numel() for summand in weighted), 1])
         *means, numbers = (values / count for values in sums)
-        # A single vector is all weights, which some loss reaches.
-        missing = [False] if len(gradient) == 1 else (reached == 0).tolist()
         loss, *diagnostics = numbers.unbind()
-        return Losses(loss, dict(zip(self._diagnostics, diagnostics, strict=True))), tuple(
-            None if absent else mean.view(like.shape)
-            for absent, mean, like in zip(missing, means, weights, strict=True)
-        )
+        losses = Losses(loss, dict(zip(self._diagnostics, diagnostics, strict=True)))
+        return losses, tuple(mean.view(like.shape) for mean, like in zip(means, weights, strict=True))
 
     def end_update(self, policy: nn.Module) -> None:
         for buffer in policy.buffers():
