@@ -8,7 +8,7 @@ that one would make with all their transitions.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -79,18 +79,6 @@ class SingleProcess:
         return float("nan") if whole == 0 else 1 - residual / whole
 
 
-class _Message(NamedTuple):
-    """The message of a process to the others after a rollout; see :meth:`SharedTraining.synchronize`."""
-
-    keep_training: bool
-    episodes: list[tuple[Any, Any]]
-    moments: list[Moments]
-    waited: float
-    num_timesteps: int
-    n_restarts: int
-    weights: dict[str, int]
-
-
 class SharedTraining(SingleProcess):
     """Training by several processes as by one with all their transitions."""
 
@@ -99,7 +87,7 @@ class SharedTraining(SingleProcess):
         #: The moments of each running statistic at the start of the rollout, the same in all processes.
         self._common: list[Moments] = []
         #: Info entries of the episodes that have ended in this rollout.
-        self._episodes: list[tuple[Any, Any]] = []
+        self._episodes: list[dict[str, Any]] = []
         #: The names of the loss's diagnostics, once a minibatch had transitions.
         self._diagnostics: tuple[str, ...] = ()
         self.waited = 0.0
@@ -126,7 +114,7 @@ class SharedTraining(SingleProcess):
             done = dones is not None and dones[i]
             episode, success = info.get("episode"), info.get("is_success")
             if episode is not None or (success is not None and done):
-                self._episodes.append((episode, success if done else None))
+                self._episodes.append({"episode": episode, "is_success": success if done else None})
         return [], None
 
     def synchronize(
@@ -134,32 +122,22 @@ class SharedTraining(SingleProcess):
     ) -> tuple[bool, list[dict[str, Any]], int]:
         self.ranks.require_same({**facts(), **self.scheduled})
         statistics = _statistics(env)
-        message = _Message(
-            keep_training,
-            self._episodes[-keep:],
-            [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)],
-            self.ranks.waited,
-            num_timesteps,
-            getattr(env.unwrapped, "n_restarts", 0),
-            checksums(policy),
-        )
-        messages = self.ranks.gather_values(message)
-        self.ranks.settle_rounding(policy, [message.weights for message in messages])
+        moments = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]
+        n_restarts = getattr(env.unwrapped, "n_restarts", 0)
+        message = (keep_training, num_timesteps, self._episodes[-keep:], moments, self.ranks.waited, n_restarts)
+        by_rank = self.ranks.gather_values((*message, checksums(policy)))
+        keep_all, timesteps, episodes, parts, waited, restarts, weights = zip(*by_rank, strict=True)
+        self.ranks.settle_rounding(policy, weights)
         self._episodes = []
+        self.waited, self.n_restarts = sum(waited) / len(waited), sum(restarts)
         for i, running in enumerate(statistics):
-            moments = total([self._common[i], *(message.moments[i] for message in messages)])
-            running.mean, running.var = moments.mean.numpy(), moments.var.numpy()
-            running.count = moments.n.item()
+            whole = total([self._common[i], *(part[i] for part in parts)])
+            running.mean, running.var, running.count = whole.mean.numpy(), whole.var.numpy(), whole.n.item()
             # Recomputed, as after a resume: checkpoints contain no moments.
             self._common[i] = _moments(running)
-        self.waited = sum(message.waited for message in messages) / len(messages)
-        self.n_restarts = sum(message.n_restarts for message in messages)
         # In turns, since the window of means has no room for those of all.
-        turns = zip_longest(*(message.episodes for message in messages))
-        episodes = [episode for turn in turns for episode in turn if episode is not None]
-        infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
-        n_timesteps = max(message.num_timesteps for message in messages)
-        return all(message.keep_training for message in messages), infos, n_timesteps
+        infos = [info for turn in zip_longest(*episodes) for info in turn if info is not None]
+        return all(keep_all), infos, max(timesteps)
 
     def total(self, moments: Moments) -> Moments:
         return total(self.ranks.gather_values(Moments(*(part.cpu() for part in moments))))
