@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch as th
 from gymnasium import spaces
@@ -43,10 +43,10 @@ def from_sb3(
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; the others are those of SB3's ``load``."""
     objects = custom_objects or {}
-    saved = _read(cls, path, objects, changes, trust_pickle)
+    data, unread, parameters, system_info = _read(cls, path, objects, changes, trust_pickle)
     if print_system_info:
-        print(SAVED_WITH, saved.system_info, sep="\n")
-    data = {**saved.data, **objects, **{name: changes[name] for name in ALWAYS if name in changes}}
+        print(SAVED_WITH, system_info, sep="\n")
+    data |= {**objects, **{name: changes[name] for name in ALWAYS if name in changes}}
     trainer, name = _trainer_and_name(data.get("policy_class"))
     data["policy_class"] = cls.policy_aliases.get(name, data.get("policy_class"))
     buffer_class = data.get("rollout_buffer_class")
@@ -56,8 +56,8 @@ def from_sb3(
     if trainer == "MaskablePPO" and isinstance(data.get("action_space"), spaces.MultiBinary):
         with naming(path, "saved model"), decoding("its weights"):
             # Ours is the difference of the two.
-            change_logits(saved.parameters, lambda rows: rows[1::2] - rows[::2], lambda _, rows: rows[1::2].clone())
-    model = {"class": name_of(cls), "attributes": {}, "missing": saved.unread, "parameters": saved.parameters}
+            change_logits(parameters, lambda rows: rows[1::2] - rows[::2], lambda _, rows: rows[1::2].clone())
+    model = {"class": name_of(cls), "attributes": {}, "missing": unread, "parameters": parameters}
     for part, paths in attributes_of(cls).items():
         model[part] = {name: data[path] for name, path in paths.items() if path in data}
     attributes = argument_attributes(cls).values()
@@ -103,10 +103,8 @@ def _trainer_and_name(policy_class: Any) -> tuple[str, str]:
     raise ValueError(f"policy={policy_class!r} is a {trainer} custom policy: derive it from ppo_plus.{base}")
 
 
-def _read(
-    cls: Any, path: Any, custom_objects: dict[str, Any], changes: dict[str, Any], trust_pickle: bool
-) -> "SavedBySB3":
-    """A saved model, without running the pickles in it unless they are trusted."""
+def _read(cls: Any, path: Any, custom_objects: dict[str, Any], changes: dict[str, Any], trust_pickle: bool) -> Any:
+    """What :func:`read_sb3_zip` returns, without running the pickles in it unless they are trusted."""
     which = "an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO"
     no_ppo = TypeError(f"{path!r} is not the path of {which}: pass the path of a model that one of them has saved")
     if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
@@ -114,25 +112,25 @@ def _read(
     if is_container(path):
         with naming(path):
             raise Refused(f"{cls.__name__} saved it: use {cls.__name__}.load")
-    saved = read_sb3_zip(path, custom_objects.keys() | ({"policy_class"} & changes.keys()))
-    if not {*saved.data, *saved.unread, *custom_objects, *changes} >= OF_PPO:
+    data, unread, *others = read_sb3_zip(path, custom_objects.keys() | ({"policy_class"} & changes.keys()))
+    if not {*data, *unread, *custom_objects, *changes} >= OF_PPO:
         raise no_ppo
     needed = {*ALWAYS, *argument_attributes(cls).values()} - changes.keys() - cls.scheduled
-    lacking = {name: reason for name, reason in saved.unread.items() if name in needed}
-    if trust_pickle and saved.unread:
+    lacking = {name: reason for name, reason in unread.items() if name in needed}
+    if trust_pickle and unread:
         # Last, and only for these: another version of Python, for instance, cannot unpickle functions.
-        data: dict[str, Any] = {}
+        unpickled: dict[str, Any] = {}
         with nullcontext() if lacking else suppress(Exception), opened(path) as file:
-            data = load_from_zip_file(file, device="cpu", custom_objects=custom_objects)[0] or {}
-        unread = {name: saved.unread[name] for name in saved.unread.keys() - data.keys()}
-        lacking = {name: lacking[name] for name in lacking.keys() & unread.keys()}
-        saved = saved._replace(data=data | saved.data, unread=unread)
+            unpickled = load_from_zip_file(file, device="cpu", custom_objects=custom_objects)[0] or {}
+        data = unpickled | data
+        unread = {name: reason for name, reason in unread.items() if name not in data}
+        lacking = {name: reason for name, reason in lacking.items() if name in unread}
     if lacking:
         with naming(path):
             pickles = ", ".join(f"{name} ({reason})" for name, reason in lacking.items())
             remedy = f"Pass {'=, '.join(lacking)}= or, if you trust its source, trust_pickle=True (--trust-model)"
             raise Refused(f"it contains pickles that could run code: {pickles}. {remedy}")
-    return saved
+    return data, unread, *others
 
 
 # --- zips of SB3: weights, and JSON with pickles in it, which are run only if they are trusted ------------------------
@@ -148,17 +146,11 @@ MEMBERS = {
 MOST_BYTES, MOST_TIMES = 2**26, 20
 
 
-class SavedBySB3(NamedTuple):
-    """What could be read of a model, and by name why the other attributes could not."""
-
-    data: dict[str, Any]
-    unread: dict[str, str]
-    parameters: dict[str, Any]
-    system_info: str
-
-
-def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> SavedBySB3:
-    """A saved model without what only running its pickles could read; raises :class:`Refused` if weights are so."""
+def read_sb3_zip(
+    path_or_file: PathOrFile, skipped: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, str], dict[str, Any], str]:
+    """What can be read of a saved model without running its pickles: attributes, by name why others cannot, weights,
+    and SB3's text on the system; raises :class:`Refused` if it is no model, or only pickles have its weights."""
     with naming(path_or_file, "saved model"):
         with opened(path_or_file) as file, decoding("the archive"):
             size = file.seek(0, io.SEEK_END)
@@ -172,7 +164,7 @@ def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> Sav
         parameters = {name: _tensors(name, content) for name, content in members.items()}
         with decoding("its weights"):
             _share_extractor(parameters)
-        return SavedBySB3(data, unread, parameters, system_info)
+        return data, unread, parameters, system_info
 
 
 def _share_extractor(parameters: dict[str, Any]) -> None:
