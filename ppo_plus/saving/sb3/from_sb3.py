@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import os
 import zipfile
 from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
@@ -105,16 +104,13 @@ def _trainer_and_name(policy_class: Any) -> tuple[str, str]:
 
 def _read(cls: Any, path: Any, custom_objects: dict[str, Any], changes: dict[str, Any], trust_pickle: bool) -> Any:
     """What :func:`read_sb3_zip` returns, without running the pickles in it unless they are trusted."""
-    which = "an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO"
-    no_ppo = TypeError(f"{path!r} is not the path of {which}: pass the path of a model that one of them has saved")
-    if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
-        raise no_ppo
     if is_container(path):
         with naming(path):
             raise Refused(f"{cls.__name__} saved it: use {cls.__name__}.load")
     data, unread, *others = read_sb3_zip(path, custom_objects.keys() | ({"policy_class"} & changes.keys()))
     if not {*data, *unread, *custom_objects, *changes} >= OF_PPO:
-        raise no_ppo
+        which = "an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO"
+        raise TypeError(f"{path!r} is not the path of {which}: pass the path of a model that one of them has saved")
     needed = {*ALWAYS, *argument_attributes(cls).values()} - changes.keys() - cls.scheduled
     lacking = {name: reason for name, reason in unread.items() if name in needed}
     if trust_pickle and unread:

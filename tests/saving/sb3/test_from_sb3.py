@@ -345,7 +345,8 @@ def test_another_algorithm_raises_an_error(algorithm, saved, tmp_path):
     if saved:
         source = tmp_path / "model.zip"
         model.save(source)
-    with pytest.raises(TypeError, match="is not the path of an SB3 PPO"):
+    message = "is not the path of an SB3 PPO" if saved else "must be a path or an open file"
+    with pytest.raises(TypeError, match=message):
         PPO_Plus.from_sb3(source, device="cpu")
 
 
