@@ -901,17 +901,17 @@ TOP = (
     ),
     Fault(
         "export-unchecked",
-        "saving/export/export.py",
+        "saving/export.py",
         "if not gap.max() <= tolerance:",
         "if not gap.max() <= 1 / tolerance:",
-        "tests/saving/export/test_export.py",
+        "tests/saving/test_export.py",
     ),
     Fault(
         "export-statistics-lost",
-        "saving/export/deployed.py",
+        "saving/export.py",
         "if normalization is not None and any(isinstance(one, VecNormalize)",
         "if normalization is None and any(isinstance(one, VecNormalize)",
-        "tests/saving/export/test_export.py",
+        "tests/saving/test_export.py",
     ),
     Fault(
         "log-folder-of-a-file",

@@ -64,8 +64,7 @@ from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
-from ppo_plus.saving.export.deployed import Normalization, outermost
-from ppo_plus.saving.export.export import export
+from ppo_plus.saving.export import Normalization, export, outermost
 from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.hub import fetch
 from ppo_plus.saving.model import SHAPING, changed_attributes, layout, load_model, save_model

@@ -19,7 +19,7 @@ from ppo_plus.envs.checks import of_ended
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.rollout.evaluation import Masked, with_masks
-from ppo_plus.saving.export.export import ExportedPolicy
+from ppo_plus.saving.export import ExportedPolicy
 from ppo_plus.zoo.experiment import load_statistics, make_envs, saved_experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages
 from ppo_plus.zoo.runs import RunFolder

@@ -15,7 +15,7 @@ from ppo_plus import PPO_Plus, Resumable, as_vec_env
 from ppo_plus.envs.checks import LeanVecEnv, Numbers
 from ppo_plus.envs.layers import exchange, layers, wrapped_by
 from ppo_plus.envs.resumable.state import get_state
-from ppo_plus.saving.export.deployed import raw_observations
+from ppo_plus.saving.export import raw_observations
 
 SMALL = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "device": "cpu", "seed": 0}
 

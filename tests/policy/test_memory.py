@@ -340,7 +340,7 @@ def test_an_episode_start_resets_memory_that_is_not_finite(policy):
 @pytest.mark.slow
 def test_an_exported_policy_remembers(tmp_path):
     pytest.importorskip("onnxruntime", reason="needs the extra export")
-    from ppo_plus.saving.export.export import ExportedPolicy
+    from ppo_plus.saving.export import ExportedPolicy
 
     model = make(policy=LastEntries, env=vec(ACTIONS["box"], OBSERVATIONS["dict"])).learn(32)
     exported = ExportedPolicy(model.export(tmp_path / "policy.onnx"), model.action_space)

@@ -29,7 +29,7 @@ from ppo_plus import Checkpoints, EvalAfterUpdates, PPO_Plus, Resumable, as_vec_
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer
 from ppo_plus.policy.policies import Features
-from ppo_plus.saving.export.deployed import Deployed
+from ppo_plus.saving.export import Deployed
 from ppo_plus.saving.statistics import write_statistics
 
 BOTH = {"normalize_observations": True, "normalize_values": True}
@@ -322,7 +322,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
 @pytest.mark.parametrize("observation", ["box", "dict"])
 def test_exported_policies_take_raw_observations(tmp_path, observation):
     pytest.importorskip("onnxruntime", reason="needs the extra export")
-    from ppo_plus.saving.export.export import ExportedPolicy
+    from ppo_plus.saving.export import ExportedPolicy
 
     policy = "MultiInputLstmPolicy" if observation == "dict" else "MlpPolicy"
     model = make(vec(ACTIONS["box"], OBSERVATIONS[observation]), policy).learn(128)

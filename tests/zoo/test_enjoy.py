@@ -20,7 +20,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.saving.export.export import ExportedPolicy
+from ppo_plus.saving.export import ExportedPolicy
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.enjoy import (
     Player,

@@ -19,8 +19,8 @@ from ppo_plus import PPO_Plus
 from ppo_plus.envs.checks import Numbers
 from ppo_plus.envs.layers import layers
 from ppo_plus.policy.observations import parts_of
-from ppo_plus.saving.export import export as room
-from ppo_plus.saving.export.deployed import BATCH, Deployed, raw_observations, tensor_like
+from ppo_plus.saving import export as room
+from ppo_plus.saving.export import BATCH, Deployed, raw_observations, tensor_like
 from ppo_plus.saving.format.names import Damaged, Refused
 
 ort = pytest.importorskip("onnxruntime", reason="needs the extra export")
