@@ -783,8 +783,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         return self.num_timesteps // (self.n_envs * self.ranks.size)
 
     def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: Any = None) -> None:
-        if ended := of_ended(infos, dones):
-            super()._update_info_buffer(*self.shared.record(ended, np.ones(len(ended), dtype=bool)))  # type: ignore[arg-type]
+        if ended := self.shared.record(of_ended(infos, dones)):
+            super()._update_info_buffer(ended, np.ones(len(ended), dtype=bool))
 
     def _synchronize(self, keep_training: bool) -> bool:
         """End a rollout in all processes: share episodes, statistics and timesteps.

@@ -41,9 +41,9 @@ class SingleProcess:
     #: What schedules gave for the last update, which has to be the same in all processes.
     scheduled: Mapping[str, Any] = MappingProxyType({})
 
-    def record(self, infos: Sequence[dict[str, Any]], dones: Any) -> tuple[Sequence[dict[str, Any]], Any]:
-        """The infos and dones of a step that are to be logged now; ``dones`` may be ``None``, as in SB3."""
-        return infos, dones
+    def record(self, ended: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those infos of episodes that are to be logged now."""
+        return ended
 
     def synchronize(
         self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: Facts, policy: nn.Module
@@ -109,13 +109,9 @@ class SharedTraining(SingleProcess):
             running.mean, running.var, running.count = mean, var, count
         self._common = [_moments(running) for running in statistics]
 
-    def record(self, infos: Sequence[dict[str, Any]], dones: Any) -> tuple[Sequence[dict[str, Any]], Any]:
-        for i, info in enumerate(infos):
-            done = dones is not None and dones[i]
-            episode, success = info.get("episode"), info.get("is_success")
-            if episode is not None or (success is not None and done):
-                self._episodes.append({"episode": episode, "is_success": success if done else None})
-        return [], None
+    def record(self, ended: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        self._episodes += [info for info in ended if any(entry is not None for entry in info.values())]
+        return []
 
     def synchronize(
         self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: Facts, policy: nn.Module
