@@ -55,7 +55,10 @@ def join(device: str) -> "Ranks":
 
     if not launched():
         return Ranks.present()
-    require_no_restarts()
+    n_restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if n_restarts != "0":
+        problem = f"torchrun --max-restarts {n_restarts}: restarted processes do not resume by themselves"
+        raise ValueError(f"{problem}: leave it out, and use --resume RUN")
     end_with_torchrun()
     on_gpu = device.startswith("cuda") or (device == "auto" and th.cuda.is_available())
     if on_gpu:
@@ -69,14 +72,6 @@ def join(device: str) -> "Ranks":
     # If the group is not left, gloo's threads end the process with an error.
     atexit.register(Ranks.present().leave)
     return Ranks.present()
-
-
-def require_no_restarts() -> None:
-    """:raises ValueError: torchrun would restart processes, which would begin a new run"""
-    n = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    if n != "0":
-        remedy = "leave it out, and use --resume RUN"
-        raise ValueError(f"torchrun --max-restarts {n}: restarted processes do not resume by themselves: {remedy}")
 
 
 def require_any_gpu(device: str) -> None:
