@@ -22,11 +22,9 @@ import ppo_plus
 from ppo_plus.require import nearest
 from ppo_plus.zoo.installation import Packages, import_class, is_atari
 
-#: Modules whose classes Python text may name: the real module, and the required base class.
-MODULES = {
-    **dict.fromkeys(("nn", "th.nn", "torch.nn"), ("torch.nn", "Module")),
-    **dict.fromkeys(("th.optim", "torch.optim"), ("torch.optim", "Optimizer")),
-}
+#: Torch's modules whose networks and optimizers Python text may name, by the names that they have there.
+MODULES = dict.fromkeys(("nn", "th.nn", "torch.nn"), "torch.nn")
+MODULES |= dict.fromkeys(("th.optim", "torch.optim"), "torch.optim")
 #: Classes that rl_zoo3's files name without a module, and their modules.
 NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
 #: Classes of ppo_plus that settings may call, with constants as arguments.
@@ -77,12 +75,7 @@ def _value(node: ast.AST, packages: Packages) -> Any:
         case ast.Name(id=name) if name in NAMES:
             return getattr(import_module(NAMES[name]), name)
         case ast.Attribute(value=owner, attr=name) if ast.unparse(owner) in MODULES:
-            path, parent = MODULES[ast.unparse(owner)]
-            module = import_module(path)
-            cls = vars(module).get(name)
-            if isinstance(cls, type) and issubclass(cls, getattr(module, parent)):
-                return cls
-            raise ValueError(f"{ast.unparse(node)} is not a torch {parent.lower()} class")
+            return import_class(f"{MODULES[ast.unparse(owner)]}.{name}", _torch_classes(), ["torch"])
         case ast.Attribute() if packages != () and re.fullmatch(r"[\w.]+", ast.unparse(node)):
             return import_class(ast.unparse(node), _torch_classes(), packages)
     raise ValueError(f"{shortened(ast.unparse(node), 57)!r} is not allowed: write only {ALLOWED}")
@@ -90,7 +83,7 @@ def _value(node: ast.AST, packages: Packages) -> Any:
 
 def _torch_classes() -> tuple[type, ...]:
     """The base classes of networks and optimizers."""
-    return tuple(getattr(import_module(path), parent) for path, parent in sorted(set(MODULES.values())))
+    return import_module("torch.nn").Module, import_module("torch.optim").Optimizer
 
 
 def format_literal(value: Any) -> str:
@@ -114,7 +107,7 @@ def format_literal(value: Any) -> str:
         case float() if math.isfinite(value):
             return repr(value)
         case type(__name__=name, __module__=module):
-            for owner, (path, _) in MODULES.items():
+            for owner, path in MODULES.items():
                 if vars(import_module(path)).get(name) is value:
                     return f"{owner}.{name}"
             if module == NAMES.get(name):

@@ -296,7 +296,7 @@ def test_with_hyperparams_checks_names():
         ("policy_kwargs: \"__import__('os')\"", "policy_kwargs: .*__import__.* is not allowed"),
         ("normalize: \"__import__('os')\"", "normalize: .*__import__.* is not allowed"),
         ('policy_kwargs: "[1]"', "policy_kwargs must be a mapping"),
-        ("policy_kwargs: {activation_fn: nn.Relu}", "policy_kwargs: nn.Relu is not a torch module class"),
+        ("policy_kwargs: {activation_fn: nn.Relu}", "policy_kwargs: 'torch.nn.Relu' cannot be imported"),
         ("policy: os.system", "'os.system' is in none of the packages"),
         ("env_wrapper: subprocess.Popen", "env_wrapper: 'subprocess.Popen' is in none of the packages"),
         ("env_wrapper: [{a.B: {}, c.D: {}}]", "env_wrapper: .* must be a dotted name, or a mapping of one"),
