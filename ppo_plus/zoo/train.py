@@ -157,7 +157,10 @@ def _train_and_record(run: Run) -> bool:
     progress = [ProgressDisplay()] if run.options.progress else []
     saved = [SavedModels(run.options.save_freq, run.folder.path)] if run.options.save_freq > 0 else []
     if progress:
-        print(_first_line(run), file=sys.stderr, flush=True)
+        steps, resumed = f"{run.experiment.n_timesteps:,} timesteps", run.model.call.resumed is not None
+        what = f"resuming after {run.model.num_timesteps:,} of {steps}" if resumed else f"training for {steps}"
+        hint = f"seed {run.experiment.seed}; Ctrl-C ends it early and saves"
+        print(f"{run.experiment.env_id}: {what}, {hint}", file=sys.stderr, flush=True)
     try:
         finished = _learn(run, [*progress, *saved, *run.experiment.make_callbacks(), *evaluations])
     finally:
@@ -215,18 +218,6 @@ def _close(run: Run) -> None:
         with suppress(EOFError, BrokenPipeError, ConnectionResetError):
             if env is not None:
                 env.close()
-
-
-def _first_line(run: Run) -> str:
-    """What is trained, and for how long."""
-    model, experiment = run.model, run.experiment
-    length = f"training for {experiment.n_timesteps:,} timesteps"
-    if model.call.resumed is not None:
-        length = f"resuming after {model.num_timesteps:,} of {model._total_timesteps:,} timesteps"
-    processes = f" in {model.ranks.size} processes" if model.ranks.several else ""
-    steps = f"{model.n_steps * experiment.n_envs:,} ({model.n_steps} steps of {experiment.n_envs} environments)"
-    hint = f"seed {experiment.seed}; Ctrl-C ends it early and saves"
-    return f"{experiment.env_id}: {length}{processes}, in rollouts of {steps}, {hint}"
 
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:

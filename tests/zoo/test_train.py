@@ -361,7 +361,7 @@ def test_progress_of_a_resumed_run_counts_from_its_start(tmp_path, monkeypatch, 
     capsys.readouterr()
     assert train(resume(open_run(run.folder.path)))
     beginning, *lines = capsys.readouterr().err.splitlines()
-    assert beginning.startswith("Pendulum-v1: resuming after 768 of 1,024 timesteps, in rollouts of 128 (64 steps of 2")
+    assert beginning.startswith("Pendulum-v1: resuming after 768 of 1,024 timesteps, seed ")
     assert [line.split("%")[0].strip() for line in lines] == ["80", "90", "100"]
 
 
