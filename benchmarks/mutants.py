@@ -1093,8 +1093,8 @@ ZOO = (
     Fault(
         "near-one-unclipped",
         "zoo/tune/space.py",
-        "self.decode(min(max(value, self.low), self.high))",
-        "self.decode(value)",
+        "number = min(max(value, self.low), self.high)",
+        "number = value",
         "tests/zoo/tune/test_space.py",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""The search space: from a YAML file to Optuna's distributions, and from their values back to settings."""
+"""The search space: from a YAML file to what Optuna suggests, and from that to settings."""
 
 import inspect
 import math
@@ -36,10 +36,7 @@ class Choices:
     values: dict[Any, Any]
 
     def suggest(self, trial: Trial, name: str) -> Any:
-        return trial.suggest_categorical(name, list(self.values))
-
-    def decode(self, name: Any) -> Any:
-        return self.values[name]
+        return self.values[trial.suggest_categorical(name, list(self.values))]
 
     def encode(self, value: Any) -> Any:
         """The name of a value; ``ValueError`` if it is not one of the choices."""
@@ -80,31 +77,29 @@ class Range:
 
     def suggest(self, trial: Trial, name: str) -> float:
         if self.scale == "near_one":
-            return trial.suggest_float(name, 1 - self.high, 1 - self.low, log=True)
+            return 1 - trial.suggest_float(name, 1 - self.high, 1 - self.low, log=True)
         if isinstance(self.low, int) and isinstance(self.high, int):
             return trial.suggest_int(name, self.low, self.high, log=self.scale == "log")
         return trial.suggest_float(name, self.low, self.high, log=self.scale == "log")
-
-    def decode(self, number: float) -> float:
-        return 1 - number if self.scale == "near_one" else number  # exact both ways between 0.5 and 1
 
     def encode(self, value: Any) -> float:
         """The sampler's number for a value; ``ValueError`` if it is not a number."""
         if not _is_number(value):
             raise ValueError(f"{value!r} must be a number")
-        return self.decode(min(max(value, self.low), self.high))
+        number = min(max(value, self.low), self.high)
+        return 1 - number if self.scale == "near_one" else number  # exact both ways between 0.5 and 1
 
     def examples(self) -> list[Any]:
         return [self.low, self.high]
 
     def including(self, value: Any) -> "Range":
         """The range, widened to include a value if that is a number that the scale can express."""
-        fits = {"linear": lambda: True, "log": lambda: value > 0, "near_one": lambda: 0.5 <= value < 1}[self.scale]
-        if not _is_number(value) or not fits():
-            return self
         # A range of integers becomes one of floats if the baseline is a float.
         low, high = (float(self.low), float(self.high)) if isinstance(value, float) else (self.low, self.high)
-        return Range(min(low, value), max(high, value), self.scale)
+        try:
+            return Range(min(low, value), max(high, value), self.scale)
+        except (TypeError, ValueError):
+            return self
 
 
 @dataclass(frozen=True)
@@ -114,13 +109,8 @@ class Space:
     dimensions: dict[str, Choices | Range]
 
     def sample(self, trial: Trial) -> dict[str, Any]:
-        """Sample the parameters of a trial."""
-        labels = {label(name, item): item for name, item in self.dimensions.items()}
-        return {name: item.suggest(trial, name) for name, item in labels.items()}
-
-    def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters as settings, in the format of a settings file."""
-        return self._settings({name: item.decode(params[label(name, item)]) for name, item in self.dimensions.items()})
+        """Sample the parameters of a trial, and return them as settings, in the format of a settings file."""
+        return self._settings({name: item.suggest(trial, label(name, item)) for name, item in self.dimensions.items()})
 
     def examples(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         """Each choice, and both ends of each range: the name, the value, and both as settings."""
@@ -207,10 +197,8 @@ def setting(experiment: Experiment, name: str) -> Any:
     """The value of a setting in an experiment, given or by default."""
     if name.startswith(f"{POLICY}."):
         key, policy = name.removeprefix(f"{POLICY}."), experiment.policy
-        if isinstance(policy, str) and policy not in PPO_Plus.policy_aliases:
-            raise ValueError(f"policy={policy!r} is unknown: use one of {sorted(PPO_Plus.policy_aliases)}")
-        named = PPO_Plus.policy_aliases[policy] if isinstance(policy, str) else policy
-        return experiment.policy_kwargs.get(key, _default(named, key))
+        cls = policy if isinstance(policy, type) else PPO_Plus.policy_aliases.get(policy, object)
+        return experiment.policy_kwargs.get(key, _default(cls, key))
     if name in SETTINGS:
         value = getattr(experiment, name)
         return value is not None if name == "normalize" and not value else value

@@ -98,8 +98,7 @@ class TuningWorker:
         """The scores, one of each environment, of what the sampler suggests, on the seeds of the screening."""
         plan = self.task.plan
         trial = jobs.trial(claimed, sampler=plan.make_sampler(claimed.number), pruner=PRUNERS[plan.pruner](plan))
-        space = self.task.search_space()
-        settings = space.settings(space.sample(trial))
+        settings = self.task.search_space().sample(trial)
         baseline = claimed.user_attrs.get(BASELINE)
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
         recorded = experiment.replace(n_timesteps=plan.n_timesteps).settings()
