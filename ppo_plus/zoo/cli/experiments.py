@@ -400,10 +400,10 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 
 def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
     from ppo_plus.zoo.tune.jobs import is_done
-    from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path, retraining
+    from ppo_plus.zoo.tune.report import entry_path, retraining
     from ppo_plus.zoo.tune.space import read_space
     from ppo_plus.zoo.tune.study import Study, create
-    from ppo_plus.zoo.tune.task import Plan, TuningTask, counted
+    from ppo_plus.zoo.tune.task import Plan, TuningTask
     from ppo_plus.zoo.tune.tuner import Workers, finish
 
     if not args.env:
@@ -424,14 +424,15 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     study = Study.open(name, url, args.grace_period)
     create(study, task, args.max_total_trials)
     n_done = sum(map(is_done, study.screening().trials()))
-    print(f"study {name!r} in {without_password(url)}: {n_done} of {counted(study.budget, 'trial')} done")
-    each = f", in each of {len(task.env_ids)} environments" if args.also else ""
-    print(f"{task.plan.describe(study.budget, len(task.baselines()))}{each}")
+    print(f"study {name!r} in {without_password(url)}: {n_done} of {study.budget} trials done")
+    search, confirmation = task.plan.n_runs(study.budget, len(task.baselines()))
+    each = f"with {task.plan.n_timesteps:,} timesteps in each environment"
+    print(f"at most {search} runs of the search and {confirmation} of the confirmation, {each}")
 
     def work() -> None:
         verdict = finish(study, task, folder, Workers(args.workers, url, supervision))
         print(f"{verdict}\nreport: {folder / 'report.md'}")
-        entry = entry_path(task, folder, NOT_CONFIRMED if verdict.winner is None else "")
+        entry = entry_path(task, folder, verdict.winner is not None)
         if entry.is_file():
             print(f"settings{'' if verdict.winner else ' of the best trial, not confirmed'}: {entry}")
             print(f"train with them: {command(*retraining(task, entry))}")

@@ -19,7 +19,7 @@ from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
 from ppo_plus.zoo.tune.study import BASELINE, SCORES, SETTINGS, Study, is_baseline, ranked_candidates, ranking
-from ppo_plus.zoo.tune.task import TuningTask, counted
+from ppo_plus.zoo.tune.task import TuningTask
 
 #: How often a study may export settings that are no better than a baseline.
 ERROR_RATE = 0.05
@@ -172,8 +172,6 @@ def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
 
 #: Trials that the report shows.
 N_SHOWN = 10
-#: Part of the name of a settings file that is not confirmed.
-NOT_CONFIRMED = "_not_confirmed"
 #: What the report says of several environments.
 SEVERAL = (
     "Each run is in all environments. Its score is the mean of its ranks in them, from 0 (the lowest return of all "
@@ -207,10 +205,9 @@ def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: 
     """Export the winner, or else the best trial under another name, and return the file; ``None``: there is neither."""
     winner = verdict.winner
     best = ranked_candidates(study.screening(study.budget).trials())[:1] if winner is None else [winner.trial]
-    path = entry_path(task, folder, NOT_CONFIRMED if winner is None else "")
     # Only the other one: another tuner of the study may be reading this one, which is replaced.
-    entry_path(task, folder, "" if winner is None else NOT_CONFIRMED).unlink(missing_ok=True)
-    return export(best[0], verdict, task, study.name, path) if best else None
+    entry_path(task, folder, winner is None).unlink(missing_ok=True)
+    return export(best[0], verdict, task, study.name, entry_path(task, folder, winner is not None)) if best else None
 
 
 def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> Path:
@@ -220,17 +217,16 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     wins = verdict.winner is not None and verdict.winner.name == name
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
     returns = " and ".join(map(repr, result[SCORES][:: plan.n_seeds]))
-    last = counted(plan.last_evals, "evaluation")
-    origin += [f"On seed {plan.seed} its return was {returns}, the mean of the last {last}. Train with these settings:"]
-    origin += [shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
+    origin += [f"On seed {plan.seed} its return was {returns}, the mean of its last evaluations ({plan.last_evals})."]
+    origin += ["Train with these settings:", shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
     entry = "".join(to_yaml({env_id: result[SETTINGS]}) for env_id in task.env_ids)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return path
 
 
-def entry_path(task: TuningTask, folder: Path, part: str = "") -> Path:
-    """Where an entry is written."""
-    return folder / f"{file_name('+'.join(task.env_ids))}{part}.yml"
+def entry_path(task: TuningTask, folder: Path, confirmed: bool) -> Path:
+    """Where an entry is written that is confirmed, or not."""
+    return folder / f"{file_name('+'.join(task.env_ids))}{'' if confirmed else '_not_confirmed'}.yml"
 
 
 def retraining(task: TuningTask, path: Path) -> list[str]:
@@ -254,9 +250,9 @@ def _confirmation(verdict: TuningVerdict, env_ids: Sequence[str]) -> Iterator[st
         "The finalists and the baselines were trained on seeds that the search has not seen. The table shows "
         f"interquartile means (IQM) of their {measure}s with 95 % intervals (percentile bootstrap, 10,000 resamples). "
         f"A gain is the difference to a baseline ({' or '.join(f'the {name}' for name in baselines)}). Its interval "
-        f"has {100 * verdict.confidence:.1f} % confidence: with {counted(len(verdict.finalists), 'finalist')}, the "
-        "chance of a winner that is no better than a baseline is then at most 5 %. A finalist can win if none of its "
-        "runs failed and the whole interval of every gain is above zero. The one with the highest mean wins.\n"
+        f"has {100 * verdict.confidence:.1f} % confidence (finalists: {len(verdict.finalists)}), so that the chance of "
+        "a winner that is no better than a baseline is at most 5 %. A finalist can win if none of its runs failed and "
+        "the whole interval of every gain is above zero. The one with the highest mean wins.\n"
     )
     rows, winner = [], verdict.winner
     for name, finalist in {**verdict.baselines, **{finalist.name: finalist for finalist in verdict.finalists}}.items():

@@ -89,22 +89,11 @@ class Plan:
         start, n = {"screening": (0, self.n_seeds), "confirmation": (CONFIRMATION_SEED, self.confirm_seeds)}[stage]
         return range(self.seed + start, self.seed + start + SEED_STRIDE * n, SEED_STRIDE)
 
-    def n_runs(self, max_total_trials: int, n_baselines: int = 1) -> tuple[int, int]:
+    def n_runs(self, max_total_trials: int, n_baselines: int) -> tuple[int, int]:
         """The most runs of search and confirmation; ``n_baselines`` of the trials are baselines."""
         n_searched = max(max_total_trials - n_baselines, 0)
         confirmation = (min(self.n_finalists, n_searched) + n_baselines) * self.confirm_seeds if n_searched else 0
         return max_total_trials * self.n_seeds, confirmation
-
-    def describe(self, max_total_trials: int, n_baselines: int = 1) -> str:
-        """What a study does at most, in a line."""
-        search, confirmation = self.n_runs(max_total_trials, n_baselines)
-        runs = f"at most {search} runs of the search and {confirmation} of the confirmation"
-        return f"{runs}, with {self.n_timesteps:,} timesteps each"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: ``1 trial``, ``2 trials``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 #: Settings without which another setting has no effect.

@@ -155,7 +155,7 @@ def test_a_study_of_several_environments_writes_their_entries(tmp_path, capsys):
     options = "--max-total-trials 3 --confirm-seeds 0 -n 256 -params n_steps:64 n_envs:1 -f".split()
     command = ["tune", "--env", "CartPole-v1", "--env", "MountainCar-v0", *options, str(tmp_path)]
     main(command)
-    assert "with 256 timesteps each, in each of 2 environments" in capsys.readouterr().out
+    assert "with 256 timesteps in each environment" in capsys.readouterr().out
     folder = tmp_path / "tune" / "CartPole-v1+MountainCar-v0"
     entries = yaml.safe_load((folder / "CartPole-v1+MountainCar-v0_not_confirmed.yml").read_text())
     assert entries["CartPole-v1"] == entries["MountainCar-v0"] and len(entries) == 2

@@ -56,9 +56,8 @@ def test_a_space_is_the_same_for_the_workers():
         ({}, 2, 3, (2, 0)),
     ],
 )
-def test_a_plan_in_words(options, n_trials, n_baselines, n_runs):
-    runs = "at most {} runs of the search and {} of the confirmation, with 64 timesteps each"
-    assert Plan(64, **options).describe(n_trials, n_baselines) == runs.format(*n_runs)
+def test_the_most_runs_of_a_plan(options, n_trials, n_baselines, n_runs):
+    assert Plan(64, **options).n_runs(n_trials, n_baselines) == n_runs
 
 
 def test_seeds_do_not_overlap():
