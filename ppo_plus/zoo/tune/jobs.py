@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -227,11 +226,9 @@ class Heartbeats:
             thread.join()
 
     def _beat(self, storage: BaseStorage, trial_id: int, done: threading.Event) -> None:
-        for number in count(1):
-            if done.wait(self.interval):
-                break
+        while not done.wait(self.interval):
             try:
-                storage.set_trial_user_attr(trial_id, HEARTBEAT, number)
+                storage.set_trial_user_attr(trial_id, HEARTBEAT, time.monotonic())
             except UpdateFinishedTrialError:
                 break  # it counted as dead; the worker's next report raises the same error
             except (*STORAGE_ERRORS, KeyboardInterrupt):
@@ -275,13 +272,12 @@ class Jobs:
         workers are given to new trials before."""
         for trial in self.trials():
             if trial.state == TrialState.RUNNING and self.heartbeats.is_silent(trial):
-                with suppress(UpdateFinishedTrialError):  # another process was faster
-                    self._set_state(trial, TrialState.FAIL)
+                self._fail(trial, {})
         for trial in filter(is_lost, self.trials()):
             self.study().add_trial(successor(trial))
-        for trial in self.trials():
+        for trial in (trial for trial in self.trials() if trial.state == TrialState.WAITING):
             with suppress(UpdateFinishedTrialError):
-                if trial.state == TrialState.WAITING and self._set_state(trial, TrialState.RUNNING):
+                if self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
                     self.storage.set_trial_user_attr(trial._trial_id, WORKER, f"{socket.gethostname()}:{os.getpid()}")
                     return trial
         return None
@@ -292,11 +288,11 @@ class Jobs:
 
     def interrupt(self, trial: FrozenTrial) -> None:
         """End a running trial so that another one does its job later. It does not count as a death of its worker."""
-        self._end(trial, INTERRUPTED, True)
+        self._fail(trial, {INTERRUPTED: True})
 
     def fail(self, trial: FrozenTrial, reason: str) -> None:
         """Finish a trial whose own settings made it fail. Its job is done."""
-        self._end(trial, REASON, reason)
+        self._fail(trial, {REASON: reason})
 
     def tell(self, trial: FrozenTrial, state: TrialState, values: float | Sequence[float] | None = None) -> None:
         """Finish a trial that this process owns, complete or pruned. One that has ended already stays unchanged: this
@@ -304,13 +300,11 @@ class Jobs:
         with suppress(UpdateFinishedTrialError):
             self.study().tell(trial.number, values, state, skip_if_finished=True)
 
-    def _end(self, trial: FrozenTrial, attribute: str, value: Any) -> None:
-        with suppress(UpdateFinishedTrialError):  # it counted as dead, and has a successor already
-            self.storage.set_trial_user_attr(trial._trial_id, attribute, value)
-            self._set_state(trial, TrialState.FAIL)
-
-    def _set_state(self, trial: FrozenTrial, state: TrialState) -> bool:
-        return self.storage.set_trial_state_values(trial._trial_id, state)
+    def _fail(self, trial: FrozenTrial, attributes: dict[str, Any]) -> None:
+        with suppress(UpdateFinishedTrialError):  # it counts as dead already, and may have a successor
+            for name, value in attributes.items():
+                self.storage.set_trial_user_attr(trial._trial_id, name, value)
+            self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
 
 def job_key(attributes: Mapping[str, Any]) -> tuple[Any, Any]:

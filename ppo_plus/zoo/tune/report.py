@@ -18,7 +18,7 @@ from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
-from ppo_plus.zoo.tune.study import BASELINE, SCORES, SETTINGS, Study, is_baseline, ranked_candidates, ranking
+from ppo_plus.zoo.tune.study import BASELINE, SCORES, SETTINGS, Study, ranked_candidates, ranking
 from ppo_plus.zoo.tune.task import TuningTask
 
 #: How often a study may export settings that are no better than a baseline.
@@ -94,10 +94,11 @@ def decide(study: Study) -> TuningVerdict:
     scores = scores_of(runs)
     trials = {trial.user_attrs[JOB]: trial for trial in study.screening().trials()}
     # Baselines without runs as well: what was not compared with them is not confirmed.
-    named = {trial.user_attrs[BASELINE]: trial for trial in trials.values() if is_baseline(trial)}
+    named = {trial.user_attrs[BASELINE]: trial for trial in trials.values() if BASELINE in trial.user_attrs}
     baselines = {name: _finalist(trial, runs, scores) for name, trial in named.items()}
-    candidates = [trials[job] for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs)]
-    return compare(baselines, [_finalist(trial, runs, scores) for trial in candidates if not is_baseline(trial)])
+    tried = [trials[job] for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs)]
+    candidates = [trial for trial in tried if BASELINE not in trial.user_attrs]
+    return compare(baselines, [_finalist(trial, runs, scores) for trial in candidates])
 
 
 def scores_of(runs: Sequence[FrozenTrial]) -> dict[int, float]:
@@ -267,7 +268,7 @@ def _confirmation(verdict: TuningVerdict, env_ids: Sequence[str]) -> Iterator[st
 
 def _screening(trials: list[FrozenTrial]) -> Iterator[str]:
     rows, ranked = [], ranking(trials)
-    for trial in [*ranked[:N_SHOWN], *filter(is_baseline, ranked[N_SHOWN:])]:
+    for trial in [*ranked[:N_SHOWN], *(one for one in ranked[N_SHOWN:] if BASELINE in one.user_attrs)]:
         name = ", ".join(str(trial.user_attrs[key]) for key in (JOB, BASELINE) if key in trial.user_attrs)
         settings = ", ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"

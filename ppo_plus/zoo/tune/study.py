@@ -22,7 +22,7 @@ from ppo_plus.zoo.tune.task import Plan, TuningTask
 
 #: User attributes of a study.
 TASK, BUDGET, ERROR = "ppo_plus", "max_total_trials", "error"
-#: User attributes of a trial.
+#: User attributes of a trial; the first one names which of the task's baselines it is, if it is one.
 BASELINE, SETTINGS, SCORES = "baseline", "settings", "scores"
 
 
@@ -120,7 +120,7 @@ def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
     baselines, space = task.baselines(), task.search_space()
     jobs: list[dict[str, Any]] = [{BASELINE: name} for name in baselines] + [{} for _ in range(budget)]
     study.screening().fill(jobs[:budget], [space.params(experiment) for experiment in baselines.values()])
-    return study.screening()
+    return study.screening(budget)
 
 
 def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
@@ -129,7 +129,7 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     screening = study.screening(budget).trials()
     best = ranked_candidates(screening)[: plan.n_finalists]
     # A baseline whose workers died before it began has no settings.
-    baselines = [trial for trial in screening if is_baseline(trial) and SETTINGS in trial.user_attrs]
+    baselines = [trial for trial in screening if {BASELINE, SETTINGS} <= trial.user_attrs.keys()]
     chosen = [*baselines, *best] if best else []
     jobs = study.confirmation(budget)
     directions = study.screening().study().directions
@@ -143,19 +143,13 @@ def stages(study: Study, task: TuningTask) -> Iterator[Jobs]:
     """The jobs of each stage, prepared when its turn comes."""
     # Read once: if it grew between two stages, the later one would follow from trials that are not done.
     budget = study.budget
-    prepare_screening(study, task, budget)
-    yield study.screening(budget)
+    yield prepare_screening(study, task, budget)
     yield prepare_confirmation(study, task.plan, budget)
 
 
 def is_over(study: Study, task: TuningTask) -> bool:
     """Whether a study is finished."""
     return "confirmation" in study.begun_stages() and all(jobs.all_done() for jobs in stages(study, task))
-
-
-def is_baseline(trial: FrozenTrial) -> bool:
-    """Whether a screening trial is one of :meth:`~ppo_plus.zoo.tune.task.TuningTask.baselines`."""
-    return BASELINE in trial.user_attrs
 
 
 def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -171,4 +165,4 @@ def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 def ranked_candidates(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The :func:`ranking` without the baselines."""
-    return [trial for trial in ranking(trials) if not is_baseline(trial)]
+    return [trial for trial in ranking(trials) if BASELINE not in trial.user_attrs]

@@ -223,9 +223,8 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
             all_ended = all(process.poll() is not None for process in processes)
             lines: dict[Any, str] = {}
             for process in processes:
-                if code := process.returncode:
-                    killed = f"was killed by signal {-code}: its trial, if it had one, is run again"
-                    why = killed if code < 0 else f"ended with exit code {code}"
+                if (process.returncode or 0) < 0:  # one that ends with an exit code prints why
+                    why = f"was killed by signal {-process.returncode}: its trial, if it had one, is run again"
                     lines[process] = f"worker process {process.pid} {why}"
             # Without the storage there is nothing to print; the workers decide whether they wait for it.
             with suppress(*STORAGE_ERRORS):
