@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from ctypes.util import find_library
 from importlib import import_module
-from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -165,11 +164,8 @@ def command(*words: object) -> str:
     return shlex.join([*_program("ppo-plus", "ppo_plus"), *map(str, words)])
 
 
-def pip_install(*packages: str, extra: str | None = None) -> str:
-    """The command that installs packages, or those of an extra of this package."""
-    if extra is not None:
-        needed = (line.partition(";") for line in requires("ppo_plus") or ())
-        packages += tuple(name.strip() for name, _, when in needed if re.search(rf"extra == ['\"]{extra}['\"]", when))
+def pip_install(*packages: str) -> str:
+    """The command that installs packages."""
     return shlex.join([*_program("pip", "pip"), "install", *packages])
 
 

@@ -225,11 +225,6 @@ def test_pasted_commands_work_whatever_the_path(monkeypatch, tmp_path, path, fol
     assert "install" in help.stdout
 
 
-def test_extras_are_installed_by_the_names_of_their_packages():
-    line = installation.pip_install(extra="zoo")
-    assert " install " in line and "optuna" in line and "scipy" in line and "furo" not in line
-
-
 @pytest.mark.parametrize(
     ("word", "shown"),
     [

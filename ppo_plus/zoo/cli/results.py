@@ -108,7 +108,7 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
     if path.suffix.lower() not in (".gif", ".mp4"):
         raise ValueError(f"-o {path}: the name must end in .gif or .mp4")
     if path.suffix.lower() == ".mp4" and find_spec("imageio_ffmpeg") is None:
-        raise ImportError(f"-o {path}: an .mp4 needs {pip_install(extra='video')}")
+        raise ImportError(f"-o {path}: an .mp4 needs {pip_install('imageio[ffmpeg]')}")
     from ppo_plus.zoo.enjoy import record
 
     player = _player(args, folder, model, {"render_mode": "rgb_array"})
