@@ -86,26 +86,18 @@ class Experiment:
 
     def settings(self) -> dict[str, Any]:
         """The experiment as an entry of a settings file, which :func:`parse_settings` and rl_zoo3 can read."""
-        policy = self.policy
-        parts = {
-            name: [{part.name: plain(part.kwargs)} if part.kwargs else part.name for part in getattr(self, name)]
-            for name in PARTS
-        }
-        optional = {
+        policy, written = self.policy, {name: getattr(self, name) for name in SETTINGS}
+        written |= {
+            "policy": policy if isinstance(policy, str) else f"{policy.__module__}.{policy.__qualname__}",
             "normalize": self.normalize is not None and (plain(self.normalize) or True),
-            "frame_stack": self.frame_stack,
-            **parts,
             "env_kwargs": plain(self.env_kwargs),
             "monitor_kwargs": self.monitor_kwargs and format_literal(self.monitor_kwargs),
             "policy_kwargs": self.policy_kwargs and format_literal(self.policy_kwargs),
         }
-        return {
-            "n_timesteps": self.n_timesteps,
-            "n_envs": self.n_envs,
-            "policy": policy if isinstance(policy, str) else f"{policy.__module__}.{policy.__qualname__}",
-            **{name: value for name, value in optional.items() if value},
-            **{name: plain(value) for name, value in self.hyperparams.items()},
-        }
+        for name in PARTS:
+            written[name] = [{part.name: plain(part.kwargs)} if part.kwargs else part.name for part in written[name]]
+        given = {name: value for name, value in written.items() if value}
+        return given | {name: plain(value) for name, value in self.hyperparams.items()}
 
     def beside_settings(self) -> dict[str, Any]:
         """The fields that are not part of a settings file."""
@@ -265,12 +257,9 @@ def _hyperparameter(packages: Packages, name: str, value: Any) -> Any:
 
 def _policy_kwargs(packages: Packages, name: str, value: Any) -> dict[str, Any]:
     arguments = read_arguments(name, value, packages)
-    for key, item in arguments.items():
-        if isinstance(item, str) and str(key).endswith(("_fn", "_class")):
-            if "." not in item:
-                raise ValueError(f"policy_kwargs: {key}={item!r} must be a class, such as nn.ReLU or th.optim.Adam")
-            arguments[key] = read_literal(name, item, packages)
-    return arguments
+    # What is not a dotted name is an error of PPO_Plus.
+    named = {key for key, item in arguments.items() if str(key).endswith(("_fn", "_class")) and "." in str(item)}
+    return arguments | {key: read_literal(name, arguments[key], packages) for key in named}
 
 
 #: Added to the experiment's seed for evaluation environments, so that no episode is both trained and evaluated on.

@@ -254,7 +254,7 @@ def test_largest_divisor(number, limit):
             {"learning_rate_schedule": {"choices": ["fall"]}, "learning_rate": {"choices": [0.01]}},
             "learning_rate_schedule: 'fall' cannot be used",
         ),
-        ({"policy_kwargs": {"activation_fn": {"choices": ["relu"]}}}, "'relu' must be a class, such as nn.ReLU"),
+        ({"policy_kwargs": {"activation_fn": {"choices": ["relu"]}}}, "'relu' must be a class, such as torch.nn.ReLU"),
         ({"policy_kwargs": {"net_arch": {"choices": [[-3]]}}}, r"net_arch: \[-3\] cannot be used"),
         ({"sde_sample_freq": {"choices": [-1, -7]}}, "sde_sample_freq: -7 cannot be used"),
         ({"kl_control": {"choices": ["stop", "go"]}}, "kl_control: 'go' cannot be used"),
