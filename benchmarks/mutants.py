@@ -1079,7 +1079,7 @@ ZOO = (
     Fault(
         "last-update-unevaluated",
         "zoo/callbacks.py",
-        "_on_training_end(self) -> None:\n        self._evaluate(self.every > 0)",
+        "_on_training_end(self) -> None:\n        self._evaluate(self.eval_freq > 0)",
         "_on_training_end(self) -> None:\n        pass",
         "tests/zoo/test_callbacks.py",
     ),

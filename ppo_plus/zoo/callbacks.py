@@ -36,8 +36,7 @@ class EvalAfterUpdates(EvalCallback):
     in_all_processes = True
 
     def __init__(self, eval_env: Any, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):
-        super().__init__(PPO_Plus._wrap_env(eval_env), verbose=verbose, **kwargs)
-        self.every = eval_freq
+        super().__init__(PPO_Plus._wrap_env(eval_env), eval_freq=eval_freq, verbose=verbose, **kwargs)
 
     def _init_callback(self) -> None:
         with warnings.catch_warnings():
@@ -57,11 +56,11 @@ class EvalAfterUpdates(EvalCallback):
         return self.should_continue
 
     def _on_rollout_start(self) -> None:
-        every = self.every
+        every = self.eval_freq
         self._evaluate(every > 0 and self.num_timesteps // every > self.evaluated_timesteps // every)
 
     def _on_training_end(self) -> None:
-        self._evaluate(self.every > 0)
+        self._evaluate(self.eval_freq > 0)
 
     def _evaluate(self, is_due: bool) -> None:
         """Evaluate if it is due, and there has been an update since the last evaluation."""
@@ -172,17 +171,14 @@ class ProgressDisplay(BaseCallback):
         tenths = 10 * self.bar.n // self.bar.total
         self.bar.update(min(self.num_timesteps, self.bar.total) - self.bar.n)  # the last rollout is completed
         if not self.shows_bar and 10 * self.bar.n // self.bar.total > tenths:
-            self._set_return()
             print(self.bar, file=sys.stderr, flush=True)
         return True
+
+    def _on_rollout_end(self) -> None:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+        self.bar.set_postfix_str(f"mean return {np.mean(returns):.2f}" if returns else "no episode ended yet")
 
     def _on_training_end(self) -> None:
         """Also called after an interruption, where SB3 does not call it."""
         if self.bar is not None:
             self.bar.close()
-
-    def _set_return(self) -> None:
-        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
-        self.bar.set_postfix_str(f"mean return {np.mean(returns):.2f}" if returns else "no episode ended yet")
-
-    _on_rollout_end = _set_return
