@@ -65,12 +65,6 @@ class TuningVerdict:
         confirmed = [finalist for finalist in self.finalists if finalist.is_confirmed]
         return max(confirmed, key=lambda finalist: finalist.iqm.value, default=None)
 
-    @property
-    def measure(self) -> str:
-        """What runs are compared by: their return, or with several environments their score."""
-        runs = (values for each in (*self.baselines.values(), *self.finalists) for values in each.values)
-        return "score" if any(len(values) > 1 for values in runs) else "return"
-
     def __str__(self) -> str:
         if not self.finalists or not self.baselines:
             return "No confirmation: no runs on unseen seeds."
@@ -83,7 +77,7 @@ class TuningVerdict:
             return f"No winner: none of the finalists is significantly better than each of {names}."
         returns = " and ".join(f"the {name} {baseline.iqm}" for name, baseline in self.baselines.items())
         over = " and ".join(f"{gain} over the {name}" for name, gain in winner.gains.items())
-        result = f"{winner.name} {self.measure}s {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}"
+        result = f"{winner.name} reaches {winner.iqm} on {len(winner.scores)} unseen seeds, {returns}"
         return f"Confirmed: {result}; the gain is {over} (confidence {100 * self.confidence:.1f} %)."
 
 
@@ -245,7 +239,7 @@ def versions() -> str:
 def _confirmation(verdict: TuningVerdict, env_ids: Sequence[str]) -> Iterator[str]:
     if not verdict.finalists:
         return
-    baselines, measure = list(verdict.baselines), verdict.measure
+    baselines, measure = list(verdict.baselines), "return" if len(env_ids) == 1 else "score"
     yield "## Confirmation\n"
     yield (
         "The finalists and the baselines were trained on seeds that the search has not seen. The table shows "

@@ -53,7 +53,7 @@ def test_the_best_of_the_significantly_better_ones_wins():
         < verdict.finalists[2].gains["default"].low
     )
     assert verdict.confidence == pytest.approx(1 - 0.05 / 3)
-    assert str(verdict).startswith("Confirmed: trial 3 returns 21.0 [")
+    assert str(verdict).startswith("Confirmed: trial 3 reaches 21.0 [")
     assert "over the default (confidence 98.3 %)." in str(verdict)
 
 
@@ -77,7 +77,7 @@ def test_a_winner_beats_the_settings_file_as_well():
     verdict = against_both(default, file, between, best)
     assert verdict.winner is verdict.finalists[1]
     assert re.search(
-        r"Confirmed: trial 3 returns 26.0 .*, the default 11.0 .* and the settings file 21.0 .*; the gain is "
+        r"Confirmed: trial 3 reaches 26.0 .*, the default 11.0 .* and the settings file 21.0 .*; the gain is "
         r"15.0 .* over the default and 5.0 .* over the settings file \(confidence 97.5 %\)\.",
         str(verdict),
     )
