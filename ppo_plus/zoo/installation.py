@@ -164,6 +164,11 @@ def command(*words: object) -> str:
     return shlex.join([*_program("ppo-plus", "ppo_plus"), *map(str, words)])
 
 
+def import_options(packages: Iterable[str] | None, trusted: bool) -> list[str]:
+    """The options that allow a command to import packages; ``trusted``: all."""
+    return [*(["--gym-packages", *packages] if packages else []), *(["--trust-config"] if trusted else [])]
+
+
 def pip_install(*packages: str) -> str:
     """The command that installs packages."""
     return shlex.join([*_program("pip", "pip"), "install", *packages])

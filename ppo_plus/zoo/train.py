@@ -225,8 +225,6 @@ def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> s
     rewards, what = [episode["r"] for episode in run.model.ep_info_buffer or ()], f"training episodes after {trained}"
     if evaluations and evaluations[0].evaluations_results:
         rewards, steps = evaluations[0].evaluations_results[-1], evaluations[0].evaluations_timesteps[-1]
-        what = f"evaluation episodes after {trained}"
-        if steps != run.model.num_timesteps:
-            what = f"evaluation episodes after {steps:,} timesteps; trained for {trained}"
+        what = f"evaluation episodes after {steps:,} timesteps; trained for {trained}"
     mean = f"{np.mean(rewards):.2f} +/- {np.std(rewards):.2f}" if rewards else "unknown"
     return f"{run.experiment.env_id}: mean return {mean} over {len(rewards)} {what}"

@@ -23,7 +23,7 @@ from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import Pairs, Parser, add_option, interval, key_value, seed, whole_number
 from ppo_plus.zoo.hyperparams import builtin_file, expected_returns, read_entry, read_mapping, to_yaml
-from ppo_plus.zoo.installation import command, has_screen, pip_install, this_command, without_password
+from ppo_plus.zoo.installation import command, has_screen, import_options, pip_install, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, open_run
 
@@ -283,32 +283,25 @@ def _upload(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any]) 
     """Upload the last model and a GIF, which a separate process records: it may not be able to draw."""
     model = run.folder.last_model
     upload(str(model))
-    words = "record", "--env", run.experiment.env_id, "-f", str(run.folder.path), "--exp-id", "-1", "-n", "300"
-    subprocess.run([sys.executable, "-m", "ppo_plus", *words, *_with_run(run, args)], check=False)
+    words = "record", "--env", run.experiment.env_id, "-f", str(run.folder.path), "-n", "300"
+    imports = import_options(run.options.gym_packages, args.trust_config)
+    subprocess.run([sys.executable, "-m", "ppo_plus", *words, *imports], check=False)
     if model.with_suffix(".gif").is_file():
         upload(str(model.with_suffix(".gif")))
-
-
-def _with_run(run: "Run", args: argparse.Namespace) -> list[str]:
-    """The options with which another command can import what the run did."""
-    packages = ["--gym-packages", *run.options.gym_packages] if run.options.gym_packages else []
-    return packages + (["--trust-config"] if args.trust_config else [])
 
 
 def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) -> None:
     """The command that plays the trained model, or resumes the run."""
     from ppo_plus.saving.checkpoint.checkpoint import files, steps_of
 
+    imports = import_options(run.options.gym_packages, args.trust_config)
     if finished:
-        folder: list[object] = [] if args.log_folder == "logs" else ["-f", args.log_folder]
-        if args.resume is not None:
-            folder = ["-f", run.folder.path, "--exp-id", -1]
         what, play = ("watch it", "enjoy") if has_screen() else ("record it (there is no screen)", "record")
-        print(f"{what}:", command(play, "--env", run.experiment.env_id, *folder, *_with_run(run, args)))
+        print(f"{what}:", command(play, "--env", run.experiment.env_id, "-f", run.folder.path, *imports))
     elif checkpoints := files(run.folder.checkpoints):
         processes = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
         logs = ["-tb", run.options.tensorboard_log] if run.options.tensorboard_log else []
-        resume = command("train", "--resume", run.folder.path, *processes, *_with_run(run, args), *logs)
+        resume = command("train", "--resume", run.folder.path, *processes, *imports, *logs)
         print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)
 
 

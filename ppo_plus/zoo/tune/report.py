@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ppo_plus import __version__
 from ppo_plus.saving.files import write_text
 from ppo_plus.zoo.hyperparams import to_yaml
+from ppo_plus.zoo.installation import import_options
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
@@ -227,8 +228,7 @@ def entry_path(task: TuningTask, folder: Path, confirmed: bool) -> Path:
 def retraining(task: TuningTask, path: Path) -> list[str]:
     """The arguments of the command that trains with an exported entry."""
     words = ["train", "--env", task.experiment.env_id, "-conf", str(path)]
-    words += ["--gym-packages", *task.gym_packages] if task.gym_packages else []
-    return words + (["--trust-config"] if task.packages is None else [])
+    return words + import_options(task.gym_packages, trusted=task.packages is None)
 
 
 def versions() -> str:

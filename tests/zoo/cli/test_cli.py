@@ -29,11 +29,12 @@ def test_scripts(folder, monkeypatch, capsys):
     done = script("train", "--env", "CartPole-v1", "-n", "2e3", "-f", "runs", "--eval-freq", "1000")
     assert done.out.startswith("CartPole-v1: mean return ")
     assert re.match(r"CartPole-v1: training for 2,000 timesteps, seed \d+; Ctrl-C ends it early", done.err)
-    assert done.out.endswith(f": {command('record', '--env', 'CartPole-v1', '-f', 'runs')}\n")
+    run_folder = folder / "runs" / "ppo_plus" / "CartPole-v1_1"
+    played = command("record", "--env", "CartPole-v1", "-f", run_folder.relative_to(folder))
+    assert done.out.endswith(f": {played}\n")
     progress = [line for line in done.err.splitlines() if "/2.00k [" in line]
     assert len(progress) >= 8 and progress[-1].startswith("100%")
     assert done.err.count("evaluation after") == 2
-    run_folder = folder / "runs" / "ppo_plus" / "CartPole-v1_1"
     assert (run_folder / "learning_curve.png").is_file()
     done = script("enjoy", "--env", "CartPole-v1", "-f", "runs", "--no-render", "-n", "600", "--load-best")
     assert "episode 1: return " in done.out and "mean return " in done.out
