@@ -41,8 +41,6 @@ from ppo_plus.zoo.interrupts import check, uninterrupted
 
 #: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
-#: Other errors when a storage is opened.
-UNUSABLE = (ImportError, RuntimeError, OSError, ValueError, LookupError, TypeError, AssertionError)
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
 
@@ -57,7 +55,7 @@ def open_storage(url: str) -> BaseStorage:
     :param url: ``file.log`` (a journal), ``sqlite:///file.db`` or ``postgresql+psycopg://user@host/database``
     :raises StorageError: it cannot be used; the message is one line, without the password
     """
-    with named_errors(f"cannot use the storage {without_password(url)!r}", (*STORAGE_ERRORS, *UNUSABLE)):
+    with named_errors(f"cannot use the storage {without_password(url)!r}", (Exception,)):
         is_journal = url.endswith(".log") and "://" not in url
         storage = _open_journal(Path(url).absolute()) if is_journal else _open_database(url)
         patience = TIMEOUT if url.startswith("postgresql") else 0

@@ -155,10 +155,7 @@ class TuningTask:
                 try:
                     build(baseline.replace(env_id=env_id))
                 except Exception as error:
-                    if env_id == self.experiment.env_id:
-                        raise
-                    message = f"the settings of {self.experiment.env_id} do not fit {env_id}: {error}"
-                    raise ValueError(message) from error
+                    raise ValueError(f"the settings do not fit {env_id}: {error}") from error
         base = task.experiment.replace(vec_env="dummy")
         with closing(make_envs(base)) as envs:
             for name, value, settings in task.search_space().examples():
