@@ -80,9 +80,10 @@ def _open_journal(path: Path) -> BaseStorage:
 
 
 def _open_database(url: str) -> BaseStorage:
-    kind = url.partition(":")[0].partition("+")[0]
-    if kind not in ("sqlite", "postgresql"):
-        raise ValueError(f"{kind} is not supported: use FILE.log, sqlite:///FILE or postgresql+psycopg://...")
+    kind = url.partition(":")[0]
+    if kind not in ("sqlite", "postgresql+psycopg"):
+        postgresql = f"postgresql+psycopg://... ({pip_install('psycopg[binary]')})"
+        raise ValueError(f"{kind} is not supported: use FILE.log, sqlite:///FILE or {postgresql}")
     address, sqlite = make_url(url), kind == "sqlite"
     if sqlite:
         if address.database in (None, "", ":memory:"):
@@ -92,7 +93,11 @@ def _open_database(url: str) -> BaseStorage:
     connection = {"timeout": TIMEOUT, "isolation_level": None} if sqlite else {"connect_timeout": TIMEOUT}
     database = _open(address.render_as_string(hide_password=False), {"connect_args": connection})
     if sqlite:
-        sqlalchemy.event.listen(database.engine, "begin", _lock)
+        # A transaction takes the lock at its first statement, not at its first *write*: two processes that read a
+        # trial's state and then write it would both find it waiting. (PostgreSQL has SELECT ... FOR UPDATE.) From
+        # https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#pysqlite-serializable
+        begin = "BEGIN IMMEDIATE"
+        sqlalchemy.event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
     return get_storage(database)
 
@@ -101,11 +106,6 @@ def _open(url: str, options: dict[str, Any], attempts: int = 10) -> RDBStorage:
     """A database. If another process creates its tables at the same time, it is opened again."""
     try:
         return RDBStorage(url, engine_kwargs=options)
-    except ImportError as error:
-        if not url.startswith("postgresql"):
-            raise
-        remedy = f"{pip_install('psycopg[binary]')}, and write postgresql+psycopg://..."
-        raise ImportError(f"its driver is missing: {remedy}") from error
     except (IntegrityError, ProgrammingError, OperationalError) as error:
         signs = ("already exists", "duplicate key", "UNIQUE constraint")
         if attempts == 1 or not any(sign in reason(error) for sign in signs):
@@ -135,16 +135,6 @@ def reason(error: BaseException) -> str:
 
 def _cause(error: BaseException) -> BaseException:
     return error.__cause__ or error if isinstance(error, StorageInternalError) else error
-
-
-def _lock(connection: sqlalchemy.Connection) -> None:
-    """Make a transaction of SQLite take the lock at its first statement.
-
-    By default it takes it at its first *write*, so that two processes that read a trial's state and then write it may
-    both find it waiting. (PostgreSQL has ``SELECT ... FOR UPDATE``, which SQLite ignores.) The recipe is SQLAlchemy's:
-    https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#pysqlite-serializable
-    """
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _robust(method: Callable[..., Any], patience: float) -> Callable[..., Any]:
