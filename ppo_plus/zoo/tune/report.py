@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus import __version__
@@ -19,7 +18,7 @@ from ppo_plus.zoo.installation import import_options
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
-from ppo_plus.zoo.tune.study import BASELINE, SCORES, SETTINGS, Study, ranked_candidates, ranking
+from ppo_plus.zoo.tune.study import BASELINE, SCORES, SETTINGS, Study, ranked_candidates, ranking, scores_of
 from ppo_plus.zoo.tune.task import TuningTask
 
 #: How often a study may export settings that are no better than a baseline.
@@ -94,18 +93,6 @@ def decide(study: Study) -> TuningVerdict:
     tried = [trials[job] for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs)]
     candidates = [trial for trial in tried if BASELINE not in trial.user_attrs]
     return compare(baselines, [_finalist(trial, runs, scores) for trial in candidates])
-
-
-def scores_of(runs: Sequence[FrozenTrial]) -> dict[int, float]:
-    """The score of each run that has one, by its number: the return; with several environments, the mean of its ranks
-    in them, from 0 (lowest return of all runs) to 100, so that a run that fails badly counts no more than one rank."""
-    done = [run for run in runs if run.state == TrialState.COMPLETE]
-    returns = np.array([run.values for run in done])
-    if done and returns.shape[1] > 1:
-        from scipy.stats import rankdata  # takes a second
-
-        returns = 100 * (rankdata(returns, axis=0) - 1) / max(len(done) - 1, 1)
-    return {run.number: float(row.mean()) for run, row in zip(done, returns, strict=True)}
 
 
 def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) -> TuningVerdict:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
@@ -152,15 +151,25 @@ def is_over(study: Study, task: TuningTask) -> bool:
     return "confirmation" in study.begun_stages() and all(jobs.all_done() for jobs in stages(study, task))
 
 
-def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The trials that have a score, best first; with several environments, by the mean of their ranks in these. (The
-    value of a pruned one in Optuna is its last report.)"""
-    from scipy.stats import rankdata  # takes a second, which no worker needs
+def scores_of(trials: Sequence[FrozenTrial]) -> dict[int, float]:
+    """The score of each trial that has one, by its number: the return; with several environments, the mean of its ranks
+    in them, from 0 (lowest return of all trials) to 100, so that one that fails badly counts no more than one rank.
+    (The value of a pruned one in Optuna is its last report.)"""
+    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    scores = [trial.values[0] for trial in done]
+    if any(len(trial.values) > 1 for trial in done):
+        from scipy.stats import rankdata  # takes a second
 
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    scores = -np.array([trial.values for trial in complete])
-    ranks = rankdata(scores, axis=0).mean(axis=1) if complete else scores
-    return [complete[i] for i in np.lexsort(([trial.user_attrs[JOB] for trial in complete], ranks))]
+        ranks = rankdata([trial.values for trial in done], axis=0).mean(axis=1)
+        scores = (100 * (ranks - 1) / max(len(done) - 1, 1)).tolist()
+    return {trial.number: score for trial, score in zip(done, scores, strict=True)}
+
+
+def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials that have a score, best first."""
+    scores = scores_of(trials)
+    done = [trial for trial in trials if trial.number in scores]
+    return sorted(done, key=lambda trial: (-scores[trial.number], trial.user_attrs[JOB]))
 
 
 def ranked_candidates(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

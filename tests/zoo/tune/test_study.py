@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, StorageError, open_storage
-from ppo_plus.zoo.tune.report import decide, export_best, scores_of
+from ppo_plus.zoo.tune.report import decide, export_best
 from ppo_plus.zoo.tune.study import (
     BUDGET,
     ERROR,
@@ -33,6 +33,7 @@ from ppo_plus.zoo.tune.study import (
     prepare_confirmation,
     prepare_screening,
     read_task,
+    scores_of,
 )
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 from ppo_plus.zoo.tune.tuner import StudyStopped, TuningWorker, estimate, tune
