@@ -1,18 +1,17 @@
 """The verdict of a study: which settings, if any, beat all baselines on unseen seeds. And what a study leaves in its
 folder: a report, and a settings file of the winner or the best trial."""
 
-import platform
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus import __version__
+from ppo_plus.public import version_of
 from ppo_plus.saving.files import write_text
+from ppo_plus.saving.format.container import PACKAGES
 from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.installation import import_options
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
@@ -160,8 +159,6 @@ SEVERAL = (
     "Each run is in all environments. Its score is the mean of its ranks in them, from 0 (the lowest return of all "
     "runs) to 100. In the search, the best trials have the best mean of their ranks, too."
 )
-#: Packages that results depend on.
-PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
 
 
 def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
@@ -177,7 +174,7 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
         *([f"## {entry.name}\n", f"```yaml\n{entry.read_text('utf-8')}```\n"] if entry is not None else []),
         *_screening(trials),
         "## Settings of the study\n",
-        f"{versions()}; Python {platform.python_version()}.\n",
+        f"{versions()}.\n",
         f"```yaml\n{to_yaml({**task.to_json(), 'eval_freq': task.plan.eval_freq})}```",
     ]
     write_text(folder / "report.md", "\n".join(parts) + "\n")
@@ -220,7 +217,7 @@ def retraining(task: TuningTask, path: Path) -> list[str]:
 
 def versions() -> str:
     """The packages that results depend on, and their versions."""
-    return ", ".join([f"ppo_plus {__version__}", *(f"{name} {version(name)}" for name in PACKAGES)])
+    return ", ".join(f"{name} {version_of(name)}" for name in (*PACKAGES, "optuna"))
 
 
 def _confirmation(verdict: TuningVerdict, env_ids: Sequence[str]) -> Iterator[str]:
