@@ -180,11 +180,8 @@ def _train_and_record(run: Run) -> bool:
 def _learn(run: Run, callbacks: list[Any]) -> bool:
     """Train, and write a checkpoint if training ends early; return whether it was trained to its end."""
     finished, ranks, n_envs, options = False, run.model.ranks, run.model.n_envs, run.options
-    names = ["*"]
-    if ranks.several:
-        # Each process has its own files of episodes.
-        names = [str(i) for i in range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)]
-        names += ["all"] if ranks.leads else []
+    # Each process has its own files of episodes.
+    names = [*range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs), *(["all"] if ranks.leads else [])]
     every = options.save_freq if options.save_freq > 0 else None
     logs = [f"../{name}.monitor.csv" for name in names]
     folder = run.folder.checkpoints
