@@ -176,11 +176,10 @@ def pip_install(*packages: str) -> str:
 
 def _program(script: str, module: str) -> list[str]:
     """A script if the shell finds this environment's, or else this environment's Python with the module."""
-    folder, path = Path(sys.executable).parent, shutil.which(script)
-    if path is not None and Path(path).parent.resolve() == folder.resolve():
+    path = shutil.which(script)
+    if path is not None and Path(path).parent.resolve() == Path(sys.executable).parent.resolve():
         return [script]
-    inside = folder.is_relative_to(Path.cwd())
-    return [os.path.relpath(sys.executable) if inside else sys.executable, "-m", module]
+    return [sys.executable, "-m", module]
 
 
 def this_command() -> str:
