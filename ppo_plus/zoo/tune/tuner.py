@@ -279,8 +279,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     try:
         process.wait(END_PATIENCE)
     except subprocess.TimeoutExpired:
-        if hasattr(os, "killpg"):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        with suppress(AttributeError, ProcessLookupError):  # Windows has no groups of processes
+            os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
