@@ -322,7 +322,10 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         ("CartPole-v1: {n_timesteps: 64, env_kwargs: {wheels: 3}}", "wheels"),
         ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.GrayscaleObservation}", ""),
         ("CartPole-v1: {n_timesteps: 64, policy_kwargs: {net_architecture: [8]}}", "net_architecture"),
-        ("CartPole-v1: {n_timesteps: 64, policy_kwargs: {activation_fn: relu}}", "'relu' must be a class, such as torch.nn.ReLU"),
+        (
+            "CartPole-v1: {n_timesteps: 64, policy_kwargs: {activation_fn: relu}}",
+            "'relu' must be a class, such as torch.nn.ReLU",
+        ),
         ("CartPole-v1: {n_timesteps: 64, policy_kwargs: \"open('x')\"}", "not allowed"),
     ],
 )
