@@ -139,34 +139,23 @@ def split_network(
             f"policy_kwargs: {name}={network!r} must be a module with layers, or a function "
             "(input_dim, output_dim) -> module"
         )
-    hidden, last = nn.Sequential(*layers[:-1]).to(device), layers[-1].to(device)
-    latent = _output_of(name, hidden, th.zeros(1, input_dim, device=device))
-    output = _output_of(name, last, latent)
-    if output.shape != (1, output_dim):
-        raise ValueError(
-            f"policy_kwargs: {name} maps one row of {input_dim} features to shape {tuple(output.shape)}, "
-            f"but must map it to (1, {output_dim}): change its last layer"
-        )
-    return hidden, last, latent.shape[1]
-
-
-def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:
-    """The output of a custom module, in eval mode so that one row is enough for batch norm."""
-    training = module.training
-    module.eval()
+    hidden, last, training = nn.Sequential(*layers[:-1]), layers[-1], module.training
+    module.to(device).eval()  # so that one row is enough for batch norm
     try:
         with th.no_grad():
-            output = module(inputs)
+            latent = hidden(th.zeros(1, input_dim, device=device))
+            output = last(latent)
     except Exception as error:
         raise ValueError(
-            f"policy_kwargs: {name} fails on an input of shape {tuple(inputs.shape)}: {error}. "
+            f"policy_kwargs: {name} fails on an input of shape (1, {input_dim}): {error}. "
             "Its first layer must take the features extractor's output"
         ) from error
-    finally:
-        module.train(training)
-    if not isinstance(output, th.Tensor) or output.ndim != 2:
+    module.train(training)
+    are_rows = all(isinstance(part, th.Tensor) and part.ndim == 2 for part in (latent, output))
+    if not are_rows or output.shape != (1, output_dim):
+        found = tuple(output.shape) if isinstance(output, th.Tensor) else type(output).__name__
         raise ValueError(
-            f"policy_kwargs: {name} must map rows of features to rows of a tensor, not to {type(output).__name__}"
-            f"{getattr(output, 'shape', '')}: wrap the module in one that returns a 2-d tensor"
+            f"policy_kwargs: {name} maps one row of {input_dim} features to {found}, but must map it to a tensor of "
+            f"shape (1, {output_dim}), and to a row of a tensor before its last layer: change its layers"
         )
-    return output
+    return hidden, last, latent.shape[1]
