@@ -71,13 +71,6 @@ FORMULAS = (
         "tests/formulas/test_losses.py",
     ),
     Fault(
-        "timeouts-overwrite",
-        "formulas/losses.py",
-        "gamma * final_values, accumulate=True",
-        "gamma * final_values, accumulate=False",
-        "tests/formulas/test_losses.py",
-    ),
-    Fault(
         "surrogate-optimistic",
         "formulas/losses.py",
         "-th.where(surrogate > bound",
@@ -502,6 +495,13 @@ ROLLOUT = (
         "part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])",
         "pass",
         "tests/rollout tests/ppo/test_learn.py",
+    ),
+    Fault(
+        "timeouts-overwrite",
+        "rollout/buffer.py",
+        "self.gamma * gain, accumulate=True",
+        "self.gamma * gain, accumulate=False",
+        "tests/rollout/test_buffer.py",
     ),
     Fault(
         "streams-share-a-critic",

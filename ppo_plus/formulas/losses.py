@@ -48,7 +48,7 @@ def gae(
     with :math:`\delta_t = r_t + \gamma (1 - d_{t+1}) V_{t+1} - V_t`.
 
     :param rewards: :math:`r_t`, shape ``(T, N)``; where an episode ended by a time limit, with the discounted value
-        of its final observation already added (:func:`bootstrap_timeouts`)
+        of its final observation already added
     :param values: :math:`V_t`, shape ``(T, N)``
     :param last_values: :math:`V_T`, shape ``(N,)``
     :param episode_starts: :math:`d_t`, whether the observation at ``t`` begins an episode, shape ``(T, N)``
@@ -64,24 +64,6 @@ def gae(
     decay = gamma * gae_lambda * continues
     backwards = linear_recurrence(decay.flip(0).T, errors.flip(0).T, th.zeros_like(last_values))
     return backwards.T.flip(0).contiguous()
-
-
-def bootstrap_timeouts(
-    rewards: th.Tensor, steps: th.Tensor, envs: th.Tensor, final_values: th.Tensor, gamma: float
-) -> th.Tensor:
-    r"""Add :math:`\gamma V(s_{final})` to the rewards of transitions that a time limit cut off.
-
-    An episode that was truncated, not terminated, would have continued: the value of its final observation estimates
-    the rest of its return (Pardo et al. 2018, arXiv:1712.00378).
-
-    :param rewards: shape ``(T, N)``; not changed
-    :param steps: row of each cut transition, integers of shape ``(K,)``
-    :param envs: column of each cut transition, integers of shape ``(K,)``
-    :param final_values: :math:`V(s_{final})`, shape ``(K,)``
-    :param gamma: discount in ``[0, 1]``
-    :return: the rewards to use in :func:`gae`, shape ``(T, N)``
-    """
-    return rewards.index_put((steps, envs), gamma * final_values, accumulate=True)
 
 
 def normalize(advantages: th.Tensor) -> th.Tensor:

@@ -17,7 +17,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import buffers as sb3
 
-from ppo_plus.formulas.losses import bootstrap_timeouts, gae, normalize
+from ppo_plus.formulas.losses import gae, normalize
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.policies import Carry, Memory
 from ppo_plus.trees import to_device, tree_flatten, tree_map
@@ -225,13 +225,14 @@ class RolloutBuffer:
     def bootstrap_timeouts(
         self, steps: list[int] | th.Tensor, envs: list[int] | th.Tensor, final_values: th.Tensor
     ) -> None:
-        """Add discounted values of final observations, ``(K,)``, to rewards at ``K`` time limits (rows, columns).
-        Calling it again replaces the earlier values."""
+        r"""Add discounted values :math:`\gamma V(s_{final})` of final observations, ``(K,)``, to rewards at ``K`` time
+        limits (rows, columns): they estimate the rest of the return of an episode that was truncated, not terminated
+        (Pardo et al. 2018, arXiv:1712.00378). Calling it again replaces the earlier values."""
         rewards = self._tensors["rewards"]
         rows, columns = (th.as_tensor(indices, dtype=th.long, device=self.storage) for indices in (steps, envs))
         values = final_values.reshape(-1).to(self.storage)
         gain = values if self._final_values is None else values - self._final_values
-        rewards.copy_(bootstrap_timeouts(rewards, rows, columns, gain, self.gamma))
+        rewards.index_put_((rows, columns), self.gamma * gain, accumulate=True)
         self._final_values = values
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray | th.Tensor) -> None:

@@ -15,7 +15,6 @@ from ppo_plus.formulas.losses import (
     Losses,
     PPOLoss,
     approx_kl,
-    bootstrap_timeouts,
     clip_fraction,
     gae,
     linear_recurrence,
@@ -305,7 +304,7 @@ def run_gae(rollout, gamma, gae_lambda):
     """What the algorithm does: bootstrap at truncations, then GAE."""
     rewards, values, last_values, ends, final_values = map(th.from_numpy, rollout)
     steps, envs = th.nonzero(ends == TRUNCATED, as_tuple=True)
-    rewards = bootstrap_timeouts(rewards, steps, envs, final_values[steps, envs], gamma)
+    rewards = rewards.index_put((steps, envs), gamma * final_values[steps, envs], accumulate=True)
     done = ends != GOES_ON
     # The very first flag plays no part: whatever came before the rollout is not in it.
     episode_starts = th.cat([th.ones(1, done.shape[1]), done[:-1]]).float()
@@ -398,13 +397,6 @@ def test_gae_keeps_the_dtype_of_the_values():
     for dtype in (th.float32, th.float64):
         zeros = th.zeros(3, 1, dtype=dtype)
         assert gae(zeros, zeros, zeros[0], th.zeros(3, 1), th.tensor([False]), 0.9, 0.9).dtype == dtype
-
-
-def test_bootstrap_adds_the_discounted_value_only_at_truncation():
-    rewards = th.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    result = bootstrap_timeouts(rewards, th.tensor([0, 2]), th.tensor([1, 0]), th.tensor([10.0, -20.0]), 0.5)
-    assert result.tolist() == [[1, 7], [3, 4], [-5, 6]]
-    assert rewards.tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
 @given(arrays(np.float64, st.integers(2, 50), elements=st.floats(-100, 100)))
