@@ -6,6 +6,7 @@ interface, its networks and their initialization, ``policy_kwargs`` and the name
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -287,16 +288,17 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
         self._build_mlp_extractor()
-        self.action_net = self._make_last_layer("actor", self.distribution.net_dim)  # type: ignore[assignment]
+        self.action_net = nn.Linear(self.mlp_extractor.latent_dim_pi, self.distribution.net_dim)
+        self.value_net = nn.Linear(self.mlp_extractor.latent_dim_vf, 1)
+        if self.ortho_init:
+            self._initialize_orthogonally()
+        self._replace_networks()
         if self.distribution.gaussian_dim:
             shape = self.exploration.log_std_shape(self.mlp_extractor.latent_dim_pi, self.distribution.gaussian_dim)
             self.log_std = nn.Parameter(th.ones(shape) * self.log_std_init)
-        self.value_net = self._make_last_layer("critic", 1)  # type: ignore[assignment]
         options = normalization_options("normalize_values", self.normalize_values)
         n_values = 1 + len(self._streams)
         self.value_normalizer = None if options is None else ValueNormalizer(self.value_net, n_values, **options)
-        if self.ortho_init:
-            self._initialize_orthogonally()
         self._build_memory()
         self.streams = Streams(self._streams, self) if self._streams else None
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
@@ -311,19 +313,17 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def _build_memory(self) -> None:
         """Create the layers of memory, if the policy has any."""
 
-    def _make_last_layer(self, name: str, output_dim: int) -> nn.Module:
-        """The last layer of actor or critic; a custom network's other layers replace SB3's hidden layers."""
-        hidden_layers, latent_dim, input_dim = {
-            "actor": ("policy_net", "latent_dim_pi", self.features_dim),
-            "critic": ("value_net", "latent_dim_vf", self.vf_features_dim),
-        }[name]
-        network = self._networks[name]
-        if network is None:
-            return nn.Linear(getattr(self.mlp_extractor, latent_dim), output_dim)
-        hidden, last, size = split_network(name, network, input_dim, output_dim, self.device)
-        setattr(self.mlp_extractor, hidden_layers, hidden)
-        setattr(self.mlp_extractor, latent_dim, size)
-        return last
+    def _replace_networks(self) -> None:
+        """Put custom networks, which keep their initial weights, in the place of SB3's hidden layers and last layer."""
+        networks, layers = self._networks, self.mlp_extractor
+        if networks["actor"] is not None:
+            layers.policy_net, self.action_net, layers.latent_dim_pi = split_network(
+                "actor", networks["actor"], self.features_dim, self.distribution.net_dim, self.device
+            )
+        if networks["critic"] is not None:
+            layers.value_net, self.value_net, layers.latent_dim_vf = split_network(  # type: ignore[assignment]
+                "critic", networks["critic"], self.vf_features_dim, 1, self.device
+            )
 
     def make_observation_normalizer(self, options: Mapping[str, Any]) -> ObservationNormalizer:
         """Create a normalizer, with these options, of what actor or critic see."""
@@ -331,19 +331,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return ObservationNormalizer((self.actor_space, self.critic_space), self.normalize_images, **options)
 
     def _initialize_orthogonally(self) -> None:
-        """Draw orthogonal weights in SB3's order; custom networks keep theirs."""
+        """Draw orthogonal weights in SB3's order."""
         gains = [(self.mlp_extractor, np.sqrt(2)), (self.action_net, 0.01), (self.value_net, 1.0)]
         if self.share_features_extractor:
             gains = [(self.features_extractor, np.sqrt(2)), *gains]
         else:
             gains += [(self.pi_features_extractor, np.sqrt(2)), (self.vf_features_extractor, np.sqrt(2))]
-        custom: set[nn.Module] = set()
-        if self._networks["actor"] is not None:
-            custom.update(self.mlp_extractor.policy_net.modules(), self.action_net.modules())
-        if self._networks["critic"] is not None:
-            custom.update(self.mlp_extractor.value_net.modules(), self.value_net.modules())
         for module, gain in gains:
-            module.apply(lambda part, gain=gain: None if part in custom else self.init_weights(part, gain))  # type: ignore[misc]
+            module.apply(partial(self.init_weights, gain=gain))
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
