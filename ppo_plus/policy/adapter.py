@@ -112,10 +112,9 @@ class SB3Interface:
         """SB3's ``predict``; ``action_masks`` must be ``None``."""
         if action_masks is not None:
             raise ValueError("action_masks do not reach a policy class that overrides SB3's methods: leave them out")
-        actions, state = super().predict(*args, **kwargs)  # type: ignore[misc]
-        bases = type(self).__mro__
-        theirs = next(base for base in bases[bases.index(SB3Interface) + 1 :] if "predict" in vars(base))
-        if np.issubdtype(self.action_space.dtype, np.integer) and theirs is sb3.BasePolicy:
+        predict = super().predict  # type: ignore[misc]
+        actions, state = predict(*args, **kwargs)
+        if np.issubdtype(self.action_space.dtype, np.integer) and predict.__func__ is sb3.BasePolicy.predict:
             actions = np.asarray(np.rint(actions) + getattr(self.action_space, "start", 0), self.action_space.dtype)
         return actions, state
 
