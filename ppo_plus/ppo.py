@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -46,14 +47,14 @@ from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.formulas.schedules import Schedule, value_at
-from ppo_plus.policy import attention, recurrent, scan
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import warn_of_bounds
-from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
+from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.process import assigned, full_precision, has_convolutions, keep_freed_memory, torch_threads, worth_threads
+from ppo_plus.public import MODULES
 from ppo_plus.require import require_callable, require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
@@ -152,18 +153,11 @@ class PPO_Plus(OnPolicyAlgorithm):
     :raises TypeError: an argument is of the wrong kind
     """
 
+    #: The policies by name: the public ones of each encoder, without memory and with each kind of it.
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpPolicy": MlpPolicy,
-        **{
-            policy.__name__: policy
-            for policy in (
-                *(CnnPolicy, MultiInputPolicy),
-                *(recurrent.MlpLstmPolicy, recurrent.CnnLstmPolicy, recurrent.MultiInputLstmPolicy),
-                *(recurrent.MlpGruPolicy, recurrent.CnnGruPolicy, recurrent.MultiInputGruPolicy),
-                *(scan.MlpLruPolicy, scan.CnnLruPolicy, scan.MultiInputLruPolicy),
-                *(attention.MlpAttentionPolicy, attention.CnnAttentionPolicy, attention.MultiInputAttentionPolicy),
-            )
-        },
+        name: vars(import_module(module))[name]
+        for name, module in MODULES.items()
+        if name.startswith(("Mlp", "Cnn", "MultiInput"))
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
