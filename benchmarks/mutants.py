@@ -264,8 +264,8 @@ POLICY = (
     Fault(
         "critics-extractor-of-actors",
         "policy/policies.py",
-        "inputs = self._inputs(obs, of_critic=True)",
-        "inputs = self._inputs(obs)",
+        "self._preprocess_critic if extractor is self.vf_features_extractor else self._preprocess",
+        "self._preprocess",
         "tests/policy/test_actor_and_critic_keys.py",
     ),
     Fault(
