@@ -10,11 +10,6 @@ from ppo_plus.trees import mapped, tree_flatten
 
 #: Bytes that arrays begin at multiples of.
 ALIGNMENT = 64
-#: Entries of an info that are shared, at most, and their types. (A double does not hold every int64 of NumPy.)
-MOST_NUMBERS = 32
-NUMBERS = frozenset({bool, int, float, np.bool_, np.int32, np.float32, np.float64})
-#: The keys of an info of numbers, and the types of its values.
-Form = tuple[tuple[Any, ...], tuple[type, ...]]
 
 
 class SharedArrays:
@@ -35,7 +30,7 @@ class SharedArrays:
         actions = _empty(action_space, k) if has_array else None
         has_masks = isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete))
         n_choices = spaces.flatdim(action_space) if has_masks else 0
-        own = (np.empty(k, np.float32), np.empty((k, 4 + n_choices), bool), np.empty((k, MOST_NUMBERS)))
+        own = (np.empty(k, np.float32), np.empty((k, 3 + n_choices), bool))
         leaves, structure = tree_flatten((obs, obs, actions, *own))
         sizes = [-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in leaves]
         size = max(sum(sizes), 1)
@@ -46,39 +41,13 @@ class SharedArrays:
             for leaf, offset in zip(leaves, offsets, strict=True)
         ]
         #: Observations, and the last ones of episodes that ended, as the space has them; actions, or ``None``; rewards;
-        #: whether an episode ended, whether a time limit ended it, whether the info is in the last array, whether the
-        #: action mask follows, and the mask; the numbers of infos.
-        self.obs, self.final, self.actions, self.rewards, self.flags, self.infos = structure.unflatten(arrays)
-        #: By environment, the form of its last info, which both processes know; ``None``: it had others than numbers.
-        self.forms: list[Form | None] = [None] * k
+        #: whether an episode ended, whether a time limit ended it, whether the action mask follows, and the mask.
+        self.obs, self.final, self.actions, self.rewards, self.flags = structure.unflatten(arrays)
 
     def close(self) -> None:
         """Release the memory. The arrays cannot be used afterwards."""
-        self.obs = self.final = self.actions = self.rewards = self.flags = self.infos = None
+        self.obs = self.final = self.actions = self.rewards = self.flags = None
         self.memory.close()
-
-    def write_info(self, i: int, info: dict[str, Any]) -> bool:
-        """Write an info if it has the form of the last one and its numbers stay as they are; return whether it was."""
-        form, values = form_of(info), [*info.values()]
-        if form is None or form != self.forms[i]:
-            self.forms[i] = form
-            return False
-        row = self.infos[i, : len(values)]
-        row[:] = values
-        return bool(row.tolist() == values)
-
-    def read_info(self, i: int) -> dict[str, Any]:
-        """The info that was written."""
-        form = self.forms[i]
-        assert form is not None
-        keys, types = form
-        return {key: kind(value) for key, kind, value in zip(keys, types, self.infos[i].tolist(), strict=False)}
-
-
-def form_of(info: dict[str, Any]) -> Form | None:
-    """The form of an info; ``None``: it has others than numbers, or too many."""
-    types = tuple(map(type, info.values()))
-    return (tuple(info), types) if len(types) <= MOST_NUMBERS and NUMBERS.issuperset(types) else None
 
 
 def _empty(space: spaces.Space, k: int) -> Any:

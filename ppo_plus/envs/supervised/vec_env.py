@@ -170,9 +170,6 @@ class SupervisedVecEnv(VecEnv):
         rewards, flags = _rows(arrays, "rewards"), _rows(arrays, "flags")
         dones, limits = flags[:, 0].copy(), flags[:, 1].tolist()
         infos: list[dict[str, Any]] = [{TIMEOUT: limit} for limit in limits]
-        for i in np.flatnonzero(flags[:, 2]).tolist():
-            own, place = self._place(i)
-            infos[i] = own.read_info(place)
         faults = _faults(rest)
         #: Environments whose step is complete, but not the reset after it.
         unreset = {}
@@ -194,8 +191,8 @@ class SupervisedVecEnv(VecEnv):
                 last = row_of(self.last_obs, i)
                 rewards[i], dones[i] = 0.0, True
                 infos[i] = {RESTART: reason, TIMEOUT: True, "terminal_observation": last}
-        if flags[:, 3].all() and not (failed or replaced):
-            self._masks = flags[:, 4:]
+        if flags[:, 2].all() and not (failed or replaced):
+            self._masks = flags[:, 3:]
         self._replaced = {}
         self.last_obs = obs
         # Copied, since wrappers may write into observations.

@@ -6,6 +6,8 @@ limit, an episode has ended, or an environment has failed.
 """
 
 import copy
+import copyreg
+import io
 import multiprocessing
 import os
 import pickle
@@ -20,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -41,7 +43,7 @@ from ppo_plus.envs.checks import (
     explanation,
     prepare,
 )
-from ppo_plus.envs.supervised.shared_memory import SharedArrays, form_of, is_like, write_row
+from ppo_plus.envs.supervised.shared_memory import SharedArrays, is_like, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import is_disk_full
 
@@ -49,6 +51,10 @@ from ppo_plus.require import is_disk_full
 LOOKING = 3e-4
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
+#: NumPy's numbers as infos have them, as Python's in messages: NumPy's own way takes four times as long.
+NUMBERS: dict[type, Any] = dict.fromkeys(
+    (np.bool_, np.int32, np.int64, np.float32, np.float64), lambda number: (type(number), (number.item(),))
+)
 
 
 @dataclass(frozen=True)
@@ -169,14 +175,6 @@ def _sendable(error: Exception) -> Exception:
     return sendable
 
 
-class Rest(NamedTuple):
-    """What shared memory does not have of a step."""
-
-    info: dict[str, Any]
-    #: At the end of an episode, the info of the next reset, or the fault in it.
-    first: "dict[str, Any] | Fault | None" = None
-
-
 class Share:
     """The environments of a worker, in its process.
 
@@ -210,27 +208,29 @@ class Share:
         return answers
 
     def _shared(self, i: int, obs: Any, reward: float, done: bool, info: dict[str, Any], first: Any) -> Any:
-        """Write a step's result into shared memory, also the first observation of the next episode; return the rest."""
+        """Write a step's result into shared memory, also the first observation of the next episode.
+
+        :return: what remains: the info, and at the end of an episode that of the next reset, or the fault in it;
+            ``None``: nothing
+        """
         arrays = self.arrays
-        has_more = not done and len(info) > 1
-        is_written = has_more and arrays.write_info(i, info)
         mask = self.envs[i].answer("env_method", METHOD, (), {}) if self.is_masked else None
         if has_mask := self._fits(mask):
-            arrays.flags[i, 4:] = mask
-        arrays.rewards[i], arrays.flags[i, :4] = reward, (done, info[TIMEOUT], is_written, has_mask)
+            arrays.flags[i, 3:] = mask
+        arrays.rewards[i], arrays.flags[i, :3] = reward, (done, info[TIMEOUT], has_mask)
         if not done:
             write_row(arrays.obs, i, obs)
-            return Rest(info) if has_more and not is_written else None
+            return (info, None) if len(info) > 1 else None
         if is_like(arrays.final, i, info["terminal_observation"]):
             write_row(arrays.final, i, info.pop("terminal_observation"))
         if not isinstance(first, Fault):
             obs, first = first
             write_row(arrays.obs, i, obs)
-        return Rest(info, first)
+        return info, first
 
     def _fits(self, mask: Any) -> bool:
         """Whether shared memory can have an action mask."""
-        return isinstance(mask, np.ndarray) and (mask.dtype, mask.shape) == (bool, self.arrays.flags[0, 4:].shape)
+        return isinstance(mask, np.ndarray) and (mask.dtype, mask.shape) == (bool, self.arrays.flags[0, 3:].shape)
 
 
 class Worker:
@@ -330,10 +330,6 @@ class Worker:
             message = self.remote.recv_bytes()
             answers = pickle.loads(message) if message else {}
             self.is_made = True
-            for place, answer in answers.items():
-                # Also of answers that nobody waits for any more, since the other process keeps the forms, too.
-                if isinstance(answer, Rest) and self.arrays is not None and not self.arrays.flags[place, 0]:
-                    self.arrays.forms[place] = form_of(answer.info)
         except (EOFError, OSError):
             answers = self._current.value, self._death()
         self.waiting = False
@@ -389,7 +385,11 @@ class Worker:
 
 def _pickled(message: Any) -> bytes:
     """A message for ``recv``. With later protocols read-only arrays stay so, but wrappers write into infos."""
-    return pickle.dumps(message, 4)
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, 4)
+    pickler.dispatch_table = copyreg.dispatch_table | NUMBERS
+    pickler.dump(message)
+    return file.getvalue()
 
 
 def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: int, current: Any) -> None:
