@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ppo_plus.trees import mapped, tree_flatten
+from ppo_plus.trees import tree_flatten
 
 #: Bytes that arrays begin at multiples of.
 ALIGNMENT = 64
@@ -31,7 +31,7 @@ class SharedArrays:
         has_masks = isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete))
         n_choices = spaces.flatdim(action_space) if has_masks else 0
         own = (np.empty(k, np.float32), np.empty((k, 3 + n_choices), bool))
-        leaves, structure = tree_flatten((obs, obs, actions, *own))
+        leaves, structure = tree_flatten((obs, actions, *own))
         sizes = [-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in leaves]
         size = max(sum(sizes), 1)
         self.memory = SharedMemory(name, create=name is None, size=size)
@@ -40,13 +40,13 @@ class SharedArrays:
             np.ndarray(leaf.shape, leaf.dtype, self.memory.buf, offset)
             for leaf, offset in zip(leaves, offsets, strict=True)
         ]
-        #: Observations, and the last ones of episodes that ended, as the space has them; actions, or ``None``; rewards;
-        #: whether an episode ended, whether a time limit ended it, whether the action mask follows, and the mask.
-        self.obs, self.final, self.actions, self.rewards, self.flags = structure.unflatten(arrays)
+        #: Observations as the space has them; actions, or ``None``; rewards; whether an episode ended, whether a time
+        #: limit ended it, whether the action mask follows, and the mask.
+        self.obs, self.actions, self.rewards, self.flags = structure.unflatten(arrays)
 
     def close(self) -> None:
         """Release the memory. The arrays cannot be used afterwards."""
-        self.obs = self.final = self.actions = self.rewards = self.flags = None
+        self.obs = self.actions = self.rewards = self.flags = None
         self.memory.close()
 
 
@@ -77,13 +77,3 @@ def write_row(arrays: Any, i: int, obs: Any) -> None:
             write_row(array, i, part)
     else:
         arrays[i] = np.reshape(obs, arrays.shape[1:])
-
-
-def is_like(arrays: Any, i: int, obs: Any) -> bool:
-    """Whether row ``i`` holds an observation without a change: it has the same shapes and dtypes."""
-    rows, structure = tree_flatten(mapped(lambda array: array[i, ...], arrays))
-    parts, other = tree_flatten(obs)
-    return bool(structure == other) and all(
-        isinstance(part, np.ndarray) and part.shape == row.shape and part.dtype == row.dtype
-        for part, row in zip(parts, rows, strict=True)
-    )

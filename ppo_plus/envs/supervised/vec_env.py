@@ -31,7 +31,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from ppo_plus.envs.checks import TIMEOUT, described, row_of
 from ppo_plus.envs.supervised import workers
-from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
+from ppo_plus.envs.supervised.shared_memory import write_row
 from ppo_plus.envs.supervised.workers import CallerError, Fault, Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
@@ -176,13 +176,10 @@ class SupervisedVecEnv(VecEnv):
         for i, answer in rest.items():
             if i not in faults:
                 infos[i], first = answer
-                if dones[i]:
-                    own, place = self._place(i)
-                    infos[i].setdefault("terminal_observation", row_of(own.final, place))
-                    if isinstance(first, Fault):
-                        unreset[i] = first
-                    else:
-                        self.reset_infos[i] = first
+                if isinstance(first, Fault):
+                    unreset[i] = first
+                elif dones[i]:
+                    self.reset_infos[i] = first
         failed = self._replace(faults | unreset)
         for i, (reason, (first_obs, self.reset_infos[i])) in {**replaced, **failed}.items():
             write_row(obs, i, first_obs)
@@ -197,12 +194,6 @@ class SupervisedVecEnv(VecEnv):
         self.last_obs = obs
         # Copied, since wrappers may write into observations.
         return mapped(np.array, obs), rewards, dones, infos
-
-    def _place(self, i: int) -> tuple[SharedArrays, int]:
-        """The arrays of environment ``i``, and its row in them."""
-        worker = self._worker(i)
-        assert worker.arrays is not None
-        return worker.arrays, i - worker.members.start
 
     def _worker(self, i: int) -> Worker:
         return next(worker for worker in self._workers if i in worker.members)

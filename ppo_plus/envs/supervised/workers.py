@@ -43,7 +43,7 @@ from ppo_plus.envs.checks import (
     explanation,
     prepare,
 )
-from ppo_plus.envs.supervised.shared_memory import SharedArrays, is_like, write_row
+from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import is_disk_full
 
@@ -218,15 +218,10 @@ class Share:
         if has_mask := self._fits(mask):
             arrays.flags[i, 3:] = mask
         arrays.rewards[i], arrays.flags[i, :3] = reward, (done, info[TIMEOUT], has_mask)
-        if not done:
-            write_row(arrays.obs, i, obs)
-            return (info, None) if len(info) > 1 else None
-        if is_like(arrays.final, i, info["terminal_observation"]):
-            write_row(arrays.final, i, info.pop("terminal_observation"))
-        if not isinstance(first, Fault):
+        if isinstance(first, tuple):
             obs, first = first
-            write_row(arrays.obs, i, obs)
-        return info, first
+        write_row(arrays.obs, i, obs)
+        return (info, first) if done or len(info) > 1 else None
 
     def _fits(self, mask: Any) -> bool:
         """Whether shared memory can have an action mask."""
