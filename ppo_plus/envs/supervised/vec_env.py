@@ -232,7 +232,7 @@ class SupervisedVecEnv(VecEnv):
             made = [j for j in group if not isinstance(answers.get(j), Fault)]
             for j in made:
                 for name, value in self._attributes[j].items():
-                    answers |= self._exchange("set_attr", {j: (name, value)})
+                    answers |= self._exchange("env_method", {j: ("set_wrapper_attr", (name, value), {})})
             resets = {j: ({"seed": self.env_seeds[j], **(options[j] if options else {})},) for j in made}
             answers |= self._exchange("reset", resets)
             faults = {j: other for j, other in faults.items() if j not in group} | _faults(answers)
@@ -303,7 +303,7 @@ class SupervisedVecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of the single environments, and of those that replace them."""
-        self._call("set_attr", (attr_name, value), indices)
+        self._call("env_method", ("set_wrapper_attr", (attr_name, value), {}), indices)
         for i in self._get_indices(indices):
             self._attributes[i][attr_name] = value
 

@@ -155,9 +155,6 @@ class GuardedEnv:
         if self.env is not None:
             self.env.close()
 
-    def set_attr(self, name: str, value: Any) -> None:
-        self.env.set_wrapper_attr(name, value)
-
     def env_method(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         return self.env.get_wrapper_attr(name)(*arguments, **named)
 

@@ -45,7 +45,7 @@ def test_elsewhere_an_error_is_one_of_pythons_own(error):
 
     env = GuardedEnv(Failing)
     env.answer("make", False)
-    env.answer("set_attr", "ask", raised)
+    env.answer("env_method", "set_wrapper_attr", ("ask", raised), {})
     found = env.answer("env_method", "ask", (), {}).error
     assert isinstance(error, type(found)) and str(error) in str(found) and "in raised" in found.__notes__[0]
 
