@@ -14,7 +14,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -24,7 +23,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import ClipAction
 from stable_baselines3.common.env_util import is_wrapped, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
@@ -414,7 +413,7 @@ class Numbers(gym.Wrapper):
 
 def prepare(env: Any) -> None:
     """Put :class:`Numbers` into each ``Monitor`` of an environment, and give a ``DummyVecEnv`` the methods of
-    :class:`LeanVecEnv` that it does not override. Your own ``VecEnv`` need not know how environments are wrapped."""
+    :class:`LeanVecEnv` that it does not override."""
     for layer in layers(env):
         if isinstance(layer, Monitor) and not isinstance(layer.env, Numbers):
             layer.env = Numbers(layer.env)
@@ -422,15 +421,6 @@ def prepare(env: Any) -> None:
             for name in ("reset", "step_wait", "set_attr"):
                 if name not in vars(layer) and getattr(type(layer), name) is getattr(DummyVecEnv, name):
                     setattr(layer, name, getattr(LeanVecEnv, name).__get__(layer))
-        elif isinstance(layer, VecEnv) and not isinstance(layer, VecEnvWrapper):
-            try:
-                layer.env_is_wrapped(Monitor)[0]
-            except (AttributeError, NotImplementedError, TypeError):
-                layer.env_is_wrapped = partial(_none_is_wrapped, layer.num_envs)  # type: ignore[method-assign]
-
-
-def _none_is_wrapped(n_envs: int, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
-    return [False] * n_envs
 
 
 def check_spaces(env: Any) -> None:

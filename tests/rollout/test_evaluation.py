@@ -580,7 +580,7 @@ class Own(VecEnv):
         raise AttributeError(attr_name)
 
     def env_is_wrapped(self, wrapper_class, indices=None):
-        return [isinstance(env, wrapper_class) for env in self._get_target_envs(indices)]
+        return [False]
 
     set_attr = env_method = get_attr
 
