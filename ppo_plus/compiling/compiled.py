@@ -100,23 +100,17 @@ class Compiled:
         varying_form: Any = None
         layout: list[Any] = []
 
-        def check_static() -> None:
-            nonlocal layout
-            if self._static_form != form or self._signature[:n_static] != _signature(static_tensors):
-                self.reset()
-            self._static_form = form
-            layout = _layout(static_tensors) if may_move else []
-
-        check_static()
-
         def call(*varying: Any) -> Any:
-            nonlocal varying_form
+            nonlocal varying_form, layout
             if self.failure is None:
                 if varying_form is None:
                     varying_form = tree_structure(varying)
-                # The compiled form checks nothing. It may have been replaced by the one of a later binding.
+                # The compiled form checks nothing. It may be that of another binding.
                 if self._static_form is not form or (may_move and layout != _layout(static_tensors)):
-                    check_static()
+                    if self._static_form != form or self._signature[:n_static] != _signature(static_tensors):
+                        self.reset()
+                    self._static_form = form
+                    layout = _layout(static_tensors) if may_move else []
                 # Flattening by a known structure takes a tenth of the time.
                 tensors = [*static_tensors, *varying_form.flatten_up_to(varying)]
                 signature = _signature(tensors[n_static:])
