@@ -155,7 +155,7 @@ class SupervisedVecEnv(VecEnv):
             members = worker.members
             if shared and self._replaced.keys().isdisjoint(members):
                 worker.step(actions[members.start : members.stop])
-            elif own := {i - members.start: (actions[i],) for i in members if i not in self._replaced}:
+            elif own := {i: (actions[i],) for i in members if i not in self._replaced}:
                 worker.send("step", own)
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -257,7 +257,7 @@ class SupervisedVecEnv(VecEnv):
         """The answers of environments to a command, given the arguments of each."""
         called, self._masks = [], None
         for worker in self._workers:
-            if own := {i - worker.members.start: arguments[i] for i in worker.members if i in arguments}:
+            if own := {i: arguments[i] for i in worker.members if i in arguments}:
                 worker.send(command, own)
                 called.append(worker)
         return self._collect(called, seconds)
@@ -269,13 +269,7 @@ class SupervisedVecEnv(VecEnv):
         seconds = seconds or self.timeout
         answers: dict[int, Any] = {}
         for worker in called:
-            received = worker.receive(None if seconds == math.inf else seconds)
-            if isinstance(received, tuple):
-                place, fault = received
-                # First, so that it is the one that is named.
-                answers[worker.members[place]] = fault
-            else:
-                answers |= {worker.members[place]: answer for place, answer in received.items()}
+            answers |= worker.receive(None if seconds == math.inf else seconds)
         for answer in answers.values():
             if isinstance(answer, CallerError):
                 raise answer.error

@@ -176,12 +176,13 @@ class Share:
     """The environments of a worker, in its process.
 
     :param makes: functions that make them
+    :param first: number of the first one among those of all workers
     :param current: number of the environment that is called now, which the other process reads
     """
 
-    def __init__(self, makes: Sequence[Callable[[], gym.Env]], current: Any):
-        self.envs = [GuardedEnv(make) for make in makes]
-        self.current = current
+    def __init__(self, makes: Sequence[Callable[[], gym.Env]], first: int, current: Any):
+        self.envs = dict(enumerate(map(GuardedEnv, makes), first))
+        self.first, self.current = first, current
         #: What is shared, once both processes have it.
         self.arrays: Any = None
         #: Whether action masks that fit were asked for: from then on, each step writes them.
@@ -190,7 +191,7 @@ class Share:
     def answer(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """The answers of the environments that are called, by number; in a step, those not in shared memory."""
         if command == "share":
-            observation_space, action_space, name = arguments[0]
+            observation_space, action_space, name = arguments[self.first]
             self.arrays = SharedArrays(observation_space, action_space, len(self.envs), name)
             return {}
         answers = {}
@@ -210,14 +211,14 @@ class Share:
         :return: what remains: the info, and at the end of an episode that of the next reset, or the fault in it;
             ``None``: nothing
         """
-        arrays = self.arrays
+        arrays, row = self.arrays, i - self.first
         mask = self.envs[i].answer("env_method", METHOD, (), {}) if self.is_masked else None
         if has_mask := self._fits(mask):
-            arrays.flags[i, 3:] = mask
-        arrays.rewards[i], arrays.flags[i, :3] = reward, (done, info[TIMEOUT], has_mask)
+            arrays.flags[row, 3:] = mask
+        arrays.rewards[row], arrays.flags[row, :3] = reward, (done, info[TIMEOUT], has_mask)
         if isinstance(first, tuple):
             obs, first = first
-        write_row(arrays.obs, i, obs)
+        write_row(arrays.obs, row, obs)
         return (info, first) if done or len(info) > 1 else None
 
     def _fits(self, mask: Any) -> bool:
@@ -257,7 +258,7 @@ class Worker:
 
     def start(self, again: bool = False) -> None:
         self.remote, theirs = self.context.Pipe()
-        self._current = self.context.RawValue("i", 0)
+        self._current = self.context.RawValue("i", self.members.start)
         if self.context.get_start_method() == "fork":
             # One tracker of shared memory for both processes, which others have anyway. Windows has neither.
             resource_tracker.ensure_running()
@@ -268,7 +269,7 @@ class Worker:
         # At once: the end of the process is noticed only if no other process has this end of the pipe.
         theirs.close()
         self.waiting = self.is_made = False
-        self.send("make", dict.fromkeys(range(len(self.makes)), (again,)))
+        self.send("make", dict.fromkeys(self.members, (again,)))
 
     def share(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
         """Share arrays with the process, once its environments are made.
@@ -277,14 +278,14 @@ class Worker:
         """
         self.arrays = SharedArrays(observation_space, action_space, len(self.makes))
         try:
-            self.send("share", {0: (observation_space, action_space, self.arrays.memory.name)})
+            self.send("share", {self.members.start: (observation_space, action_space, self.arrays.memory.name)})
             self.receive(None)
         finally:
             # Both have it, or the other one never will.
             self.arrays.memory.unlink()
 
     def send(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
-        """Call environments, given the arguments of each by its number here."""
+        """Call environments, given the arguments of each by its number."""
         self._send(_pickled((command, arguments)), next(iter(arguments)))
 
     def step(self, actions: Any) -> None:
@@ -292,7 +293,7 @@ class Worker:
         assert self.arrays is not None
         self._ready()
         self.arrays.actions[...] = actions
-        self._send(b"", 0)
+        self._send(b"", self.members.start)
 
     def _ready(self) -> None:
         if self.waiting:
@@ -309,23 +310,23 @@ class Worker:
         except OSError:
             """The process has ended, which `receive` notices."""
 
-    def receive(self, seconds: float | None) -> "dict[int, Any] | tuple[int, Fault]":
-        """The answers to the last message, or which environment has lost the process, and how.
+    def receive(self, seconds: float | None) -> dict[int, Any]:
+        """The answers to the last message by number, or the fault of the environment that has lost the process.
 
         :param seconds: that each environment may take; ``None``: no limit
         """
         if self.process is None:
-            return 0, Fault("was ended because it hung", loses_process=True)
+            return {self.members.start: Fault("was ended because it hung", loses_process=True)}
         try:
             if seconds is not None and (hanging := self._hanging(seconds)) is not None:
-                return hanging, Fault(f"gave no answer within {seconds:g} s", hangs=True, loses_process=True)
+                return {hanging: Fault(f"gave no answer within {seconds:g} s", hangs=True, loses_process=True)}
             message = self.remote.recv_bytes()
             answers = pickle.loads(message) if message else {}
             self.is_made = True
         except (EOFError, OSError):
-            answers = self._current.value, self._death()
+            answers = {self._current.value: self._death()}
         self.waiting = False
-        return answers  # type: ignore[no-any-return]
+        return answers
 
     def _hanging(self, seconds: float) -> int | None:
         """The environment that has taken longer than so many seconds; ``None``: there is an answer."""
@@ -394,7 +395,7 @@ def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: in
     random.seed(int(np.random.randint(2**31)))
     # `recv_bytes` notices that the parent has ended; an environment that hangs does not.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    share = Share(makes.var, current)
+    share = Share(makes.var, first, current)
     command, message = "", b"-"
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while command != "close":
@@ -403,14 +404,12 @@ def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: in
             message = remote.recv_bytes()
             if message:
                 command, arguments = pickle.loads(message)
-                answers = share.answer(command, arguments)
             else:
                 # Copies: an environment may keep its action.
-                actions = [(action.copy(),) for action in share.arrays.actions]
-                command, arguments = "step", dict(enumerate(actions))
-                answers = share.answer(command, arguments)
-            remote.send_bytes(_reply(command, arguments, answers))
-    for env in share.envs:
+                actions = ((action.copy(),) for action in share.arrays.actions)
+                command, arguments = "step", dict(enumerate(actions, first))
+            remote.send_bytes(_reply(command, arguments, share.answer(command, arguments)))
+    for env in share.envs.values():
         env.answer("close")
 
 
