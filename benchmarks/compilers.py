@@ -19,10 +19,11 @@ from unittest import mock
 
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
+from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 
 from ppo_plus import PPO_Plus
-from ppo_plus.compiling.torch_private import OPTIONS, compile_graph, prepared
+from ppo_plus.compiling.torch_private import OPTIONS, compile_graph, inductor_options, prepared
 
 #: A compiled graph, called with its tensors.
 Call = Callable[[list[th.Tensor]], Any]
@@ -97,7 +98,8 @@ def compare(name: str, graph: th.fx.GraphModule, tensors: list[th.Tensor], round
     compiled: dict[str, tuple[Call, float]] = {}
     print(f"\n{name}: {len(graph.graph.nodes)} operations, {len(tensors)} tensors")
     # As the package hands it to Inductor, so that all contenders compile the same loops.
-    graph = prepared(graph, tensors)
+    with inductor_options() as options, config.patch(options):
+        graph = prepared(graph, tensors)
     for contender, make in CONTENDERS.items():
         start = perf_counter()
         try:

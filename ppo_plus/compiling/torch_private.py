@@ -7,7 +7,6 @@ that is done; :class:`~ppo_plus.compiling.compiled.Compiled` checks every compil
 
 import platform
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -272,10 +271,7 @@ def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Callabl
         config.patch(options | {"cpp_wrapper": on_cpu}),
         th.no_grad(),
         tracing(TracingContext(mode)),
-        warnings.catch_warnings(),
     ):
-        # Advice to torch's developers.
-        warnings.filterwarnings("ignore", r"\s*Online softmax is disabled")
         output: Any = compile_fx_inner(prepared(graph, tensors), inputs, cpp_wrapper=on_cpu, is_inference=True)
     # The list, which is there to delete files, would keep the new module and its constants as long as the process.
     PyCodeCache.modules[:] = [module for module in PyCodeCache.modules if id(module) in known]
@@ -283,23 +279,22 @@ def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Callabl
 
 
 def prepared(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.GraphModule:
-    """The graph in Inductor's set of operations, none of which changes a tensor, except for arguments at the end."""
-    from torch._inductor import config
+    """The graph in Inductor's set of operations, none of which changes a tensor, except for arguments at the end.
+
+    The set depends on Inductor's options.
+    """
     from torch._inductor.decomposition import select_decomp_table
     from torch.func import functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    # The table depends on Inductor's options.
-    with inductor_options() as options, config.patch(options), th.no_grad():
-        decompositions = {**select_decomp_table(), **(SMALL_PRODUCTS if _on_cpu(tensors) else {})}
-        functional = functionalize(graph, remove="mutations")
-        graph = make_fx(functional, decompositions, "fake", _allow_non_fake_inputs=True)(*tensors)
-    materialize_scalars(graph)
+    decompositions = {**select_decomp_table(), **(SMALL_PRODUCTS if _on_cpu(tensors) else {})}
+    functional = functionalize(graph, remove="mutations")
+    graph = make_fx(functional, decompositions, "fake", _allow_non_fake_inputs=True)(*tensors)
     for node in reversed(graph.graph.nodes):
         # The optimizer's marks for the profiler, which torch.compile does not accept.
         if "profiler" in str(node.target):
             graph.graph.erase_node(node)
-    graph.recompile()
+    materialize_scalars(graph)
     return graph
 
 
