@@ -653,7 +653,7 @@ ROLLOUT = (
     Fault(
         "asked-and-blamed",
         "envs/supervised/workers.py",
-        "if not is_duty or isinstance(error, MemoryError)",
+        "if not _is_duty(command, *arguments) or isinstance(error, MemoryError)",
         "if isinstance(error, MemoryError)",
         "tests/envs/supervised/test_workers.py",
     ),

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any
 
 import gymnasium as gym
@@ -80,17 +81,10 @@ class CallerError:
     error: Exception
 
 
-class _RemoteTraceback(Exception):
-    """The traceback of an error in another process."""
-
-
 class GuardedEnv:
     """One environment, which answers commands and raises no errors, for another process."""
 
     env: Any = None
-
-    #: Calls in which an error is the environment's fault, and not the caller's: also making it again.
-    DUTIES = (("step",), ("reset",), ("make", True), ("env_method", METHOD))
 
     def __init__(self, make: Callable[[], gym.Env]):
         self._make = make
@@ -102,14 +96,13 @@ class GuardedEnv:
         except InvalidOutput as error:
             return Fault(str(error), not_finite=error.not_finite)
         except Exception as error:
-            is_duty = any((command, *arguments[: len(duty) - 1]) == duty for duty in self.DUTIES)
             # A `Monitor` may fill the disk.
-            if not is_duty or isinstance(error, MemoryError) or is_disk_full(error):
+            if not _is_duty(command, *arguments) or isinstance(error, MemoryError) or is_disk_full(error):
                 return CallerError(_sendable(error))
             # Before the environment is made, there is none to name.
             explained = None if command == "make" else explanation(error, self.env)
             reason = f"raised {error!r}" if explained is None else f"made a mistake: {explained}"
-            return Fault(reason, _RemoteTraceback("\n" + "".join(traceback.format_exception(error))))
+            return Fault(reason, RemoteTraceback("\n" + "".join(traceback.format_exception(error))))
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
@@ -160,6 +153,11 @@ class GuardedEnv:
 
     def is_wrapped(self, wrapper_class: type[gym.Wrapper]) -> bool:
         return is_wrapped(self.env, wrapper_class)
+
+
+def _is_duty(*call: Any) -> bool:
+    """Whether an error in a call is the environment's fault, and not the caller's: also in making it again."""
+    return call[0] in ("step", "reset") or call[:2] in (("make", True), ("env_method", METHOD))
 
 
 def _sendable(error: Exception) -> Exception:
@@ -428,19 +426,17 @@ def _reply(command: str, arguments: Mapping[int, tuple[Any, ...]], answers: dict
     try:
         return _pickled(answers) if answers else b""
     except Exception:
-        return _pickled({i: _sendable_answer((command, *arguments[i]), answer) for i, answer in answers.items()})
+        return _pickled({i: _sendable_answer(answer, command, *arguments[i]) for i, answer in answers.items()})
 
 
-def _sendable_answer(call: tuple[Any, ...], answer: Any) -> Any:
+def _sendable_answer(answer: Any, command: str, *arguments: Any) -> Any:
     try:
         _pickled(answer)
     except Exception as error:
         reason = f"returned what cannot be sent to another process: {error!r}"
-        if call[0] in ("step", "reset"):
-            return Fault(reason, remedy="Return numbers, strings and arrays in observations and infos")
-        if call[0] == "make" or call[1] == METHOD:
-            return Fault(reason)
-        return CallerError(TypeError(f"{call[0]}{call[1:]!r:.200} {reason}"))
+        if _is_duty(command, *arguments):
+            return Fault(reason, remedy="Return numbers, strings and arrays")
+        return CallerError(TypeError(f"{command}{arguments!r:.200} {reason}"))
     return answer
 
 
