@@ -154,8 +154,6 @@ def as_rewards(rewards: Any, n_envs: int, step: int) -> np.ndarray:
     :raises ValueError: they are something else
     """
     array = np.array(rewards)
-    if array.shape == (n_envs,) and array.dtype.kind == "f":
-        return array
     if array.shape not in ((n_envs,), (n_envs, 1)) or array.dtype.kind not in "biuf":
         raise ValueError(
             f"env returned rewards of shape {array.shape} and dtype {array.dtype} for {n_envs} environments, step "
@@ -322,14 +320,9 @@ class CheckedEnvs:
     def check_reset(self, obs: Any) -> None:
         """Check what the environments returned at the start of their episodes, if these are started.
 
-        :raises TypeError: an info is not a dict
         :raises ValueError: observations have another shape than their space
         :raises FloatingPointError: observations are not finite
         """
-        # An observation of two numbers can be unpacked.
-        wrong = [info for info in getattr(self._env.unwrapped, "reset_infos", []) if not isinstance(info, dict)]
-        if wrong:
-            raise TypeError(f"env={self._env!r} returned {wrong[0]!r} as info: {RESET}")
         if obs is not None:
             check_shape(obs, self._env.observation_space, self._env.num_envs)
             self.require_finite(obs)

@@ -35,8 +35,7 @@ def check_normalization(env: VecEnv) -> None:
 
 def normalized_by(env: Any) -> list[Any]:
     """The running statistics by which a ``VecNormalize`` normalizes the observations of an environment."""
-    normalize = unwrap_vec_normalize(env)
-    return [] if normalize is None else [*observation_moments(normalize).values()]
+    return [*observation_moments(unwrap_vec_normalize(env)).values()]
 
 
 def warn_of_statistics(trained: bool | None, env: Any) -> None:
@@ -89,7 +88,8 @@ def mean_seen(rms: Any) -> Any:
 
 
 def observation_moments(normalize: Any) -> dict[str, Any]:
-    """The running statistics by which a ``VecNormalize`` normalizes observations, by entry (``""``: the whole)."""
-    if not normalize.norm_obs or "obs_rms" not in vars(normalize):
+    """The running statistics by which a ``VecNormalize`` normalizes observations, if there is one that does, by entry
+    (``""``: the whole)."""
+    if not getattr(normalize, "norm_obs", False) or "obs_rms" not in vars(normalize):
         return {}
     return normalize.obs_rms if isinstance(normalize.obs_rms, dict) else {"": normalize.obs_rms}
