@@ -108,31 +108,23 @@ def optimizer_step(
     ``p.grad`` is set to the gradient that was applied. ``learning_rate`` is for all groups, 0-d, or one for each.
     """
     by_kernel = KNOWN and _is_plain_adam(optimizer, params) and bool(optimizer.state.get(params[0]))
-    if by_kernel and applied.device.type == "cuda":
-        # In gradient scaling, a step is not applied if `found_inf`.
-        _adam_kernel(optimizer, params[0], grads[0], learning_rate, applied, applied.logical_not().float())
+    on_gpu = by_kernel and applied.device.type == "cuda"
+    if not on_gpu:
+        if not applied:
+            return
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+    if not by_kernel:
+        for group, rate in zip(optimizer.param_groups, learning_rate.expand(len(optimizer.param_groups)), strict=True):
+            group["lr"] = float(rate)
+        optimizer.step()
         return
-    if not applied:
-        return
-    for p, grad in zip(params, grads, strict=True):
-        p.grad = grad
-    if by_kernel:
-        _adam_kernel(optimizer, params[0], grads[0], float(learning_rate), 1, None)
-        return
-    for group, rate in zip(optimizer.param_groups, learning_rate.expand(len(optimizer.param_groups)), strict=True):
-        group["lr"] = float(rate)
-    optimizer.step()
-
-
-def _adam_kernel(
-    optimizer: optim.Optimizer, p: nn.Parameter, grad: Any, learning_rate: Any, n_steps: Any, found_inf: Any
-) -> None:
-    group, state = optimizer.param_groups[0], optimizer.state[p]
+    group, state = optimizer.param_groups[0], optimizer.state[params[0]]
     kernel: Any = th._fused_adamw_ if group["decoupled_weight_decay"] else th._fused_adam_
-    state["step"].add_(n_steps)
+    state["step"].add_(applied)
     kernel(
-        [p.data],
-        [grad],
+        [params[0].data],
+        [grads[0]],
         [state["exp_avg"]],
         [state["exp_avg_sq"]],
         [],
@@ -144,7 +136,8 @@ def _adam_kernel(
         eps=group["eps"],
         amsgrad=False,
         maximize=group["maximize"],
-        found_inf=found_inf,
+        # In gradient scaling, a step is not applied if `found_inf`.
+        found_inf=applied.logical_not().float() if on_gpu else None,
     )
 
 
