@@ -159,11 +159,10 @@ def _is_replayable(cls: type) -> bool:
 
 @dataclass(slots=True)
 class _Episode:
-    """A replay of the present episode: the arguments of its reset, and the state of wrappers before it."""
+    """What a replay of the present episode needs."""
 
-    arguments: State = field(default_factory=dict)
-    generator: State | None = None
-    before_reset: list[State] = field(default_factory=list)
+    #: The arguments of its reset, and the states of the generator and of wrappers before it.
+    start: State = field(default_factory=dict)
     actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
     #: What the reset or the last step returned; ``None``: neither was called.
     last: Any = None
@@ -228,7 +227,7 @@ class Resumable(gym.Wrapper):
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
         episode = _Episode()
         try:
-            episode.arguments = plain(kwargs)
+            episode.start["arguments"] = plain(kwargs)
         except NotResumableError as error:
             episode.reason = f"{self.env} was reset with {error}"
         if self._replays:
@@ -238,8 +237,8 @@ class Resumable(gym.Wrapper):
                 # Its bodies go with the world they are in.
                 self._base._destroy()
                 self._base.world = type(self._base.world)(gravity=self._base.world.gravity)
-            episode.generator = get_generator(self._base)
-            episode.before_reset = [get_attributes(layer, names) for layer, names in self._early]
+            episode.start["generator"] = get_generator(self._base)
+            episode.start["before_reset"] = [get_attributes(layer, names) for layer, names in self._early]
         # An attribute of this object, and not of the environment.
         super().__setattr__("_episode", episode)
         episode.last = result = self.env.reset(**kwargs)
@@ -287,15 +286,12 @@ class Resumable(gym.Wrapper):
         if episode.reason is not None:
             raise NotResumableError(episode.reason)
         if self._stateful is not None:
-            return {"arguments": episode.arguments, "own": own_state(self._stateful)}
+            return episode.start | {"own": own_state(self._stateful)}
         if self._set_from_outside:
             raise NotResumableError(f"attribute {self._set_from_outside!r} of {self.env} was set from outside")
         if len(episode.actions) > MAX_STEPS:
             raise NotResumableError(f"{self.env} is in an episode of more than {MAX_STEPS} steps")
-        return {
-            "arguments": episode.arguments,
-            "generator": episode.generator,
-            "before_reset": episode.before_reset,
+        return episode.start | {
             "n_steps": len(episode.actions),
             "actions": plain(tree_map(lambda *parts: np.stack(parts), *episode.actions)) if episode.actions else None,
             "fingerprint": self._fingerprint(),
