@@ -25,8 +25,6 @@ MAX_TRACES = 4
 #: Gradient steps from which on compiling saves time: it makes each about 1 ms shorter (see
 #: ``benchmarks/benchmark.py``), and takes 2 to 4 s, except for the first time on a machine.
 WORTH_COMPILING = 4_000
-#: How to compile where ``"auto"`` does not.
-FORCE = "compile=True compiles all the same"
 #: The reason that needs no message.
 AS_ASKED = "compile=False"
 
@@ -410,7 +408,8 @@ class Compilation:
             return CompileStatus(False, f"on {device}, only compile=True compiles")
         # What was compiled stays compiled.
         if requested == "auto" and not self.decision and n_steps < WORTH_COMPILING:
-            return CompileStatus(False, f"{planned}; compiling starts at {WORTH_COMPILING:,}; {FORCE}")
+            start = f"compiling starts at {WORTH_COMPILING:,}; compile=True compiles all the same"
+            return CompileStatus(False, f"{planned}; {start}")
         reason = obstacle(device)
         if reason is not None:
             return CompileStatus(False, f"nothing can be compiled here ({reason})", unexpected=True)

@@ -36,9 +36,6 @@ from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Numbers, monitored, row_of
 from ppo_plus.envs.layers import Adapter
 from ppo_plus.trees import mapped
 
-#: Info keys that only the adapter needs.
-ADAPTERS = ("final_obs", "final_info")
-
 
 class BatchedVecEnv(Adapter, VecEnv):
     """The base class of adapters for an object ``env`` that steps all environments at once.
@@ -245,7 +242,7 @@ def _rows(columns: dict[str, Any], n: int) -> list[dict[str, Any]]:
     """Columns as ``n`` new dicts with one value per key, without those that only the adapter needs."""
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, column in columns.items():
-        if key in ADAPTERS or (key.startswith("_") and key[1:] in columns):
+        if key in ("final_obs", "final_info") or (key.startswith("_") and key[1:] in columns):
             continue
         values = _values(column, n)
         mask = columns.get("_" + key)

@@ -195,9 +195,6 @@ class SupervisedVecEnv(VecEnv):
         # Copied, since wrappers may write into observations.
         return mapped(np.array, obs), rewards, dones, infos
 
-    def _worker(self, i: int) -> Worker:
-        return next(worker for worker in self._workers if i in worker.members)
-
     def _replace(
         self, faults: dict[int, Fault], options: Sequence[dict[str, Any]] | None = None
     ) -> dict[int, tuple[str, Any]]:
@@ -208,7 +205,7 @@ class SupervisedVecEnv(VecEnv):
         firsts: dict[int, tuple[str, Any]] = {}
         while faults:
             i, fault = next(iter(faults.items()))
-            worker = self._worker(i)
+            worker = next(worker for worker in self._workers if i in worker.members)
             if self.n_restarts >= self.restarts:
                 if fault.hangs:
                     worker.stop(time.monotonic())

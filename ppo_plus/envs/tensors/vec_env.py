@@ -91,22 +91,18 @@ class TensorVecEnv(BatchedVecEnv):
         obs, rewards = self._layout(step.obs), step.rewards.reshape(-1).float()
         terminated, truncated = step.terminated.reshape(-1).bool(), step.truncated.reshape(-1).bool()
         if self._unchecked:
-            self._check(obs, rewards, terminated, truncated)
+            check_shape(obs, self.observation_space, self.num_envs)
+            if {rewards.shape, terminated.shape, truncated.shape} != {(self.num_envs,)}:
+                raise ValueError(
+                    f"env={self.env!r} returned {len(rewards)} rewards, {len(terminated)} and {len(truncated)} flags: "
+                    f"return one number for each of its {self.num_envs} environments"
+                )
             self._unchecked = False
         dones, timeouts = terminated | truncated, truncated & ~terminated
         returns, lengths = self._returns + rewards, self._lengths + 1
         self._returns, self._lengths = returns.masked_fill(dones, 0.0), lengths.masked_fill(dones, 0)
         final_obs = None if step.final_obs is None else self._layout(step.final_obs)
         return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, step.log, step.infos)
-
-    def _check(self, obs: Obs, *flags: th.Tensor) -> None:
-        check_shape(obs, self.observation_space, self.num_envs)
-        for flag in flags:
-            if flag.shape != (self.num_envs,):
-                raise ValueError(
-                    f"env={self.env!r} returned rewards or flags of shape {tuple(flag.shape)}, but it has "
-                    f"{self.num_envs} environments: return one number for each"
-                )
 
     def reset(self) -> Any:
         obs = self.reset_tensors()
