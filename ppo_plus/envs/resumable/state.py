@@ -326,7 +326,6 @@ class Resumable(gym.Wrapper):
             set_generator(self._base, generator)
             self._stateful.set_state(copy.deepcopy(episode["own"]))
             return
-        self._base.np_random  # noqa: B018
         set_generator(self._base, episode["generator"])
         for (layer, names), attributes in zip(self._early, episode["before_reset"], strict=True):
             set_attributes(layer, names, attributes)
