@@ -14,7 +14,6 @@ import pickle
 import random
 import select
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -244,12 +243,6 @@ class Worker:
                 "a daemonic process, such as those of multiprocessing.Pool, cannot start processes for environments: "
                 'use vec_env="dummy" in it, or a concurrent.futures.ProcessPoolExecutor instead'
             )
-        main = getattr(sys.modules["__main__"], "__file__", None)
-        if main == "<stdin>" and self.context.get_start_method() != "fork":
-            raise RuntimeError(
-                "the processes of environments import the script that starts them, and this one was read from standard "
-                'input: save it as a file, or use vec_env="dummy" or start_method="fork"'
-            )
         self.process: Any = None
         self.arrays: SharedArrays | None = None
         self.start()
@@ -344,7 +337,7 @@ class Worker:
         name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         if self.is_made:
             return Fault(f"died with its process ({name})", loses_process=True)
-        remedy = 'A script that starts processes has to run its code within if __name__ == "__main__":'
+        remedy = 'A script that starts processes has to be a file that runs its code within if __name__ == "__main__":'
         return Fault(f"died with its process ({name}) before it was made", loses_process=True, remedy=remedy)
 
     def end(self) -> None:

@@ -296,7 +296,7 @@ MAKES = (
 @pytest.mark.parametrize(
     ("call", "from_file", "reason"),
     [
-        ("make(0)", False, "this one was read from standard input: save it as a file, or"),
+        ("make(0)", False, "has to be a file that runs its code within"),
         (
             "import multiprocessing\nwith multiprocessing.Pool(1) as pool: pool.map(make, [0])",
             True,
