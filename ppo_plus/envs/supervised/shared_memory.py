@@ -8,9 +8,6 @@ from gymnasium import spaces
 
 from ppo_plus.trees import tree_flatten
 
-#: Bytes that arrays begin at multiples of.
-ALIGNMENT = 64
-
 
 class SharedArrays:
     """Arrays of ``K`` environments in one block of memory.
@@ -25,21 +22,16 @@ class SharedArrays:
     """
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, k: int, name: str | None = None):
-        obs = _empty(observation_space, k)
         has_array = isinstance(action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
-        actions = _empty(action_space, k) if has_array else None
+        actions = _empty(action_space) if has_array else None
         has_masks = isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete))
         n_choices = spaces.flatdim(action_space) if has_masks else 0
-        own = (np.empty(k, np.float32), np.empty((k, 3 + n_choices), bool))
-        leaves, structure = tree_flatten((obs, actions, *own))
-        sizes = [-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in leaves]
-        size = max(sum(sizes), 1)
-        self.memory = SharedMemory(name, create=name is None, size=size)
-        offsets = np.cumsum([0, *sizes[:-1]]).tolist()
-        arrays = [
-            np.ndarray(leaf.shape, leaf.dtype, self.memory.buf, offset)
-            for leaf, offset in zip(leaves, offsets, strict=True)
-        ]
+        own = (np.empty((), np.float32), np.empty(3 + n_choices, bool))
+        leaves, structure = tree_flatten((_empty(observation_space), actions, *own))
+        record = np.dtype([("", leaf.dtype, leaf.shape) for leaf in leaves], align=True)
+        self.memory = SharedMemory(name, create=name is None, size=k * record.itemsize)
+        records = np.ndarray(k, record, self.memory.buf)
+        arrays = [records[name] for name in record.names or ()]
         #: Observations as the space has them; actions, or ``None``; rewards; whether an episode ended, whether a time
         #: limit ended it, whether the action mask follows, and the mask.
         self.obs, self.actions, self.rewards, self.flags = structure.unflatten(arrays)
@@ -50,21 +42,21 @@ class SharedArrays:
         self.memory.close()
 
 
-def _empty(space: spaces.Space, k: int) -> Any:
-    """Arrays of ``k`` rows for a space, of which only shape and dtype are used.
+def _empty(space: spaces.Space) -> Any:
+    """Arrays for a space, of which only shape and dtype are used.
 
     :raises ValueError: its values have no fixed shape
     """
     if isinstance(space, spaces.Dict):
-        return {key: _empty(sub, k) for key, sub in space.items()}
+        return {key: _empty(sub) for key, sub in space.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_empty(sub, k) for sub in space)
+        return tuple(map(_empty, space))
     if space.shape is None or space.dtype is None or np.dtype(space.dtype).hasobject:
         raise ValueError(
             f"the space {space} has no arrays of a fixed shape, which processes share: use a Box, Discrete, "
             'MultiDiscrete, MultiBinary, or a Dict or Tuple of them, or vec_env="dummy"'
         )
-    return np.empty((k, *space.shape), space.dtype)
+    return np.empty(space.shape, space.dtype)
 
 
 def write_row(arrays: Any, i: int, obs: Any) -> None:
