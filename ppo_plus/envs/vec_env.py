@@ -190,22 +190,20 @@ class GymVectorEnv(BatchedVecEnv):
 
     def _end_episodes(self, ended: list[int], obs: Any, columns: dict[str, Any], infos: list[dict[str, Any]]) -> None:
         """Put final observations and infos of the environments ``ended`` where SB3 expects them, in ``infos``."""
-        if self.autoreset == AutoresetMode.SAME_STEP:
-            if "final_obs" not in columns:
-                raise ValueError(
-                    f"env={self.env} has autoreset mode {self.autoreset.value}, but no final_obs in its infos: add it, "
-                    "or use another mode"
-                )
-            final_infos, final_obs = _rows(columns.get("final_info", {}), self.num_envs), columns["final_obs"]
-            # Gymnasium's is an array of whole observations, also where those are dicts.
-            is_array = isinstance(final_obs, np.ndarray)
-            for i in ended:
-                self.reset_infos[i], infos[i] = infos[i], final_infos[i]
-                last = mapped(np.array, final_obs[i]) if is_array else row_of(final_obs, i)
-                infos[i]["terminal_observation"] = last
-            return
+        resets = self.autoreset == AutoresetMode.SAME_STEP
+        if resets and "final_obs" not in columns:
+            raise ValueError(
+                f"env={self.env} has autoreset mode {self.autoreset.value}, but no final_obs in its infos: add it, "
+                "or use another mode"
+            )
+        final_obs = columns["final_obs"] if resets else obs
+        final_infos = _rows(columns.get("final_info", {}), self.num_envs)
+        # Gymnasium's is an array of whole observations, also where those are dicts.
+        is_array = isinstance(final_obs, np.ndarray)
         for i in ended:
-            infos[i]["terminal_observation"] = row_of(obs, i)
+            if resets:
+                self.reset_infos[i], infos[i] = infos[i], final_infos[i]
+            infos[i]["terminal_observation"] = mapped(np.array, final_obs[i]) if is_array else row_of(final_obs, i)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return list(self.env.render())
