@@ -207,8 +207,6 @@ class SupervisedVecEnv(VecEnv):
             i, fault = next(iter(faults.items()))
             worker = next(worker for worker in self._workers if i in worker.members)
             if self.n_restarts >= self.restarts:
-                if fault.hangs:
-                    worker.stop(time.monotonic())
                 self._fail(i, fault)
             self.n_restarts += 1
             group = list(worker.members) if fault.loses_process else [i]
@@ -219,7 +217,7 @@ class SupervisedVecEnv(VecEnv):
                 seed = self.env_seeds[j]
                 self.env_seeds[j] = None if seed is None else derived_seed([seed, 1])
             if fault.loses_process:
-                worker.stop(time.monotonic() + (0 if fault.hangs else workers.CLOSING))
+                worker.stop(time.monotonic() + workers.CLOSING)
                 worker.start(again=True)
                 answers = self._collect([worker], self._to_start)
                 if not any(fault.loses_process for fault in _faults(answers).values()):

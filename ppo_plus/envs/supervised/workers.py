@@ -63,9 +63,7 @@ class Fault:
 
     reason: str
     cause: BaseException | None = None
-    #: Whether it may still be running.
-    hangs: bool = False
-    #: Whether its process has ended or has to be ended, with all environments in it.
+    #: Whether its process has ended, with all environments in it.
     loses_process: bool = False
     #: Whether it returned NaN or infinity.
     not_finite: bool = False
@@ -310,7 +308,8 @@ class Worker:
             return {self.members.start: Fault("was ended because it hung", loses_process=True)}
         try:
             if seconds is not None and (hanging := self._hanging(seconds)) is not None:
-                return {hanging: Fault(f"gave no answer within {seconds:g} s", hangs=True, loses_process=True)}
+                self.process.kill()
+                return {hanging: Fault(f"gave no answer within {seconds:g} s", loses_process=True)}
             message = self.remote.recv_bytes()
             answers = pickle.loads(message) if message else {}
             self.is_made = True
