@@ -1,9 +1,9 @@
 """The rollout in preallocated tensors, and its minibatches.
 
-``T`` steps of ``N`` environments, stored time-major. Steps are written through NumPy views of the tensors, so adding
-one is a plain copy. The views have the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``, ``advantages``, …),
-so code that reads or overrides those keeps working. For environments in tensors, the storage may be on another device
-(:meth:`~ppo_plus.RolloutBuffer.store_on`); under these names are then the tensors themselves.
+``T`` steps of ``N`` environments, stored time-major, in NumPy's arrays, into which adding a step is a plain copy, and
+of which tensors are views. The arrays have the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``,
+``advantages``, …), so code that reads or overrides those keeps working. For environments in tensors, the storage may be
+on another device (:meth:`~ppo_plus.RolloutBuffer.store_on`); under these names are then tensors.
 """
 
 import copy
@@ -20,7 +20,7 @@ from stable_baselines3.common import buffers as sb3
 from ppo_plus.formulas.losses import gae, normalize
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.policies import Carry, Memory
-from ppo_plus.trees import to_device, tree_flatten, tree_map
+from ppo_plus.trees import mapped, to_device, tree_flatten, tree_map
 from ppo_plus.update.minibatch import Batch, pick
 
 #: Attributes of the buffer that are the first fields of a :class:`Batch`, in order.
@@ -49,14 +49,15 @@ def _stored(name: str) -> Any:
     """A property that reads a stored array, and writes into it when it is assigned, as in ``self.returns = ...``."""
 
     def read(buffer: "RolloutBuffer") -> Any:
-        return buffer._arrays.get(name)
+        stored = buffer._stored.get(name)
+        return _Arrays(stored) if isinstance(stored, dict) else stored
 
     def write(buffer: "RolloutBuffer", value: Any) -> None:
         if isinstance(value, dict):
             for key, part in value.items():
-                buffer._arrays[name][key] = part
+                buffer._stored[name][key][...] = part
         else:
-            buffer._arrays[name][...] = value
+            buffer._stored[name][...] = value
 
     return property(read, write, doc=f"``{name}`` of the rollout, shape ``(T, N, ...)``; ``None`` before it is stored.")
 
@@ -109,19 +110,10 @@ class RolloutBuffer:
     def store_on(self, device: th.device) -> None:
         """Keep rollouts on a device from now on; what was kept is dropped."""
         self.storage = device
-        self._tensors: dict[str, Any] = {}
-        #: NumPy arrays that share the tensors' memory; on another device, the tensors.
-        self._arrays: dict[str, Any] = {}
+        #: NumPy arrays, or tensors on another device than the CPU; dicts of them for Dict observations.
+        self._stored: dict[str, Any] = {}
         for name in NUMBERS:
             self._make_room(name, th.zeros(self.n_envs, dtype=th.float32, device=device))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A pickled view would be a copy, so only the tensors are saved.
-        return {name: value for name, value in vars(self).items() if name != "_arrays"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._arrays = {name: _views(tensors) for name, tensors in self._tensors.items()}
 
     def reset(self) -> None:
         """Start a new rollout in the memory of the last one."""
@@ -138,11 +130,7 @@ class RolloutBuffer:
         #: The policy's memory before the first step of each sequence, in order; empty without memory.
         self.memories: list[Memory] = []
         # The next rollout may have no masks.
-        self._forget("masks")
-
-    def _forget(self, name: str) -> None:
-        self._tensors.pop(name, None)
-        self._arrays.pop(name, None)
+        self._stored.pop("masks", None)
 
     def size(self) -> int:
         """Steps per environment stored so far."""
@@ -178,10 +166,10 @@ class RolloutBuffer:
         """
         in_tensors, pos = isinstance(action, th.Tensor), self.pos
         if params is None:
-            self._forget("params")
+            self._stored.pop("params", None)
             value, log_prob = (th.as_tensor(numbers).reshape(-1).to(self.storage) for numbers in (value, log_prob))
         action = action.float() if in_tensors else np.asarray(action, dtype=np.float32)
-        stored = self._tensors if in_tensors else self._arrays
+        stored = self.stored if in_tensors else self._stored.__getitem__
         for name, row in (
             ("observations", obs),
             ("actions", action.reshape(self.n_envs, -1)),
@@ -191,19 +179,19 @@ class RolloutBuffer:
             ("stream_rewards", streams),
         ):
             if row is not None:
-                if pos == 0 or name not in stored:
+                if pos == 0 or name not in self._stored:
                     self._make_room(name, row)
-                _put(stored[name], pos, row)
+                _put(stored(name), pos, row)
         # Numbers have their room, of one dtype.
-        stored["rewards"][pos] = reward
-        stored["episode_starts"][pos] = episode_start
-        stored["values"][pos] = value
-        stored["log_probs"][pos] = log_prob
+        stored("rewards")[pos] = reward
+        stored("episode_starts")[pos] = episode_start
+        stored("values")[pos] = value
+        stored("log_probs")[pos] = log_prob
         self.pos, self.full = self.pos + 1, self.pos + 1 == self.buffer_size
 
     def stored(self, name: str) -> Any:
         """What is stored under a name, as a tensor ``(T, N, ...)`` or a dict of them; ``None``: nothing."""
-        return self._tensors.get(name)
+        return mapped(th.as_tensor, self._stored.get(name))
 
     def begin_sequences(self, memory: Memory) -> None:
         """Begin a training sequence in each environment with the next step, before which the policy has this memory.
@@ -228,7 +216,7 @@ class RolloutBuffer:
         r"""Add discounted values :math:`\gamma V(s_{final})` of final observations, ``(K,)``, to rewards at ``K`` time
         limits (rows, columns): they estimate the rest of the return of an episode that was truncated, not terminated
         (Pardo et al. 2018, arXiv:1712.00378). Calling it again replaces the earlier values."""
-        rewards = self._tensors["rewards"]
+        rewards = self.stored("rewards")
         rows, columns = (th.as_tensor(indices, dtype=th.long, device=self.storage) for indices in (steps, envs))
         values = final_values.reshape(-1).to(self.storage)
         gain = values if self._final_values is None else values - self._final_values
@@ -241,18 +229,18 @@ class RolloutBuffer:
         :param last_values: value of the observation after the last step, shape ``(N,)`` or ``(N, 1)``
         :param dones: whether the last step ended an episode, shape ``(N,)``
         """
-        tensors = self._tensors
+        values = self.stored("values")
         advantages = gae(
-            tensors["rewards"],
-            tensors["values"],
+            self.stored("rewards"),
+            values,
             last_values.reshape(-1).to(self.storage),
-            tensors["episode_starts"],
+            self.stored("episode_starts"),
             th.as_tensor(dones, device=self.storage),
             self.gamma,
             self.gae_lambda,
         )
-        tensors["advantages"].copy_(advantages)
-        th.add(advantages, tensors["values"], out=tensors["returns"])
+        self.stored("advantages").copy_(advantages)
+        th.add(advantages, values, out=self.stored("returns"))
 
     def combine_advantages(self, weights: Sequence[float], divisor: float) -> None:
         """Add the weighted advantages of the streams to ``advantages``, and divide the sum, unless that is done."""
@@ -263,7 +251,7 @@ class RolloutBuffer:
 
     def normalize_advantages(self) -> None:
         """Normalize the advantages over the whole rollout."""
-        advantages, counted = self._tensors["advantages"], ... if self.valid is None else th.from_numpy(self.valid)
+        advantages, counted = self.stored("advantages"), ... if self.valid is None else th.from_numpy(self.valid)
         advantages[counted] = normalize(advantages[counted])
 
     def twin(self, **others: th.Tensor) -> "RolloutBuffer":
@@ -271,21 +259,21 @@ class RolloutBuffer:
         are stored in place of what has their names."""
         twin = copy.copy(self)
         twin.streams = [stream.twin() for stream in self.streams]
-        own = {name: self._tensors[name].clone() for name in ESTIMATED}
-        twin.__setstate__({"_tensors": self._tensors | own | others})
+        own = {name: self.stored(name).clone() for name in ESTIMATED}
+        twin._stored = self._stored | {name: _held(tensor) for name, tensor in (own | others).items()}
         return twin
 
     def put_values(self, values: th.Tensor) -> None:
         """Replace ``values`` by others in the order of :meth:`on_device`, ``(T * N,)``, with streams ``(T * N, K)``."""
         columns = values.reshape(len(values), -1).unbind(1)
         for part, column in zip((self, *self.streams), columns, strict=True):
-            stored = part._tensors["values"]
+            stored = part.stored("values")
             stored = stored.T if self.memories else stored
             stored.copy_(column.view(stored.shape))
 
     def all_of(self, name: str) -> th.Tensor:
         """``values`` or ``returns``, ``(T, N)``, with streams ``(T, N, K)``."""
-        parts = [part._tensors[name] for part in (self, *self.streams)]
+        parts = [part.stored(name) for part in (self, *self.streams)]
         return th.stack(parts, dim=-1) if self.streams else parts[0]
 
     def transitions(self, name: str) -> Any:
@@ -305,7 +293,7 @@ class RolloutBuffer:
         def flat(tensor: th.Tensor) -> th.Tensor:
             return to_device((tensor.transpose(0, 1) if self.memories else tensor).flatten(0, 1), self.device)
 
-        return tree_map(flat, self.all_of(name) if name in ("values", "returns") else self._tensors.get(name))
+        return tree_map(flat, self.all_of(name) if name in ("values", "returns") else self.stored(name))
 
     def minibatches(
         self, batch_size: int | None = None, rollout: Batch | None = None
@@ -372,23 +360,20 @@ class RolloutBuffer:
     def _make_room(self, name: str, rows: Any) -> None:
         """Allocate what is stored under a name, shaped like these rows of a first step, unless it fits already."""
         rows = tree_map(_as_stored, rows)
-        if _kinds(rows) != _kinds(tree_map(itemgetter(0), self._tensors.get(name))):
-            self._tensors[name] = tree_map(lambda row: row.new_zeros((self.buffer_size, *row.shape)), rows)
-            self._arrays[name] = _views(self._tensors[name])
+        if _kinds(rows) != _kinds(mapped(itemgetter(0), self.stored(name))):
+            self._stored[name] = tree_map(lambda row: _held(row.new_zeros((self.buffer_size, *row.shape))), rows)
 
 
-class _Arrays(dict[str, np.ndarray]):
-    """Stored arrays by key; assigning to a key writes into its array."""
+class _Arrays(dict[str, Any]):
+    """What is stored of Dict observations; assigning to a key writes into its array."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         self[key][...] = value
 
 
-def _views(tensors: Any) -> Any:
-    """NumPy arrays that share the tensors' memory; on another device, the tensors."""
-    if isinstance(tensors, dict):
-        return _Arrays((key, _views(tensor)) for key, tensor in tensors.items())
-    return tensors.numpy() if tensors.device.type == "cpu" else tensors
+def _held(tensor: th.Tensor) -> Any:
+    """A tensor as it is stored."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
 def own_buffer_class(buffer_class: Any) -> type[RolloutBuffer]:
