@@ -60,7 +60,7 @@ from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.demonstrations import clone, read_demonstrations
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
-from ppo_plus.rollout.reestimate import follow_changes, reestimated
+from ppo_plus.rollout.reestimate import reestimated
 from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
@@ -747,11 +747,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         keep_training = self._synchronize(keep_training=True)
         if self.policy.streams is not None:
             self._finish_streams(collector, keep_training)
-        collected = rollout_buffer.twin() if self.settings.recompute_advantages else None
         callback.update_locals(locals())
         callback.on_rollout_end()
-        if collected is not None:
-            follow_changes(rollout_buffer, collected, collector.estimate)
+        if self.settings.recompute_advantages:
+            collector.estimate(rollout_buffer)  # as before later epochs, from the rewards that callbacks have left
         return keep_training
 
     @interrupts_wait()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch as th
 
-from ppo_plus.rollout.buffer import AT_ONCE, ESTIMATED, RolloutBuffer
+from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
 from ppo_plus.update.minibatch import Batch, pick, steps_per_sequence
 
 
@@ -26,31 +26,6 @@ def values_of(policy: Any, rollout: Batch) -> th.Tensor:
     parts = th.split(rows, max(AT_ONCE // length, 1) * length)
     with th.no_grad():
         return th.cat([policy.evaluate_batch(pick(rollout, part))[0] for part in parts])
-
-
-def follow_changes(buffer: RolloutBuffer, collected: RolloutBuffer, estimate: Callable[[RolloutBuffer], None]) -> None:
-    """Estimate advantages and returns again if callbacks have changed rewards at the end of the rollout.
-
-    :param buffer: the rollout after the callbacks
-    :param collected: its twin before them
-    :param estimate: as of :func:`reestimated`
-    :raises ValueError: they have changed values, or advantages otherwise than by their rewards
-    """
-    changed = [name for name in ESTIMATED if not th.equal(buffer.stored(name), collected.stored(name))]
-    if not changed:
-        return
-    twin = buffer.twin()
-    twin.stored("values").copy_(collected.stored("values"))
-    estimate(twin)
-    kept = {name: th.allclose(buffer.stored(name), twin.stored(name), rtol=1e-3, atol=1e-5) for name in changed}
-    if not all(kept.values()):
-        raise ValueError(
-            "recompute_advantages=True cannot recompute what a callback wrote into the rollout buffer's "
-            f"{' and '.join(name for name in kept if not kept[name])}: change its rewards only, from which all epochs "
-            "are estimated, or use recompute_advantages=False"
-        )
-    for name in ("advantages", "returns"):
-        buffer.stored(name).copy_(twin.stored(name))
 
 
 def reestimated(
