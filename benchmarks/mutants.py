@@ -464,15 +464,15 @@ ROLLOUT = (
     Fault(
         "tensors-not-copied",
         "rollout/tensor_collector.py",
-        "lambda tensor: tensor.clone(memory_format=th.contiguous_format), position.obs",
-        "lambda tensor: tensor, position.obs",
+        "(stepped.obs, stepped.rewards, stepped.final_obs), copy=True)",
+        "(stepped.obs, stepped.rewards, stepped.final_obs))",
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
         "tensors-of-an-evaluation",
         "rollout/tensor_collector.py",
-        "tree_map(th.clone, (stepped.obs, stepped.rewards, stepped.final_obs))",
-        "stepped.obs, stepped.rewards, stepped.final_obs",
+        "stepped = stepped._replace(obs=new_obs, rewards=rewards,",
+        "stepped = stepped._replace(obs=new_obs,",
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(

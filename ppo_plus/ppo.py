@@ -661,8 +661,6 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     @_last_obs.setter
     def _last_obs(self, obs: Any) -> None:
-        if obs is None and self.collector is not None:
-            self.collector.flush()
         self.position.obs = obs
 
     @property

@@ -221,9 +221,6 @@ class Collector:
             isinstance(layer, (SubprocVecEnv, AsyncVectorEnv)) for layer in layers(env)
         )
 
-    def flush(self) -> None:
-        """Prepare for other code that reads or steps the environments."""
-
     def leave(self) -> None:
         """End the rollout early: the next one continues from where the pending step led."""
         if self.pending is not None and self.position.obs is not None:

@@ -7,10 +7,9 @@ limits there were, what to log) is computed on the device and read in one copy.
 import warnings
 from collections import UserDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch as th
@@ -73,8 +72,7 @@ class LazyLocals(UserDict[str, Any]):
         self.data.update(*args, **kwargs)
 
 
-@dataclass
-class TensorStep:
+class TensorStep(NamedTuple):
     """A step of environments in tensors."""
 
     obs: Any  # the observations before it
@@ -82,6 +80,8 @@ class TensorStep:
     masks: th.Tensor | None  # action masks, booleans `(N, M)`; `None`: none, or in the observations
     chosen: Step  # what the policy returned for them
     env_actions: Any  # its actions as the environments take them
+    new_obs: Any  # the next observations
+    new_starts: th.Tensor  # which of them begin an episode, booleans `(N,)`: those whose episodes have ended
     stepped: Stepped  # what the environments returned
     rewards: Lazy  # its rewards for callbacks, which may write into them
     streams: th.Tensor | None  # the rewards of streams, `(N, K - 1)`; `None`: there are none
@@ -91,7 +91,7 @@ class TensorStep:
     @property
     def dones(self) -> th.Tensor:
         """Which episodes have ended."""
-        return self.stepped.dones
+        return self.new_starts
 
 
 class TensorCollector(Collector):
@@ -121,22 +121,9 @@ class TensorCollector(Collector):
         position.obs, position.starts = self._here(tree_map(th.as_tensor, (position.obs, position.starts)))
         self._simulator = cast(TensorVecEnv, env)
 
-    def flush(self) -> None:
-        if self.pending is not None:
-            # Copies: the simulator may write into what it has returned.
-            stepped = self.pending.stepped
-            obs, rewards, final_obs = tree_map(th.clone, (stepped.obs, stepped.rewards, stepped.final_obs))
-            self.pending.stepped = stepped._replace(obs=obs, rewards=rewards, final_obs=final_obs)
-
-    def leave(self) -> None:
-        self.flush()
-        if self.pending is not None and self.position.obs is not None:
-            stepped = self.pending.stepped
-            self.position.obs, self.position.starts = self._here((stepped.obs, stepped.dones))
-        self.pending = self.position.stream_sums = None
-
-    def _here(self, tensors: Any) -> Any:
-        return tree_map(lambda tensor: tensor.to(self._plan.device), tensors)
+    def _here(self, tensors: Any, copy: bool = False) -> Any:
+        options: Any = {"copy": True, "memory_format": th.contiguous_format} if copy else {}
+        return tree_map(lambda tensor: tensor.to(self._plan.device, **options), tensors)
 
     def _masks(self) -> th.Tensor | None:
         """The present action masks, booleans ``(N, M)``; ``None``: none, or in the observations.
@@ -159,9 +146,7 @@ class TensorCollector(Collector):
         :raises ValueError: the masks have another shape than the choices
         """
         plan, position, masks = self._plan, self.position, self._masks()
-        # A copy, since the simulator may write into its own in the step.
-        obs = tree_map(lambda tensor: tensor.clone(memory_format=th.contiguous_format), position.obs)
-        carry = self._next_carry(position.starts)
+        obs, carry = position.obs, self._next_carry(position.starts)
         starts = position.starts if plan.policy.remembers else None
         try:
             packed, position.carry = plan.act(obs, carry, starts, masks)
@@ -171,15 +156,22 @@ class TensorCollector(Collector):
         chosen = Step.unpacked(packed, plan.policy.distribution.action_dim)
         env_actions = self._to_env(chosen.actions)
         stepped: Stepped = self._simulator.step_tensors(env_actions)
+        # Copies, since the simulator may write into its own in the next step, which may be that of an evaluation.
+        new_obs, rewards, final_obs = self._here((stepped.obs, stepped.rewards, stepped.final_obs), copy=True)
+        dones, timeouts = self._here((stepped.dones, stepped.timeouts))
+        stepped = stepped._replace(obs=new_obs, rewards=rewards, dones=dones, timeouts=timeouts, final_obs=final_obs)
         for name, value in stepped.log.items():
             if isinstance(value, (int, float, th.Tensor)):
                 mean = th.as_tensor(value, dtype=th.float32).mean()
                 self._log.setdefault(name, []).append(to_device(mean, plan.device))
         self._step += 1
-        rewards, of = Lazy(lambda: as_numpy(pending.stepped.rewards)), plan.policy.streams
-        streams = None if of is None else self._here(from_tensors(of, stepped.infos, stepped.rewards))
-        pending = self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, rewards, streams)
-        return pending
+        of = plan.policy.streams
+        streams = None if of is None else from_tensors(of, stepped.infos, rewards)
+        seen = Lazy(lambda: as_numpy(rewards))
+        self.pending = TensorStep(
+            obs, position.starts, masks, chosen, env_actions, new_obs, dones, stepped, seen, streams
+        )
+        return self.pending
 
     def locals(self) -> dict[str, Any]:
         # Copied to the host on access.
@@ -192,9 +184,9 @@ class TensorCollector(Collector):
             "log_probs": step.chosen.log_probs,
             "actions": Lazy(lambda: as_numpy(step.chosen.actions)),
             "clipped_actions": Lazy(lambda: as_numpy(step.env_actions)),
-            "new_obs": Lazy(lambda: as_numpy(step.stepped.obs)),
+            "new_obs": Lazy(lambda: as_numpy(step.new_obs)),
             "rewards": step.rewards,
-            "dones": Lazy(lambda: as_numpy(step.dones)),
+            "dones": Lazy(lambda: as_numpy(step.new_starts)),
             "infos": Lazy(lambda: simulator.infos(step.stepped)),
         }
 
@@ -209,13 +201,12 @@ class TensorCollector(Collector):
             known, timeouts = known | ~dones, timeouts | ~dones
             self._use(env)
         else:
-            position.obs, position.starts = self._here(stepped.obs), self._here(dones)
+            position.obs, position.starts = step.new_obs, step.new_starts
         # Callbacks may have written into the rewards that they saw.
-        rewards = th.from_numpy(step.rewards.value) if step.rewards.is_made else stepped.rewards
+        rewards = self._here(th.from_numpy(step.rewards.value)) if step.rewards.is_made else stepped.rewards
         if step.streams is not None:
             # Streams are computed from the observations after all steps.
             final_obs = stepped.obs if final_obs is None else where(dones, final_obs, stepped.obs)
-        rewards, final_obs = self._here((rewards, final_obs))
         chosen = (step.chosen.actions, rewards, step.starts, *step.chosen[1:], step.masks)
         self._plan.buffer.add(step.obs, *chosen, final_obs, step.streams)
         self._episodes.append((dones, timeouts, known, stepped.returns, stepped.lengths))
@@ -254,15 +245,13 @@ class TensorCollector(Collector):
                 f"replaces that of the final one at a time limit{also}: {self._simulator.env.remedy}"
             )
         limited = _places(known, int(n_known))
-        # Copies: the simulator may write into its own before advantages are recomputed.
-        obs, carry, starts = tree_map(th.clone, (position.obs, position.carry, position.starts))
         stored = buffer.stored("final_observations")
         self.estimate = partial(
             estimate,
             plan.policy,
-            obs=obs,
-            carry=carry,
-            starts=starts,
+            obs=position.obs,
+            carry=position.carry,
+            starts=position.starts,
             limited=limited,
             final_obs=tree_map(lambda rows: rows[limited], stored) if n_known else None,
             unknown=_places(unknown, int(n_unknown)),

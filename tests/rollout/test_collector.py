@@ -268,7 +268,6 @@ def test_copies_of_a_model_evaluate_and_learn_alike(in_tensors, policy, duplicat
     copies = [model, duplicate(model)]
     results = []
     for each in copies:
-        each.collector and each.collector.flush()
         th.manual_seed(1)
         np.random.seed(1)
         results.append(each.evaluate(2))
