@@ -287,16 +287,15 @@ class TensorCollector(Collector):
         buffer, masks = self._plan.buffer, self._plan.masks
         first = self._step - self.n_steps
         outputs = buffer.stored("values") + buffer.stored("log_probs")
-        for row in outputs[: self.n_steps].isfinite().all(dim=1).logical_not().nonzero()[:1].flatten().tolist():
-            obs = tree_map(itemgetter(row), buffer.stored("observations"))
-            if all(leaf.isfinite().all() for leaf in _floats(obs)):
-                raise not_finite(self._plan.policy, obs, first + row)
         for row in range(self.n_steps):
-            require_finite("observation", _row(buffer.stored("observations"), row), first + row)
-            require_finite("reward", _row(buffer.stored("rewards"), row), first + row + 1)
+            obs = tree_map(itemgetter(row), buffer.stored("observations"))
+            require_finite("observation", as_numpy(obs), first + row)
+            if not outputs[row].isfinite().all():
+                raise not_finite(self._plan.policy, obs, first + row)
+            require_finite("reward", as_numpy(buffer.stored("rewards")[row]), first + row + 1)
             for i in np.flatnonzero(as_numpy(known[row])).tolist():
-                final_obs = _row(buffer.stored("final_observations"), (row, i))
-                require_finite("final observation", final_obs, first + row + 1, env=i)
+                final_obs = tree_map(itemgetter((row, i)), buffer.stored("final_observations"))
+                require_finite("final observation", as_numpy(final_obs), first + row + 1, env=i)
         require_finite("observation", as_numpy(self.position.obs), self._step)
         if masks is not None:
             stored = _stored_masks(buffer, masks)
@@ -316,11 +315,6 @@ def _places(mask: th.Tensor, n: int) -> Places:
     """Rows and columns of ``n`` true entries of ``(T, N)``, in order; ``nonzero`` would ask the device for ``n``."""
     indices = mask.flatten().float().topk(n, sorted=False).indices.sort().values
     return indices // mask.shape[1], indices % mask.shape[1]
-
-
-def _row(tensors: Any, index: Any) -> Any:
-    """An entry of each of a nesting of tensors, as NumPy arrays."""
-    return as_numpy(tree_map(lambda tensor: tensor[index], tensors))
 
 
 def _floats(tensors: Any) -> list[th.Tensor]:
