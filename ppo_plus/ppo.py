@@ -62,7 +62,7 @@ from ppo_plus.rollout.demonstrations import clone, read_demonstrations
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
 from ppo_plus.rollout.reestimate import reestimated
 from ppo_plus.rollout.streams import finish
-from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, in_tensors, warn_of_numpy
+from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
 from ppo_plus.saving.export import Normalization, export, outermost
@@ -396,7 +396,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
         # Environments in tensors and the policy are on the same device.
-        if self.device.type != "cpu" and not in_tensors(self.env) and not has_convolutions(self.policy):
+        if self.device.type != "cpu" and not isinstance(self.env, TensorVecEnv) and not has_convolutions(self.policy):
             warnings.warn(
                 f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
                 'where training is also compiled by default: pass device="cpu", or compare the two',
@@ -589,7 +589,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Make the buffer again if ``n_steps`` was assigned, and store it where the environments' tensors are."""
         if self.rollout_buffer.buffer_size != self.n_steps:
             del self.rollout_buffer
-        storage = self.device if in_tensors(self.env) else th.device("cpu")
+        storage = self.device if isinstance(self.env, TensorVecEnv) else th.device("cpu")
         if self.rollout_buffer.storage != storage:
             self.rollout_buffer.store_on(storage)
 
@@ -718,7 +718,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             env = self.env  # type: ignore[assignment]
         # Without callbacks, nothing reads a step's values or moves weights between steps.
         watched = not (isinstance(callback, ConvertCallback) and callback.callback is None)
-        kind = TensorCollector if in_tensors(env) else Collector
+        # SB3's wrappers of environments in tensors work in NumPy.
+        kind = TensorCollector if isinstance(env, TensorVecEnv) else Collector
         plan = self._plan(env, rollout_buffer, watched)
         is_first = self.collector is None
         self.collector = collector = kind(plan, env, self.position, self._steps())

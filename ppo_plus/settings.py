@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from ppo_plus.envs.checks import check_spaces
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import require_one_normalization
+from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
@@ -41,7 +42,6 @@ from ppo_plus.require import (
     require_one_of,
 )
 from ppo_plus.rollout.buffer import RolloutBuffer, least_bytes, own_buffer_class
-from ppo_plus.rollout.tensor_collector import in_tensors
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
@@ -208,7 +208,7 @@ class Settings:
                 f"batch_size={self.batch_size} with n_steps={self.n_steps} times n_envs={n_envs} leaves nothing to "
                 "normalize: use at least 2 transitions, or normalize_advantage=False"
             )
-        if in_tensors(env) and self.policy_kwargs.get("squash_output") and env.unwrapped.env.unbounded:
+        if isinstance(env, TensorVecEnv) and self.policy_kwargs.get("squash_output") and env.env.unbounded:
             raise ValueError(
                 "policy_kwargs: squash_output=True scales actions to the bounds of the Box, which has none: give the "
                 "simulator's single_action_space bounds, such as gymnasium.spaces.Box(-1, 1, (n,)), or leave it out"

@@ -9,7 +9,7 @@ from collections import UserDict
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -25,11 +25,6 @@ from ppo_plus.rollout.collector import Collector, Places, Position, Report, Roll
 from ppo_plus.rollout.streams import from_tensors
 from ppo_plus.trees import to_device, tree_leaves, tree_map
 from ppo_plus.update.minibatch import read
-
-
-def in_tensors(env: VecEnv | None) -> bool:
-    """Whether training takes these environments in tensors. SB3's wrappers work in NumPy, and so does training then."""
-    return isinstance(env, TensorVecEnv)
 
 
 def warn_of_numpy(env: VecEnv) -> None:
@@ -110,7 +105,7 @@ class TensorCollector(Collector):
 
     def _use(self, env: VecEnv) -> None:
         position = self.position
-        if not in_tensors(env):
+        if not isinstance(env, TensorVecEnv):
             raise ValueError(
                 f"set_env during a rollout: env={env!r} is not in tensors, but the environments before are: set it "
                 "between two rollouts"
@@ -119,7 +114,7 @@ class TensorCollector(Collector):
             restart(position, env, CheckedEnvs(env, lambda: self._step))
         # Episodes are begun through SB3's interface, which is NumPy's.
         position.obs, position.starts = self._here(tree_map(th.as_tensor, (position.obs, position.starts)))
-        self._simulator = cast(TensorVecEnv, env)
+        self._simulator = env
 
     def _here(self, tensors: Any, copy: bool = False) -> Any:
         options: Any = {"copy": True, "memory_format": th.contiguous_format} if copy else {}
