@@ -265,11 +265,7 @@ def views(vector: th.Tensor, params: "list[Any]") -> list[th.Tensor]:
 
 def concatenated(grads: Sequence[th.Tensor | None], params: "list[Any]") -> th.Tensor:
     """A gradient as one vector, with zeros for what the loss does not reach."""
-    every = [th.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
-    if len(every) == 1:
-        # A copy, as of several.
-        return every[0].reshape(-1).clone()
-    return flatten(every)
+    return flatten([th.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)])
 
 
 #: The parts of a gradient; ``None`` for those that the loss does not reach.
@@ -397,16 +393,11 @@ class UpdateRule:
     ) -> Outcome:
         """A step along a gradient, unless it is not finite or the KL control has stopped the update.
 
-        :param gradient: in one vector where it stands alone (it is changed then)
         :raises ValueError: a diagnostic is missing or not 0-d
         """
         control = self.control
         norm, factor = clip_factor(gradient, self.max_grad_norm)
-        if len(gradient) == 1 and gradient[0] is not None and gradient[0].is_contiguous():
-            gradient = (gradient[0].mul_(factor),)
-        else:
-            # New tensors: torch may have spread one number over many weights.
-            gradient = tuple(None if part is None else part * factor for part in gradient)
+        gradient = tuple(None if part is None else part * factor for part in gradient)
         total = losses.total.detach()
         finite = counted = applied = th.isfinite(total + norm)
         next_state = state
