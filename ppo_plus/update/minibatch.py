@@ -150,7 +150,7 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
     fused = FUSED_ON_CPU if vector.device.type == "cpu" else FUSED
     if isinstance(optimizer, fused) and not any(map(options.get, ("foreach", "capturable", "differentiable"))):
         options["fused"] = True
-    lent = new_optimizer(optimizer, vector)
+    lent: Optimizer = type(optimizer)([vector])  # type: ignore[call-arg]
     lent.param_groups[0].update(options)
     # A fused kernel needs the counts of steps beside the weights.
     beside = options.get("fused") or options.get("capturable")
@@ -170,12 +170,6 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
         grads = [None] * len(params) if vector.grad is None else views(vector.grad, params)
         for p, data, grad in zip(params, own, grads, strict=True):
             p.data, p.grad = data.copy_(p.data), grad
-
-
-def new_optimizer(like: Optimizer, parameter: th.Tensor) -> Optimizer:
-    """An optimizer of the same class; its options are set through its parameter group."""
-    make: Callable[[list[th.Tensor]], Optimizer] = type(like)
-    return make([parameter])
 
 
 def _packable(optimizer: Optimizer, params: list[nn.Parameter]) -> bool:
@@ -456,7 +450,7 @@ def functional_step(like: Optimizer, train_state: TrainState) -> OptimizerStep:
         stepped = vector.detach().clone().requires_grad_()
         (stepped.grad,) = gradient
         new_moments = {name: moment.clone() for name, moment in moments.items()}
-        optimizer = new_optimizer(like, stepped)
+        optimizer: Optimizer = type(like)([stepped])  # type: ignore[call-arg]
         group = optimizer.param_groups[0]
         options = {key: value for key, value in like.param_groups[0].items() if key != "params"}
         group.update(options | {"lr": 1.0} | {key: False for key in ("foreach", "fused") if key in group})

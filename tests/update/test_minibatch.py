@@ -650,7 +650,7 @@ class Remembering(PPO_Plus):
 
 def interrupted_at(line, model):
     """Learn, with a Ctrl-C at the given line of those that pack and unpack; returns how many lines have run."""
-    n_lines, packing = 0, ("packed", "_packable", "_pack_state", "_unpack_state", "new_optimizer", "views")
+    n_lines, packing = 0, ("packed", "_packable", "_pack_state", "_unpack_state", "views")
 
     def trace(frame, event, _):
         nonlocal n_lines
