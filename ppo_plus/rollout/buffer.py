@@ -19,6 +19,7 @@ from stable_baselines3.common import buffers as sb3
 
 from ppo_plus.formulas.losses import gae, normalize
 from ppo_plus.policy.distributions import make_distribution
+from ppo_plus.policy.observations import parts_of
 from ppo_plus.policy.policies import Carry, Memory
 from ppo_plus.trees import mapped, to_device, tree_flatten, tree_map
 from ppo_plus.update.minibatch import Batch, pick
@@ -35,14 +36,10 @@ ESTIMATED = ("rewards", "values", "advantages", "returns")
 
 def least_bytes(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
     """Lower bound on the bytes of a transition: its observation, its action and six numbers."""
-    return _observation_bytes(observation_space) + 4 * (make_distribution(action_space).action_dim + 6)
-
-
-def _observation_bytes(space: spaces.Space[Any]) -> int:
-    if isinstance(space, spaces.Dict):
-        return sum(map(_observation_bytes, space.values()))
+    parts = parts_of(observation_space).values()
     # Floats are stored as float32.
-    return math.prod(space.shape or ()) * min(np.dtype(space.dtype).itemsize, 4)
+    observation: int = sum(math.prod(part.shape or ()) * min(np.dtype(part.dtype).itemsize, 4) for part in parts)
+    return observation + 4 * (make_distribution(action_space).action_dim + 6)
 
 
 def _stored(name: str) -> Any:
