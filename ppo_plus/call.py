@@ -41,10 +41,6 @@ class Call:
     configured: list[dict[str, bytes]] = field(default_factory=list)
     resumed: dict[str, Any] | None = None
 
-    def __reduce__(self) -> Any:
-        # A copy of a model has no callbacks: they refer to modules, by the globals that they have been given.
-        return Call, (self.total_timesteps, self.iteration, self.between_rollouts, [], [], self.resumed)
-
     def begun(self, total_timesteps: float) -> "Call":
         """The call that begins now: this one if it was interrupted, otherwise a new one.
 

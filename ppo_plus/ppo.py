@@ -7,6 +7,7 @@ import io
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -635,8 +636,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         super().__setattr__(name, original(value) if name == "policy" else value)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies log nowhere, and have no environments in other processes.
-        state = vars(self) | {"_logger": Logger(None, []), "_custom_logger": False}
+        # Copies log nowhere, collect their next rollout from the start, have no environments in other processes, and no
+        # callbacks, which refer to modules by the globals that they have been given.
+        call = replace(self.call, callbacks=[], configured=[])
+        state = vars(self) | {"_logger": Logger(None, []), "_custom_logger": False, "collector": None, "call": call}
         if self.env is not None and isinstance(self.env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
             state["env"] = None
         normalize = self.get_vec_normalize_env()

@@ -207,10 +207,6 @@ class Collector:
         self._dones: list[Any] = []
         self._use(env)
 
-    def __reduce__(self) -> Any:
-        # A copy of a model collects its next rollout from the start.
-        return type(None), ()
-
     def _use(self, env: VecEnv) -> None:
         self._env, self._checked = env, CheckedEnvs(env, lambda: self._step)
         if self.position.obs is None:
