@@ -478,8 +478,8 @@ ROLLOUT = (
     Fault(
         "tensors-final-unmasked",
         "rollout/tensor_collector.py",
-        "unknown, streams = timeouts & missing, plan.policy.streams",
-        "unknown, streams = timeouts, plan.policy.streams",
+        "(timeouts & known, timeouts & ~known))",
+        "(timeouts & known, timeouts))",
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(

@@ -217,29 +217,23 @@ class TensorCollector(Collector):
         :raises ValueError: a mask allowed nothing
         """
         plan, position, buffer = self._plan, self.position, self._plan.buffer
-        tables = (self._here(th.stack(column)) for column in zip(*self._episodes, strict=True))
-        dones, timeouts, known, returns, lengths = tables
-        known, missing = timeouts & known, dones & ~known
-        unknown, streams = timeouts & missing, plan.policy.streams
-        computes = streams is not None and streams.are_computed
-        missing = missing if computes else unknown
+        tables = [self._here(th.stack(column)) for column in zip(*self._episodes, strict=True)]
+        _, timeouts, known, *_ = tables
         logged = [th.stack(values).mean() for values in self._log.values()]
-        facts = [
-            self._suspicious(known),
-            th.stack([known.sum(), unknown.sum(), missing.sum()]),
-            _last_episodes(dones, returns, lengths, plan.window),
-            th.stack(logged) if logged else th.empty(0, device=plan.device),
-        ]
-        suspicious, (n_known, n_unknown, n_missing), episodes, means = (fact.numpy() for fact in read(facts))
-        if suspicious.any():
-            self._explain(known)
-        if n_missing:
+        means = th.stack(logged) if logged else th.empty(0, device=plan.device)
+        facts = (fact.numpy() for fact in read([self._suspicious(timeouts & known), means, *tables]))
+        suspicious, means, dones, timeouts, known, returns, lengths = facts
+        if suspicious:
+            self._explain(timeouts & known)
+        streams = plan.policy.streams
+        computes = streams is not None and streams.are_computed
+        if ((dones if computes else timeouts) & ~known).any():
             also = ", and streams are computed from the first observation of the next episode" if computes else ""
             position.warn_once(
                 "the simulator does not return final observations of episodes, so the value of the observation before "
                 f"replaces that of the final one at a time limit{also}: {self._simulator.env.remedy}"
             )
-        limited = _places(known, int(n_known))
+        limited, unknown = (self._places(mask) for mask in (timeouts & known, timeouts & ~known))
         stored = buffer.stored("final_observations")
         self.estimate = partial(
             estimate,
@@ -248,12 +242,13 @@ class TensorCollector(Collector):
             carry=position.carry,
             starts=position.starts,
             limited=limited,
-            final_obs=tree_map(lambda rows: rows[limited], stored) if n_known else None,
-            unknown=_places(unknown, int(n_unknown)),
+            final_obs=tree_map(lambda rows: rows[limited], stored) if len(limited[0]) else None,
+            unknown=unknown,
         )
         if plan.policy.streams is None:
             self.estimate(buffer)
-        ended = [self._simulator.episode(*numbers) for there, *numbers in episodes.T[::-1].tolist() if there]
+        last = zip(returns[dones][-plan.window :], lengths[dones][-plan.window :], strict=True)
+        ended = [self._simulator.episode(*numbers) for numbers in last]
         names = [name if "/" in name else f"env/{name}" for name in self._log]
         return Report([{"episode": episode} for episode in ended], dict(zip(names, means.tolist(), strict=True)))
 
@@ -273,7 +268,12 @@ class TensorCollector(Collector):
             return not_all_finite
         return not_all_finite | nothing_allowed(_stored_masks(buffer, masks), masks.layout).any()
 
-    def _explain(self, known: th.Tensor) -> None:
+    def _places(self, mask: np.ndarray) -> Places:
+        """Rows and columns of the true entries of a table ``(T, N)``, in order."""
+        rows, columns = (to_device(th.from_numpy(indices), self._plan.device) for indices in np.nonzero(mask))
+        return rows, columns
+
+    def _explain(self, known: np.ndarray) -> None:
         """Raise an error for what is wrong with the steps so far, if anything is.
 
         :param known: for which of them the final observation is known
@@ -288,7 +288,7 @@ class TensorCollector(Collector):
             if not outputs[row].isfinite().all():
                 raise not_finite(self._plan.policy, obs, first + row)
             require_finite("reward", as_numpy(buffer.stored("rewards")[row]), first + row + 1)
-            for i in np.flatnonzero(as_numpy(known[row])).tolist():
+            for i in np.flatnonzero(known[row]).tolist():
                 final_obs = tree_map(itemgetter((row, i)), buffer.stored("final_observations"))
                 require_finite("final observation", as_numpy(final_obs), first + row + 1, env=i)
         require_finite("observation", as_numpy(self.position.obs), self._step)
@@ -296,20 +296,6 @@ class TensorCollector(Collector):
             stored = _stored_masks(buffer, masks)
             for row, i in nothing_allowed(stored, masks.layout).nonzero().tolist():
                 raise ValueError(masks.forbids_all(i, first + row, as_numpy(stored[row, i])))
-
-
-def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, window: int) -> th.Tensor:
-    """The last episodes of tables ``(T, N)``, newest first, ``(3, K)``: whether it exists, its return and length."""
-    where = th.arange(dones.numel(), device=dones.device).masked_fill(~dones.flatten(), -1)
-    last = where.topk(min(window, len(where))).values
-    entries = [table.flatten()[last.clamp(min=0)] for table in (returns, lengths)]
-    return th.stack([entry.to(returns.dtype) for entry in (last >= 0, *entries)])
-
-
-def _places(mask: th.Tensor, n: int) -> Places:
-    """Rows and columns of ``n`` true entries of ``(T, N)``, in order; ``nonzero`` would ask the device for ``n``."""
-    indices = mask.flatten().float().topk(n, sorted=False).indices.sort().values
-    return indices // mask.shape[1], indices % mask.shape[1]
 
 
 def _floats(tensors: Any) -> list[th.Tensor]:
