@@ -749,6 +749,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         keep_training = self._synchronize(keep_training=True)
         if self.policy.streams is not None:
             self._finish_streams(collector, keep_training)
+        collector.estimate(rollout_buffer)
         callback.update_locals(locals())
         callback.on_rollout_end()
         if self.settings.recompute_advantages:
@@ -757,13 +758,12 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     @interrupts_wait()
     def _finish_streams(self, collector: Collector, keep_training: bool) -> None:
-        """Complete the streams of a rollout, of all processes if they all have one, and estimate advantages."""
+        """Complete the streams of a rollout, of all processes if they all have one."""
         buffer, position = self.rollout_buffer, self.position
         pool = (self.shared if keep_training else SingleProcess()).total
         position.stream_sums, means = finish(self.policy, buffer, position.stream_sums, collector.dones(), pool)
         for name, mean in means.items():
             self.logger.record(f"rollout/ep_{name}_mean", mean)
-        collector.estimate(buffer)
 
     def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
         """What the rollout that begins is collected with."""

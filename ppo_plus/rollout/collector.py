@@ -95,52 +95,6 @@ class Report(NamedTuple):
     log: dict[str, float] = {}  # what the simulator logged, averaged over the rollout
 
 
-def estimate(
-    policy: Any,
-    buffer: RolloutBuffer,
-    *,
-    obs: Any,
-    carry: Carry | None,
-    starts: th.Tensor,
-    limited: Places,
-    final_obs: Any,
-    unknown: Places | None = None,
-    failed: Sequence[list[int]] | None = None,
-) -> None:
-    """Estimate the advantages of a rollout and its streams, bootstrapping from the policy's present values.
-
-    :param buffer: the rollout's, or a twin of it
-    :param obs: the observations after the last step, tensors
-    :param carry: the memory before them; ``None``: empty
-    :param starts: which of them begin an episode, on the device of the storage
-    :param limited: the transitions that a time limit, and nothing else, ended
-    :param final_obs: their final observations, tensors on the device of the storage
-    :param unknown: time limits without a final observation: the value of the observation before is used
-    :param failed: the transitions in which an environment failed and was replaced
-    """
-    rows, columns = limited
-    final_values = []
-    with th.no_grad():
-        carry = carry or Carry(policy.init_memory(len(starts)))
-        values = policy.predict_values(obs, carry, to_device(starts, policy.device)).reshape(len(starts), -1)
-        if len(rows):
-            final_values.append(values_after(policy, buffer, rows, columns, final_obs))
-    if unknown is not None and len(unknown[0]):
-        final_values.append(buffer.all_of("values")[unknown].reshape(len(unknown[0]), -1))
-        rows, columns = map(th.cat, zip(limited, unknown, strict=True))
-    buffer.is_combined = False
-    for k, part in enumerate((buffer, *buffer.streams)):
-        continues = k > 0 and not policy.streams.parts[k - 1].stream.episodic
-        if final_values and not continues:
-            part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])
-        if failed is not None and not continues:
-            part.cut(*failed)
-        ended = th.zeros_like(starts) if continues else starts
-        # Overridden methods may be SB3's, which works in NumPy.
-        dones = ended.numpy() if ended.device.type == "cpu" else ended
-        part.compute_returns_and_advantage(last_values=values[:, k : k + 1], dones=dones)
-
-
 def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: th.Tensor, final_obs: Any) -> th.Tensor:
     """The critic's values of the final observations of ``M`` transitions, shape ``(M, K)`` with ``K - 1`` streams.
 
@@ -190,8 +144,13 @@ class Collector:
     :param step: how many steps each environment has taken, for messages
     """
 
-    #: Estimates advantages in the rollout's buffer, or in a twin of it, by the policy's present values.
-    estimate: Callable[[RolloutBuffer], None]
+    #: Once the rollout has ended: the last observations as tensors, the memory before them (``None``: empty), and which
+    #: of them begin an episode, on the device of the storage.
+    _last: tuple[Any, Carry | None, th.Tensor]
+    #: Transitions that a time limit, and nothing else, ended, and their final observations as tensors.
+    _at_limits: tuple[Places, Any]
+    #: Time limits without a final observation: the value of the observation before is used.
+    _unknown: Places | None = None
 
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
         self._plan, self.position, self._step = plan, position, step
@@ -374,24 +333,44 @@ class Collector:
         return limited
 
     def finish(self) -> Report:
-        """End the rollout: estimate advantages, unless there are streams, whose rewards are not complete."""
+        """End the rollout; :meth:`estimate` may be called then."""
         policy, position, buffer = self._plan.policy, self.position, self._plan.buffer
         rows, columns, final_obs = zip(*self._limited, strict=True) if self._limited else ((), (), ())
         to_tensors = partial(to_network, space=policy.observation_space)
+        obs = to_tensors(position.obs, device=self._plan.device)
+        self._last = obs, position.carry, th.from_numpy(np.array(position.starts))
+        places = th.tensor(rows, dtype=th.long, device="cpu"), th.tensor(columns, dtype=th.long, device="cpu")
         stacked = tree_map(lambda *parts: np.stack(parts), *final_obs) if final_obs else None
-        self.estimate = partial(
-            estimate,
-            policy,
-            obs=to_tensors(position.obs, device=self._plan.device),
-            carry=position.carry,
-            starts=th.from_numpy(np.array(position.starts)),
-            limited=(th.tensor(rows, dtype=th.long, device="cpu"), th.tensor(columns, dtype=th.long, device="cpu")),
-            final_obs=to_tensors(stacked, device=buffer.storage) if final_obs else None,
-            failed=[[*column] for column in zip(*self._failed, strict=True)] or None,
-        )
-        if policy.streams is None:
-            self.estimate(buffer)
+        self._at_limits = places, to_tensors(stacked, device=buffer.storage) if final_obs else None
         return Report()
+
+    def estimate(self, buffer: RolloutBuffer) -> None:
+        """Estimate the advantages of the rollout and its streams, bootstrapping from the policy's present values.
+
+        :param buffer: the rollout's, or a twin of it
+        """
+        policy, (obs, carry, starts) = self._plan.policy, self._last
+        (rows, columns), final_obs = self._at_limits
+        final_values = []
+        with th.no_grad():
+            carry = carry or Carry(policy.init_memory(len(starts)))
+            values = policy.predict_values(obs, carry, to_device(starts, policy.device)).reshape(len(starts), -1)
+            if len(rows):
+                final_values.append(values_after(policy, buffer, rows, columns, final_obs))
+        if self._unknown is not None and len(self._unknown[0]):
+            final_values.append(buffer.all_of("values")[self._unknown].reshape(len(self._unknown[0]), -1))
+            rows, columns = map(th.cat, zip((rows, columns), self._unknown, strict=True))
+        buffer.is_combined = False
+        for k, part in enumerate((buffer, *buffer.streams)):
+            continues = k > 0 and not policy.streams.parts[k - 1].stream.episodic
+            if final_values and not continues:
+                part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])
+            if self._failed and not continues:
+                part.cut(*([*column] for column in zip(*self._failed, strict=True)))
+            ended = th.zeros_like(starts) if continues else starts
+            # Overridden methods may be SB3's, which works in NumPy.
+            dones = ended.numpy() if ended.device.type == "cpu" else ended
+            part.compute_returns_and_advantage(last_values=values[:, k : k + 1], dones=dones)
 
     def dones(self) -> th.Tensor:
         """Which episodes have ended in each step of the rollout, booleans ``(T, N)``."""

@@ -7,7 +7,7 @@ limits there were, what to log) is computed on the device and read in one copy.
 import warnings
 from collections import UserDict
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, nothing_allowed, warn_of_order
 from ppo_plus.policy.observations import not_finite, require_finite
 from ppo_plus.policy.policies import Step
-from ppo_plus.rollout.collector import Collector, Places, Position, Report, RolloutPlan, estimate, restart, where
+from ppo_plus.rollout.collector import Collector, Places, Position, Report, RolloutPlan, restart, where
 from ppo_plus.rollout.streams import from_tensors
 from ppo_plus.trees import to_device, tree_leaves, tree_map
 from ppo_plus.update.minibatch import read
@@ -211,7 +211,7 @@ class TensorCollector(Collector):
     # --- at the end ------------------------------------------------------------------------------------------------
 
     def finish(self) -> Report:
-        """End the rollout: check its numbers, bootstrap, and estimate advantages.
+        """End the rollout: check its numbers; :meth:`estimate` may be called then.
 
         :raises FloatingPointError: an observation, a reward or an output of the policy was not finite
         :raises ValueError: a mask allowed nothing
@@ -233,20 +233,10 @@ class TensorCollector(Collector):
                 "the simulator does not return final observations of episodes, so the value of the observation before "
                 f"replaces that of the final one at a time limit{also}: {self._simulator.env.remedy}"
             )
-        limited, unknown = (self._places(mask) for mask in (timeouts & known, timeouts & ~known))
+        limited, self._unknown = (self._places(mask) for mask in (timeouts & known, timeouts & ~known))
         stored = buffer.stored("final_observations")
-        self.estimate = partial(
-            estimate,
-            plan.policy,
-            obs=position.obs,
-            carry=position.carry,
-            starts=position.starts,
-            limited=limited,
-            final_obs=tree_map(lambda rows: rows[limited], stored) if len(limited[0]) else None,
-            unknown=unknown,
-        )
-        if plan.policy.streams is None:
-            self.estimate(buffer)
+        self._last = position.obs, position.carry, position.starts
+        self._at_limits = limited, tree_map(lambda rows: rows[limited], stored) if len(limited[0]) else None
         last = zip(returns[dones][-plan.window :], lengths[dones][-plan.window :], strict=True)
         ended = [self._simulator.episode(*numbers) for numbers in last]
         names = [name if "/" in name else f"env/{name}" for name in self._log]

@@ -37,6 +37,7 @@ def collected(n_steps=5, **kwargs):
         collector.step()
         collector.store(model.env)
     collector.finish()
+    collector.estimate(model.rollout_buffer)
     return collector, plan, model
 
 
