@@ -57,7 +57,7 @@ from ppo_plus.policy.streams import Stream
 from ppo_plus.process import assigned, full_precision, has_convolutions, keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.public import MODULES
 from ppo_plus.require import require_callable, require_int, require_number, require_spaces
-from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.demonstrations import clone, read_demonstrations
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
@@ -343,7 +343,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     @cached_property
     def rollout_buffer(self) -> RolloutBuffer:  # type: ignore[override]
         """Where rollouts are stored. It is made on first use: not while a file is read, which counts what is made."""
-        return self.settings.buffer_class(
+        return own_buffer_class(self.settings.rollout_buffer_class)(
             self.n_steps,
             self.observation_space,
             self.action_space,

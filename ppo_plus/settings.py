@@ -175,11 +175,6 @@ class Settings:
                 )
 
     @property
-    def buffer_class(self) -> type[RolloutBuffer]:
-        """What stores rollouts."""
-        return own_buffer_class(self.rollout_buffer_class)
-
-    @property
     def steps_per_sequence(self) -> int:
         """Steps of the sequences that a policy with memory is trained on; 0 without memory."""
         if not adapt_policy_class(self.policy_class).remembers:
@@ -256,7 +251,7 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
 def _check_kinds(settings: Settings) -> None:
     require_kind("policy", settings.policy_class, type, "the name of a policy, or a policy class")
     adapt_policy_class(settings.policy_class)
-    kind = settings.buffer_class
+    kind = own_buffer_class(settings.rollout_buffer_class)
     if kind.get is not RolloutBuffer.get and kind.minibatches is RolloutBuffer.minibatches:
         raise ValueError(f"rollout_buffer_class={kind!r} overrides get, not called in training: override minibatches")
     require_kind("use_sde", settings.use_sde, bool, "True or False")
