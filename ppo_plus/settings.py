@@ -306,9 +306,7 @@ def _check_memory(n_steps: int, n_envs: int, observation_space: spaces.Space, ac
 def _check_exploration(settings: Settings) -> None:
     freq = settings.sde_sample_freq
     if freq not in ("episode", -1):
-        if isinstance(freq, str):
-            raise TypeError(f'sde_sample_freq={freq!r} must be -1, an integer of at least 1, or "episode"')
-        require_int("sde_sample_freq", freq, 1)
+        require_int('sde_sample_freq (or -1, or "episode")', freq, 1)
     if freq == "episode" and not adapt_policy_class(settings.policy_class).has_params:
         raise ValueError(
             f'sde_sample_freq="episode" does not reach policy={settings.policy_class!r}, which overrides methods of '
