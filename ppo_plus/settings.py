@@ -116,22 +116,20 @@ class Settings:
         for name in ("use_sde", "normalize_advantage", "recompute_advantages", "compile"):
             value = getattr(self, name)
             if isinstance(value, (int, np.bool_)) and value in (0, 1):
-                object.__setattr__(self, name, bool(value))
+                vars(self)[name] = bool(value)
         _check_kinds(self)
         _check_ranges(self)
         _check_exploration(self)
-        derived = {
-            "schedules": {name: schedule_of(name, getattr(self, name)) for name in LOWEST},
-            "control": make_kl_control(self.kl_control, self.target_kl is not None),
-            "loss": PPOLoss(
+        vars(self).update(
+            schedules={name: schedule_of(name, getattr(self, name)) for name in LOWEST},
+            control=make_kl_control(self.kl_control, self.target_kl is not None),
+            loss=PPOLoss(
                 value_clip=self.value_clip,  # type: ignore[arg-type]
                 normalize_advantage=self.normalize_advantage in (True, "minibatch"),
                 entropy_bonus=not (isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0),
                 streams=tuple(stream.name for stream in self.streams),
             ),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        )
         _check_kl_control(self)
         _check_sequences(self)
 
