@@ -6,7 +6,7 @@ This file has the whole algorithm: it collects rollouts, trains on them and keep
 import io
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -61,7 +61,7 @@ from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.demonstrations import clone, read_demonstrations
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
-from ppo_plus.rollout.reestimate import reestimated
+from ppo_plus.rollout.reestimate import following_rewards, reestimated
 from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
@@ -750,10 +750,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.policy.streams is not None:
             self._finish_streams(collector, keep_training)
         collector.estimate(rollout_buffer)
-        callback.update_locals(locals())
-        callback.on_rollout_end()
-        if self.settings.recompute_advantages:
-            collector.estimate(rollout_buffer)  # as before later epochs, from the rewards that callbacks have left
+        recomputes = self.settings.recompute_advantages
+        with following_rewards(rollout_buffer, collector.estimate) if recomputes else nullcontext():
+            callback.update_locals(locals())
+            callback.on_rollout_end()
         return keep_training
 
     @interrupts_wait()

@@ -7,6 +7,7 @@ recommends it; Tianshou's ``recompute_advantage``.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch as th
@@ -26,6 +27,27 @@ def values_of(policy: Any, rollout: Batch) -> th.Tensor:
     parts = th.split(rows, max(AT_ONCE // length, 1) * length)
     with th.no_grad():
         return th.cat([policy.evaluate_batch(pick(rollout, part))[0] for part in parts])
+
+
+@contextmanager
+def following_rewards(buffer: RolloutBuffer, estimate: Callable[[RolloutBuffer], None]) -> Iterator[None]:
+    """Estimate again after the block, in which callbacks may change the rewards of the rollout.
+
+    :param estimate: as of :func:`reestimated`
+    :raises ValueError: they have changed values, or advantages otherwise than by their rewards
+    """
+    before = buffer.twin()
+    yield
+    left = buffer.twin()
+    buffer.stored("values").copy_(before.stored("values"))
+    estimate(buffer)
+    for name in ("values", "advantages", "returns"):
+        found = left.stored(name)
+        if not (th.equal(found, before.stored(name)) or th.allclose(found, buffer.stored(name), rtol=1e-3, atol=1e-5)):
+            raise ValueError(
+                f"recompute_advantages=True cannot recompute what a callback wrote into the rollout buffer's {name}: "
+                "change its rewards only, from which all epochs are estimated, or use recompute_advantages=False"
+            )
 
 
 def reestimated(

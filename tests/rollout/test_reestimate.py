@@ -186,10 +186,13 @@ def test_all_epochs_use_rewards_as_a_callback_left_them(again):
             np.testing.assert_allclose(mine.numpy(), plain.reshape(-1), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["advantages", "returns"])
-def test_estimates_that_a_callback_wrote_are_replaced_in_all_epochs(name):
-    one, other = make("discrete").learn(2 * T * N, Writing(name)), make("discrete").learn(2 * T * N)
-    assert th.equal(*map(parameters, (one, other)))
+@pytest.mark.parametrize("name", ["values", "advantages", "returns"])
+def test_estimates_that_a_callback_wrote_raise_an_error(name):
+    model = make("discrete")
+    before = {key: value.clone() for key, value in model.policy.state_dict().items()}
+    with pytest.raises(ValueError, match=f"a callback wrote into the rollout buffer's {name}: change its rewards only"):
+        model.learn(2 * T * N, Writing(name))
+    assert all(th.equal(value, before[key]) for key, value in model.policy.state_dict().items())
 
 
 @pytest.mark.parametrize("case", sample(CASES, 3))
