@@ -45,6 +45,7 @@ from ppo_plus.envs.checks import (
 )
 from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
 from ppo_plus.policy.masking import METHOD
+from ppo_plus.process import assigned
 from ppo_plus.require import is_disk_full
 
 #: Seconds for which a process that has stepped looks for the next step without sleeping: to wake it takes longer.
@@ -103,16 +104,13 @@ class GuardedEnv:
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
-        writer = monitor.ResultsWriter
+        writer: Any = monitor.ResultsWriter
         if self.env is not None:
             with suppress(Exception):
                 self.env.close()
-        if again:
-            monitor.ResultsWriter = lambda *args, **named: writer(*args, **named | {"override_existing": False})  # type: ignore[assignment, misc]
-        try:
+        options = {"override_existing": False} if again else {}
+        with assigned(monitor, ResultsWriter=lambda *args, **named: writer(*args, **named | options)):
             self.env = _patch_env(self._make())
-        finally:
-            monitor.ResultsWriter = writer  # type: ignore[misc]
         prepare(self.env)
         # Kept, since wrappers would look it up in what they wrap at each step.
         self._space = self.env.observation_space
