@@ -175,8 +175,11 @@ def main() -> None:
     th.set_num_threads(1)
     np.random.seed(arguments.seed)
     dist.init_process_group("gloo")
-    with Ranks.present().until_error():
+    try:
         measured = measure(arguments)
+    except BaseException:
+        Ranks.present().leave()
+        raise
     if Ranks.present().leads:
         about = facts() | {"seed": arguments.seed, "rounds": arguments.rounds}
         # As it comes back from a file: with text for keys.

@@ -599,10 +599,13 @@ class PPO_Plus(OnPolicyAlgorithm):
         """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
         keep_freed_memory()
         threads, underflow = torch_threads(self._choose_threads()), np.errstate(under="ignore")
-        with threads, full_precision(), underflow, self.ranks.until_error():
-            self.call = self.call.begun(total_timesteps)
+        with threads, full_precision(), underflow:
             try:
+                self.call = self.call.begun(total_timesteps)
                 yield self.call
+            except BaseException:
+                self.ranks.leave()
+                raise
             finally:
                 self.call.close_bars()
                 if self.call.resumed is None:  # otherwise it can be resumed again

@@ -8,8 +8,7 @@ import gc
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -120,15 +119,6 @@ class Ranks:
                     f"{name} differs between ranks 0 and {rank}: processes that train one model must have the same "
                     "weights. Does a callback change them on one rank only (if rank == 0)? Let it do so on all"
                 )
-
-    @contextmanager
-    def until_error(self) -> Iterator[None]:
-        """Leave the group where an error ends what is done meanwhile."""
-        try:
-            yield
-        except BaseException:
-            self.leave()
-            raise
 
     def leave(self) -> None:
         """End the group, so that no process waits for this one."""
