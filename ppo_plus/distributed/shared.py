@@ -96,7 +96,7 @@ class SharedTraining(SingleProcess):
         self.ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in state]})
         self.ranks.copy_lead(state)
         self._episodes = []
-        statistics = _statistics(env)
+        statistics = running_statistics(unwrap_vec_normalize(env))
         self.ranks.require_same({"VecNormalize": [np.shape(running.mean) for running in statistics]})
         # Copied unchanged: a variance recomputed from moments may be rounded differently.
         of_lead = self.ranks.lead([(running.mean, running.var, running.count) for running in statistics])
@@ -112,7 +112,7 @@ class SharedTraining(SingleProcess):
         self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: dict[str, Any], policy: nn.Module
     ) -> tuple[bool, list[dict[str, Any]], int]:
         self.ranks.require_same(facts)
-        statistics = _statistics(env)
+        statistics = running_statistics(unwrap_vec_normalize(env))
         moments = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]
         n_restarts = getattr(env.unwrapped, "n_restarts", 0)
         message = (keep_training, num_timesteps, self._episodes[-keep:], moments, self.ranks.waited, n_restarts)
@@ -204,12 +204,6 @@ class SharedTraining(SingleProcess):
             if buffer.is_floating_point():
                 # Divided first, so that nothing becomes infinite.
                 self.ranks.sum(buffer.div_(self.ranks.size))
-
-
-def _statistics(env: VecEnv) -> list[RunningMeanStd]:
-    """What a ``VecNormalize`` normalizes by, if there is one."""
-    normalize = unwrap_vec_normalize(env)
-    return [] if normalize is None else running_statistics(normalize)
 
 
 def _moments(running: RunningMeanStd) -> Moments:

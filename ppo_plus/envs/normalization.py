@@ -77,9 +77,9 @@ def are_finite(normalize: VecNormalize) -> bool:
     return all(np.isfinite(part).all() for part in parts)
 
 
-def running_statistics(normalize: Any) -> list[Any]:
-    """The running statistics that a ``VecNormalize`` normalizes by: of returns, and of observations."""
-    return [normalize.ret_rms, *observation_moments(normalize).values()]
+def running_statistics(normalize: VecNormalize | None) -> list[Any]:
+    """The running statistics of returns and observations that a ``VecNormalize`` normalizes by, if there is one."""
+    return [] if normalize is None else [normalize.ret_rms, *observation_moments(normalize).values()]
 
 
 def mean_seen(rms: Any) -> Any:

@@ -111,8 +111,7 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
     is_file = isinstance(source, (str, Path))
     normalize: Any = SimpleNamespace(**read_statistics(Path(source))) if is_file else source
     seen = parts_of(policy.actor_space) | parts_of(policy.critic_space)
-    moments = observation_moments(normalize) if getattr(normalize, "norm_obs", False) else {}
-    moments = {key: rms for key, rms in moments.items() if key in seen or key == ""}
+    moments = {key: rms for key, rms in observation_moments(normalize).items() if key in seen or key == ""}
     if not moments:
         remedy = "pass a VecNormalize that does, or its file of statistics, or load the model with its environments"
         raise ValueError(f"source={source!r} does not normalize observations that the policy sees: {remedy}")
