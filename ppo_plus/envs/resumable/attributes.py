@@ -7,7 +7,7 @@ attributes change while they run. A subclass may have other attributes that chan
 import copy
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -79,6 +79,7 @@ VEC_WRAPPERS: dict[str, tuple[str, ...]] = {
     f"{_SB3}vec_env.vec_video_recorder.VecVideoRecorder": ("step_id",),
 }
 
+_CHANGING = WRAPPERS | VEC_ENVS | VEC_WRAPPERS
 #: Packages of environments whose episodes depend only on the generator, the arguments of the reset and the actions.
 REPLAYABLE = tuple(f"gymnasium.envs.{name}." for name in ("classic_control", "toy_text", "box2d", "mujoco"))
 #: Their worlds need to be new at each reset: what was in them before decides in which order Box2D sums up forces.
@@ -105,7 +106,7 @@ def class_name(owner: Any) -> str:
 def changing(layer: Any) -> tuple[str, ...] | None:
     """The attributes of a wrapper or vector environment that change while it runs; ``None``: it is not known."""
     name = class_name(layer)
-    return () if name.startswith(STATELESS) else (WRAPPERS | VEC_ENVS | VEC_WRAPPERS).get(name)
+    return () if name.startswith(STATELESS) else _CHANGING.get(name)
 
 
 class NotResumableError(RuntimeError):
@@ -131,13 +132,13 @@ def plain(value: Any) -> Any:
     raise NotResumableError(f"{value!r:.80}, a {kind.__name__}, which is not a plain value")
 
 
-def get_attributes(owner: Any, names: Iterable[str]) -> State:
-    """Those of the attributes that an object has, as plain values."""
+def get_attributes(layer: Any, only: Collection[str] | None = None) -> State:
+    """The attributes of a layer that change, or ``only`` these of them, as plain values."""
     state: State = {}
-    for name in names:
-        if name not in vars(owner):
+    for name in changing(layer) or ():
+        if name not in vars(layer) or (only is not None and name not in only):
             continue
-        value = vars(owner)[name]
+        value = vars(layer)[name]
         if name == CLOCK:
             state[name] = time.time() - value
         elif type(value) is list and set(map(type, value)) in ({int}, {float}):
@@ -148,12 +149,12 @@ def get_attributes(owner: Any, names: Iterable[str]) -> State:
     return state
 
 
-def set_attributes(owner: Any, names: Iterable[str], state: State) -> None:
+def set_attributes(layer: Any, state: State) -> None:
     """Put back what :func:`get_attributes` returned."""
-    for name in names:
+    for name in changing(layer) or ():
         if name in state:
             value = state[name]
-            setattr(owner, name, time.time() - value if name == CLOCK else _restored(vars(owner).get(name), value))
+            setattr(layer, name, time.time() - value if name == CLOCK else _restored(vars(layer).get(name), value))
 
 
 def _restored(old: Any, value: Any) -> Any:

@@ -86,7 +86,7 @@ def get_state(vec_env: VecEnv) -> State:
                     # First, since environments that fail in the call are replaced.
                     state["envs"] = layer.env_method("get_episode_state")
                     reasons += [env["reason"] for env in state["envs"]]
-                kept = get_attributes(layer, changing(layer) or ())
+                kept = get_attributes(layer)
         except NotResumableError as error:
             reasons.append(str(error))
         state["vec_layers"].append(kept)
@@ -117,7 +117,7 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
         if "own" in kept:
             layer.set_state(copy.deepcopy(kept["own"]))
             continue
-        set_attributes(layer, changing(layer) or (), kept)
+        set_attributes(layer, kept)
         if class_name(layer) in VEC_ENVS and state["envs"] is not None:
             _require_wrapped(layer)
             for i, env in enumerate(state["envs"]):
@@ -193,12 +193,9 @@ class Resumable(gym.Wrapper):
         with_state = [i for i, layer in enumerate(inside) if has_state(layer)]
         #: The outermost one that returns its own state and that of all it wraps; ``None``: the episode is replayed.
         self._stateful: Any = inside[with_state[0]] if with_state else None
-        wrappers = inside[: with_state[0]] if with_state else inside[:-1]
-        #: The wrappers around it, or all of them, and their attributes that change.
-        self._wrappers = [(layer, changing(layer) or ()) for layer in wrappers]
-        #: Those that the replay puts back before the reset.
-        self._early = [(layer, [name for name in names if name in BEFORE_RESET]) for layer, names in self._wrappers]
-        unknown = [layer for layer in wrappers if changing(layer) is None]
+        #: The wrappers around it, or all of them.
+        self._wrappers = inside[: with_state[0]] if with_state else inside[:-1]
+        unknown = [layer for layer in self._wrappers if changing(layer) is None]
         if self._stateful is None:
             if not class_name(self._base).startswith(REPLAYABLE):
                 unknown.append(self._base)
@@ -238,7 +235,7 @@ class Resumable(gym.Wrapper):
                 self._base._destroy()
                 self._base.world = type(self._base.world)(gravity=self._base.world.gravity)
             episode.start["generator"] = get_generator(self._base)
-            episode.start["before_reset"] = [get_attributes(layer, names) for layer, names in self._early]
+            episode.start["before_reset"] = [get_attributes(layer, BEFORE_RESET) for layer in self._wrappers]
         # An attribute of this object, and not of the environment.
         super().__setattr__("_episode", episode)
         episode.last = result = self.env.reset(**kwargs)
@@ -269,7 +266,7 @@ class Resumable(gym.Wrapper):
             "reason": None,
         }
         try:
-            state["wrappers"] = [get_attributes(layer, names) for layer, names in self._wrappers]
+            state["wrappers"] = [*map(get_attributes, self._wrappers)]
             if self._reason is not None:
                 raise NotResumableError(self._reason)
             if self._episode.last is not None:
@@ -305,7 +302,7 @@ class Resumable(gym.Wrapper):
         try:
             if reason is None and state["episode"] is not None:
                 with ExitStack() as silent:
-                    for layer, _ in self._wrappers:
+                    for layer in self._wrappers:
                         if isinstance(layer, Monitor):  # which does not write to its file meanwhile
                             silent.enter_context(assigned(layer, results_writer=None))
                     self._go_to(state["episode"], state["generator"])
@@ -314,8 +311,8 @@ class Resumable(gym.Wrapper):
         try:
             # Also if there is a reason: the environment can still be reset.
             set_generator(self._base, state["generator"])
-            for (layer, names), attributes in zip(self._wrappers, state["wrappers"], strict=True):
-                set_attributes(layer, names, attributes)
+            for layer, attributes in zip(self._wrappers, state["wrappers"], strict=True):
+                set_attributes(layer, attributes)
         except Exception as error:
             reason = self._reason_of(error)
         return reason
@@ -327,8 +324,8 @@ class Resumable(gym.Wrapper):
             self._stateful.set_state(copy.deepcopy(episode["own"]))
             return
         set_generator(self._base, episode["generator"])
-        for (layer, names), attributes in zip(self._early, episode["before_reset"], strict=True):
-            set_attributes(layer, names, attributes)
+        for layer, attributes in zip(self._wrappers, episode["before_reset"], strict=True):
+            set_attributes(layer, attributes)
         self.reset(**episode["arguments"])
         for i in range(episode["n_steps"]):
             self.step(tree_map(lambda rows: rows[i].copy(), episode["actions"]))  # noqa: B023
