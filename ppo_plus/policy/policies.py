@@ -526,7 +526,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return isinstance(self.critic_space, spaces.Dict) and not self.critic_space.spaces.keys() <= obs.keys()
 
     def _extract(self, extractor: BaseFeaturesExtractor, obs: PyTorchObs) -> th.Tensor:
-        inputs = (self._preprocess_critic if extractor is self.vf_features_extractor else self._preprocess)(obs)
+        of_critic = extractor is self.vf_features_extractor and not self.share_features_extractor
+        inputs = (self._preprocess_critic if of_critic else self._preprocess)(obs)
         if self.observation_normalizer is not None:
             inputs = self.observation_normalizer(inputs)
         if not self.autocast:
