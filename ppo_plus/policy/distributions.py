@@ -378,7 +378,7 @@ class Product(ActionDistribution):
         if not subspaces:
             raise ValueError(f"{name}={action_space} is empty: give it at least one subspace")
         self.parts = [
-            make_distribution(sub, squash_output and _has_box(sub), f"{name}[{key!r}]")
+            make_distribution(sub, squash_output and make_distribution(sub).gaussian_dim > 0, f"{name}[{key!r}]")
             for key, sub in subspaces.items()
         ]
         #: The sizes of each part, by name.
@@ -457,12 +457,6 @@ def _structured(space: "spaces.Dict | spaces.Tuple[Any]", parts: Sequence[Any]) 
     return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
 
 
-def _has_box(space: spaces.Space[Any]) -> bool:
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return any(map(_has_box, named_parts(space).values()))
-    return isinstance(space, spaces.Box)
-
-
 def _elements(space: spaces.Space[Any], actions: Any) -> list[Any]:
     """The rows that ``to_env`` returned: numbers for Discrete; arrays for the others, even with shape ``()``."""
     if isinstance(actions, list) or isinstance(space, spaces.Discrete):
@@ -483,7 +477,7 @@ def make_distribution(
     :param squash_output: squash Box actions by tanh instead of clipping them
     :raises ValueError: unsupported space, Box without finite bounds or without components, or squashing without a Box
     """
-    if squash_output and not _has_box(action_space):
+    if squash_output and not make_distribution(action_space, name=name).gaussian_dim:
         raise ValueError(f"squash_output=True needs a Box action space, not {action_space}: leave it out")
     if isinstance(action_space, (spaces.Dict, spaces.Tuple)):
         return Product(action_space, squash_output, name)
