@@ -186,16 +186,6 @@ def _warn_of_order(layout: str) -> None:
     )
 
 
-def masks_of(n_obs: int, masks: Any, layout: Any) -> np.ndarray:
-    """The argument ``action_masks`` for ``n_obs`` observations, checked, booleans ``(n_obs, M)``."""
-    found = as_masks("action_masks", masks, layout)
-    if len(found) != n_obs:
-        raise ValueError(f"action_masks has {len(found)} masks for {n_obs} observations: give one for each")
-    if nothing_allowed(found, layout).any():
-        raise ValueError(f"action_masks={masks} allow nothing to choose from, for choices among {layout}")
-    return found
-
-
 def nothing_allowed(masks: Any, layout: Any) -> Any:
     """Whether some choice of each mask ``(..., M)`` has no alternative left, booleans ``(...)``; arrays or tensors."""
     choices = choices_of(layout)

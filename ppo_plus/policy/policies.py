@@ -27,7 +27,7 @@ from torch import nn, optim
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise, WhiteNoise
 from ppo_plus.policy.arguments import NetworkLike, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
-from ppo_plus.policy.masking import as_masks, check_mask_key, masks_of
+from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer, check_encoder, normalization_options
 from ppo_plus.policy.observations import (
     as_starts,
@@ -642,10 +642,16 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return obs[self.action_mask_key].flatten(1).bool()
 
     def _mask_tensor(self, action_masks: Any, obs: PyTorchObs) -> th.Tensor | None:
-        """The masks that were given for observations as a tensor, checked."""
+        """The argument ``action_masks`` for ``B`` observations, checked, booleans ``(B, M)``."""
         if action_masks is None:
             return None
-        return th.as_tensor(masks_of(n_rows(obs), action_masks, self.distribution.mask_layout), device=self.device)
+        layout, n_obs = self.distribution.mask_layout, n_rows(obs)
+        masks = as_masks("action_masks", action_masks, layout)
+        if len(masks) != n_obs:
+            raise ValueError(f"action_masks has {len(masks)} masks for {n_obs} observations: give one for each")
+        if nothing_allowed(masks, layout).any():
+            raise ValueError(f"action_masks={action_masks} allow nothing to choose from, for choices among {layout}")
+        return th.as_tensor(masks, device=self.device)
 
     @property
     def _log_std(self) -> th.Tensor | None:
