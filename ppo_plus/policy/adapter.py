@@ -34,7 +34,7 @@ class EvaluatedActions(ActionDistribution):
     def __init__(self, policy: sb3.ActorCriticPolicy):
         super().__init__(policy.action_space)
         self._inner = make_distribution(policy.action_space)
-        self._unscale = policy.unscale_action if policy.squash_output else None
+        self._unscale = policy.unscale_action if policy.squash_output else np.asarray
         self._scale = policy.scale_action if policy.squash_output else np.asarray
         self.action_dim, self.dtype, self.choices = self._inner.action_dim, self._inner.dtype, []
 
@@ -45,9 +45,7 @@ class EvaluatedActions(ActionDistribution):
         return params[:, 1]
 
     def to_env(self, actions: np.ndarray) -> Any:
-        if self._unscale is not None:
-            actions = self._unscale(actions.reshape(len(actions), *self.action_space.shape)).reshape(len(actions), -1)  # type: ignore[misc]
-        return self._inner.to_env(actions)
+        return self._inner.to_env(self._unscale(actions.reshape(-1, *self.action_space.shape)))  # type: ignore[misc]
 
     def from_env(self, actions: Any) -> np.ndarray:
         return self._inner.from_env(self._scale(actions))
