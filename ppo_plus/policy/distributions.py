@@ -120,7 +120,8 @@ class ActionDistribution(ABC):
             and for Dict and Tuple spaces a dict or tuple of them, as Gymnasium batches such actions
         """
         space: Any = self.action_space
-        start, dtype = to_device(th.as_tensor(getattr(space, "start", 0)), device), torch_dtype(space.dtype)
+        start = to_device(th.as_tensor(getattr(space, "start", 0)), device)
+        dtype = th.from_numpy(np.empty(0, space.dtype)).dtype
         return lambda actions: (actions.long().reshape(-1, *space.shape) + start).to(dtype)
 
     @abstractmethod
@@ -190,7 +191,7 @@ class DiagGaussian(ActionDistribution):
         return clipped
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
-        space, dtype = self.action_space, torch_dtype(self.action_space.dtype)
+        space, dtype = self.action_space, th.as_tensor(self.action_space.low).dtype
         # If bounds are doubles or long integers, actions are converted before they are compared with them.
         wide = th.float32 if space.dtype == np.float32 else widest(device)
         low, high = (to_device(th.as_tensor(bound).to(wide), device) for bound in (space.low, space.high))
@@ -553,11 +554,6 @@ class BoundDistribution:
     def entropy(self) -> th.Tensor:
         """Entropy in nats, shape ``(B,)``."""
         return self.action_dist.entropy(self.params)
-
-
-def torch_dtype(dtype: Any) -> th.dtype:
-    """The torch dtype of a NumPy dtype."""
-    return th.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _log_tanh_slope(u: th.Tensor) -> th.Tensor:
