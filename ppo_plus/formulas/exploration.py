@@ -42,8 +42,6 @@ class NoiseProcess:
         :param envs: indices of the environments, integers of shape ``(K,)``
         :return: the new carry
         """
-        if not carry:
-            return carry
         fresh = self.init(len(envs), latent_dim, noise_dim, envs.device)
         return {name: part.index_put((envs,), fresh[name]) for name, part in carry.items()}
 
