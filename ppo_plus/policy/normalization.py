@@ -116,7 +116,7 @@ class RunningMoments(nn.Module):
 class ObservationNormalizer(RunningMoments):
     """Normalizes the numbers of observations; images and choices stay unchanged. All moments stand in one vector.
 
-    :param observed: the spaces of what actor and critic see
+    :param observed: the spaces of what actor and critic see, or dicts of spaces
     :param normalize_images: as of the policy, which tells images from other numbers
     :param epsilon: added to the variance
     :param clip: bound of normalized numbers
@@ -156,9 +156,8 @@ class ObservationNormalizer(RunningMoments):
         """Normalized inputs of the network; a Dict may lack entries."""
         if not isinstance(inputs, dict):
             return self._normalized(inputs, self.single)
-        parts = self.split(self.single)
-        here = [(key, part) for key, part in zip(self.shapes, parts, strict=True) if key in inputs]
-        return {**inputs, **{key: self._normalized(inputs[key], part) for key, part in here}}
+        parts = zip(self.shapes, self.split(self.single), strict=True)
+        return inputs | {key: self._normalized(inputs[key], part) for key, part in parts if key in inputs}
 
     def split(self, rows: th.Tensor) -> Sequence[th.Tensor]:
         """The columns of each entry, in rows of the moments' size."""
@@ -170,7 +169,7 @@ class ObservationNormalizer(RunningMoments):
 
     def moments_of(self, observations: Any) -> Moments:
         """The moments of raw observations, ``B`` rows."""
-        entries = observations if isinstance(observations, dict) else {"": observations}
+        entries = parts_of(observations)
         return Moments.of(th.cat([entries[key].reshape(len(entries[key]), -1).double() for key in self.shapes], dim=1))
 
 

@@ -35,9 +35,9 @@ def as_dict(value: Any) -> Any:
     return dict(pairs) if isinstance(value, tuple) else spaces.Dict(pairs)
 
 
-def parts_of(space: spaces.Space) -> dict[str, Any]:
-    """The spaces of the entries of observations (``""``: the whole)."""
-    return dict(space.items()) if isinstance(space, spaces.Dict) else {"": space}
+def parts_of(whole: Any) -> dict[str, Any]:
+    """The entries of observations, or of their space (``""``: the whole)."""
+    return dict(whole) if isinstance(whole, Mapping) else {"": whole}
 
 
 def canonical_space(space: spaces.Space, name: str = "observation_space") -> spaces.Space:
