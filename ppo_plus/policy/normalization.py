@@ -156,12 +156,13 @@ class ObservationNormalizer(RunningMoments):
         """Normalized inputs of the network; a Dict may lack entries."""
         if not isinstance(inputs, dict):
             return self._normalized(inputs, self.single)
-        parts = zip(self.shapes, self.split(self.single), strict=True)
+        parts = self.split(self.single).items()
         return inputs | {key: self._normalized(inputs[key], part) for key, part in parts if key in inputs}
 
-    def split(self, rows: th.Tensor) -> Sequence[th.Tensor]:
+    def split(self, rows: th.Tensor) -> dict[str, th.Tensor]:
         """The columns of each entry, in rows of the moments' size."""
-        return rows.split([math.prod(shape) for shape in self.shapes.values()], dim=1)
+        columns = rows.split([math.prod(shape) for shape in self.shapes.values()], dim=1)
+        return dict(zip(self.shapes, columns, strict=True))
 
     def _normalized(self, rows: th.Tensor, single: th.Tensor) -> th.Tensor:
         high, low, std = single.view(3, *rows.shape[1:]).unbind()

@@ -286,8 +286,7 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 
     real numbers in them are multiplied by ``scale``, within their bounds."""
     normalizer, moments, raw, feeds = deployed.policy.observation_normalizer, {}, {}, {}
     if normalizer is not None:
-        rows = normalizer.split(th.stack([normalizer.mean, normalizer.std]))
-        moments = dict(zip(normalizer.shapes, rows, strict=True))
+        moments = normalizer.split(th.stack([normalizer.mean, normalizer.std]))
     for key, space in parts_of(deployed.raw_space).items():
         space = copy.deepcopy(space)
         space.seed(int(rng.integers(2**31)))

@@ -154,8 +154,7 @@ def _vec_normalize_of(model: Any) -> VecNormalize | None:
     keys = None if "" in normalizer.shapes else [*normalizer.shapes]
     options: dict[str, Any] = {"clip_obs": normalizer.clip, "epsilon": normalizer.epsilon, "norm_obs_keys": keys}
     statistics = VecNormalize(DummyVecEnv([lambda: env]), norm_reward=False, **options)
-    parts = zip(*(normalizer.split(moment[None].cpu()) for moment in (normalizer.mean, normalizer.var)), strict=True)
-    for key, (mean, var) in zip(normalizer.shapes, parts, strict=True):
+    for key, (mean, var) in normalizer.split(th.stack([normalizer.mean, normalizer.var]).cpu()).items():
         rms: Any = statistics.obs_rms if keys is None else statistics.obs_rms[key]  # type: ignore[index]
         rms.mean, rms.var = (part.reshape(rms.mean.shape).numpy() for part in (mean, var))
         rms.count = normalizer.count.item()
