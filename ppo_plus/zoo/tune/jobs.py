@@ -260,7 +260,7 @@ class Jobs:
         workers are given to new trials before."""
         for trial in self.trials():
             if trial.state == TrialState.RUNNING and self.heartbeats.is_silent(trial):
-                self._fail(trial, {})
+                self.finish(trial, TrialState.FAIL)
         for trial in filter(is_lost, self.trials()):
             self.study().add_trial(successor(trial))
         for trial in (trial for trial in self.trials() if trial.state == TrialState.WAITING):
@@ -274,25 +274,19 @@ class Jobs:
         """A claimed trial as an Optuna ``Trial``, which suggests with a ``sampler`` and reports to a ``pruner``."""
         return Trial(self.study(**options), claimed._trial_id)
 
-    def interrupt(self, trial: FrozenTrial) -> None:
-        """End a running trial so that another one does its job later. It does not count as a death of its worker."""
-        self._fail(trial, {INTERRUPTED: True})
+    def finish(
+        self, trial: FrozenTrial, state: TrialState, values: float | Sequence[float] | None = None, **attributes: Any
+    ) -> None:
+        """End a trial that this process owns. One that has ended already stays unchanged: this process counted as dead,
+        and the trial may have a successor, or the call is a repetition.
 
-    def fail(self, trial: FrozenTrial, reason: str) -> None:
-        """Finish a trial whose own settings made it fail. Its job is done."""
-        self._fail(trial, {REASON: reason})
-
-    def tell(self, trial: FrozenTrial, state: TrialState, values: float | Sequence[float] | None = None) -> None:
-        """Finish a trial that this process owns, complete or pruned. One that has ended already stays unchanged: this
-        process counted as dead, or the call is a repetition."""
+        :param attributes: user attributes. A trial that failed with a :data:`REASON` is done; with none, or with
+            :data:`INTERRUPTED`, which does not count as a death of its worker, another trial does its job later
+        """
         with suppress(UpdateFinishedTrialError):
-            self.study().tell(trial.number, values, state, skip_if_finished=True)
-
-    def _fail(self, trial: FrozenTrial, attributes: dict[str, Any]) -> None:
-        with suppress(UpdateFinishedTrialError):  # it counts as dead already, and may have a successor
             for name, value in attributes.items():
                 self.storage.set_trial_user_attr(trial._trial_id, name, value)
-            self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            self.study().tell(trial.number, values, state, skip_if_finished=True)
 
 
 def job_key(attributes: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -76,22 +76,22 @@ class TuningWorker:
         try:
             with self.study.heartbeats.of(self.study.storage, claimed._trial_id):
                 run = self._repeat if CANDIDATE in claimed.user_attrs else self._search
-                jobs.tell(claimed, TrialState.COMPLETE, run(jobs, claimed))
+                jobs.finish(claimed, TrialState.COMPLETE, run(jobs, claimed))
         except optuna.TrialPruned:
-            jobs.tell(claimed, TrialState.PRUNED)
+            jobs.finish(claimed, TrialState.PRUNED)
         except Diverged as error:
-            jobs.fail(claimed, str(error))
+            jobs.finish(claimed, TrialState.FAIL, reason=str(error))
         except UpdateFinishedTrialError:
             return  # this worker was silent for so long that it counted as dead: another one has the job
         except (KeyboardInterrupt, StudyStopped):
-            jobs.interrupt(claimed)
+            jobs.finish(claimed, TrialState.FAIL, interrupted=True)
             raise
         except (*STORAGE_ERRORS, StorageError):
             raise  # the job cannot be put back now, but without heartbeats it is soon free again
         except Exception as error:
             if not is_disk_full(error):
                 self.study.set(ERROR, traceback.format_exc())
-            jobs.interrupt(claimed)
+            jobs.finish(claimed, TrialState.FAIL, interrupted=True)
             raise
 
     def _search(self, jobs: Jobs, claimed: FrozenTrial) -> list[float]:

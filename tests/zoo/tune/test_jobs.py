@@ -103,10 +103,10 @@ def test_a_claimed_trial_is_told_and_counts(jobs):
     jobs.fill([{}] * 3)
     first, second, third = (jobs.claim() for _ in range(3))
     assert jobs.claim() is None
-    jobs.tell(first, TrialState.COMPLETE, 1.5)
-    jobs.fail(second, "it diverged")
+    jobs.finish(first, TrialState.COMPLETE, 1.5)
+    jobs.finish(second, TrialState.FAIL, reason="it diverged")
     assert [is_done(trial) for trial in jobs.trials()] == [True, True, False]
-    jobs.interrupt(third)
+    jobs.finish(third, TrialState.FAIL, interrupted=True)
     assert jobs.claim().user_attrs[JOB] == 2
     assert [trial.state.name for trial in jobs.trials()] == ["COMPLETE", "FAIL", "RUNNING"]
     assert jobs.trials()[1].user_attrs[REASON] == "it diverged"
@@ -117,7 +117,7 @@ def test_parameters_of_an_interrupted_trial_are_tried_again(jobs):
     claimed = jobs.claim()
     trial = jobs.trial(claimed)
     sampled = trial.suggest_float("x", 0, 1), trial.suggest_float("y", 0, 1)
-    jobs.interrupt(claimed)
+    jobs.finish(claimed, TrialState.FAIL, interrupted=True)
     again = jobs.claim()
     trial = jobs.trial(again)
     assert (trial.suggest_float("x", 0, 1), trial.suggest_float("y", 0, 1)) == sampled
@@ -146,9 +146,9 @@ def test_heartbeats_keep_a_trial_and_silence_loses_it(jobs):
     # The silent worker wakes up: its result is not wanted any more.
     with pytest.raises(UpdateFinishedTrialError):
         jobs.trial(claimed).report(1.0, 1)
-    jobs.tell(claimed, TrialState.COMPLETE, 1.0)
-    jobs.interrupt(claimed)
-    jobs.tell(again, TrialState.COMPLETE, 2.0)
+    jobs.finish(claimed, TrialState.COMPLETE, 1.0)
+    jobs.finish(claimed, TrialState.FAIL, interrupted=True)
+    jobs.finish(again, TrialState.COMPLETE, 2.0)
     assert states(jobs) == ["FAIL", "COMPLETE"]
 
 
@@ -189,7 +189,7 @@ def test_an_end_that_was_written_but_not_confirmed_is_one(jobs, state, monkeypat
         return end(*args, **kwargs)
 
     monkeypatch.setattr(jobs.storage, "set_trial_state_values", twice)
-    jobs.tell(claimed, state, 1.0 if state == TrialState.COMPLETE else None)
+    jobs.finish(claimed, state, 1.0 if state == TrialState.COMPLETE else None)
     assert states(jobs) == [state.name]
 
 
@@ -212,7 +212,7 @@ def test_a_connection_that_is_cut_in_a_transaction_loses_nothing(postgres, at):
     sqlalchemy.event.listen(engine, "before_cursor_execute", cut_off)
     jobs.fill([{}, {}])
     while (claimed := jobs.claim()) is not None:
-        jobs.tell(claimed, TrialState.COMPLETE, 1.0)
+        jobs.finish(claimed, TrialState.COMPLETE, 1.0)
     assert cut and states(jobs) == ["COMPLETE"] * 2
     close(storage)
 
@@ -248,11 +248,11 @@ def test_two_that_replace_the_same_trial(jobs):
     """The later one counts for nothing."""
     jobs.fill([{}])
     lost = jobs.claim()
-    jobs.interrupt(lost)
+    jobs.finish(lost, TrialState.FAIL, interrupted=True)
     study = jobs.study()
     for _ in range(2):
         study.add_trial(create_trial(state=TrialState.WAITING, user_attrs={JOB: 0, REPLACES: lost.number}))
-    jobs.tell(jobs.claim(), TrialState.COMPLETE, 1.0)
+    jobs.finish(jobs.claim(), TrialState.COMPLETE, 1.0)
     assert jobs.claim() is None
     assert states(jobs) == ["FAIL", "COMPLETE", "WAITING"]
     assert [trial.number for trial in jobs.trials()] == [1]
@@ -262,7 +262,7 @@ def test_trials_added_with_optuna_itself_are_not_run(jobs):
     jobs.study().enqueue_trial({"x": 0.5})
     jobs.fill([{}, {}])
     while (claimed := jobs.claim()) is not None:
-        jobs.tell(claimed, TrialState.COMPLETE, 1.0)
+        jobs.finish(claimed, TrialState.COMPLETE, 1.0)
         jobs.fill([{}, {}])
     assert states(jobs) == ["WAITING", "COMPLETE", "COMPLETE"]
     assert [trial.number for trial in jobs.trials()] == [1, 2]
@@ -325,7 +325,7 @@ def test_an_interrupt_ends_no_call_in_the_middle(storage, handlers, monkeypatch)
     with pytest.raises(KeyboardInterrupt), deferred():
         storage.set_trial_user_attr(claimed._trial_id, "written", True)
         check()
-    jobs.interrupt(claimed)
+    jobs.finish(claimed, TrialState.FAIL, interrupted=True)
     (trial,) = jobs.study().get_trials()
     assert (trial.state, trial.user_attrs["written"], is_lost(trial)) == (TrialState.FAIL, True, True)
     assert interrupted

@@ -55,10 +55,10 @@ def do_all(jobs, scores):
         trial = jobs.claim()
         jobs.storage.set_trial_user_attr(trial._trial_id, SETTINGS, {"trial": trial.user_attrs[JOB]})
         if score is None:
-            jobs.fail(trial, "NaN")
+            jobs.finish(trial, TrialState.FAIL, reason="NaN")
         else:
             jobs.storage.set_trial_user_attr(trial._trial_id, SCORES, [score])
-            jobs.tell(trial, TrialState.COMPLETE, score)
+            jobs.finish(trial, TrialState.COMPLETE, score)
     assert jobs.claim() is None
 
 
@@ -82,7 +82,7 @@ def test_from_stage_to_stage(study):
 @pytest.mark.slow
 def test_a_default_that_never_began_is_not_run_again(study):
     screening = prepare_screening(study, SMALL_TASK, 6)
-    screening.fail(screening.claim(), "its worker died")
+    screening.finish(screening.claim(), TrialState.FAIL, reason="its worker died")
     do_all(screening, [2.0, 5.0, None, 4.0, 3.0])
     assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {1, 2, 4}
 
@@ -107,7 +107,7 @@ def test_the_settings_file_decides(study):
     returns = {0: 1.0, 1: 8.0, 2: 5.0, 4: 4.0}
     while (run := confirmation.claim()) is not None:
         luck = run.user_attrs[SEED] / 1e8
-        confirmation.tell(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]] + luck)
+        confirmation.finish(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]] + luck)
     verdict = decide(study)
     assert list(verdict.baselines) == ["default", "settings file"]
     assert [finalist.name for finalist in verdict.finalists] == ["trial 2", "trial 4"]
@@ -126,7 +126,7 @@ def test_settings_for_several_environments(tmp_path):
     confirmation = prepare_confirmation(study, task.plan, 6)
     returns = {0: [10, -500], 1: [500, -80], 4: [300, -70]}
     while (run := confirmation.claim()) is not None:
-        confirmation.tell(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]])
+        confirmation.finish(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]])
     verdict = decide(study)
     (best,) = verdict.finalists
     assert best.name == "trial 4" and best.scores == pytest.approx([100 * 19.5 / 29] * 10)
@@ -267,7 +267,7 @@ def database(tmp_path_factory):
     trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
     trial.set_user_attr(SETTINGS, {"n_timesteps": 2048})
     trial.set_user_attr(SCORES, [1.5])
-    study.screening().tell(claimed, TrialState.COMPLETE, 1.5)
+    study.screening().finish(claimed, TrialState.COMPLETE, 1.5)
     storage._backend.engine.dispose()
     return path
 
