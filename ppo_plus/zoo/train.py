@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
 from ppo_plus.distributed.ranks import Ranks
@@ -28,13 +27,13 @@ from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder
 
 @dataclass(frozen=True)
 class Run:
-    """A training run that is ready to start, with the training and evaluation environments of this process."""
+    """A training run that is ready to start, with the environments of this process."""
 
     experiment: Experiment
     options: Options
     folder: RunFolder
     model: PPO_Plus
-    eval_env: VecEnv | None
+    evaluations: list[EvalAfterUpdates]  # the callback that evaluates; none without evaluations
 
 
 def set_up(experiment: Experiment, options: Options | None = None) -> Run:
@@ -45,13 +44,13 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     folder = ranks.lead(new_folder(Path(options.log_folder), experiment.env_id) if ranks.leads else None)
     assert folder is not None
     try:
-        env = _make_train_envs(experiment, options, ranks, folder.path)
+        env = make_envs(part, monitor_dir=folder.path, first=ranks.rank * part.n_envs, **options.supervision())
         arguments = _shown(experiment, options)
         if options.trained_agent is None:
             model = make_model(part, env, **arguments)
         else:
             model = load_model(Path(options.trained_agent), part, env, options.trust_model, **arguments)
-        eval_env = make_eval_envs(experiment, options, ranks)
+        evaluations = make_evaluations(experiment, options, ranks, folder)
         experiment.make_callbacks()  # for their errors
         if ranks.leads:
             _write_settings(experiment, options, folder)
@@ -60,7 +59,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
         if ranks.leads:
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    return Run(experiment, options, folder, model, eval_env)
+    return Run(experiment, options, folder, model, evaluations)
 
 
 def _shown(experiment: Experiment, options: Options) -> dict[str, Any]:
@@ -80,21 +79,17 @@ def check(experiment: Experiment, options: Options) -> None:
         _close(set_up(experiment, replace(options, log_folder=folder, tensorboard_log=None)))
 
 
-def _make_train_envs(
-    experiment: Experiment, options: Options, ranks: Ranks, monitor_dir: Path, append: bool = False
-) -> VecEnv:
-    """This process's training environments."""
-    part = experiment.for_each_process(ranks.size)
-    first = ranks.rank * part.n_envs
-    return make_envs(part, monitor_dir=monitor_dir, append=append, first=first, **options.supervision())
-
-
-def make_eval_envs(experiment: Experiment, options: Options, ranks: Ranks) -> VecEnv | None:
-    """This process's evaluation environments, at least one; ``None`` for no evaluation."""
+def make_evaluations(
+    experiment: Experiment, options: Options, ranks: Ranks, folder: RunFolder
+) -> list[EvalAfterUpdates]:
+    """The callback that evaluates in this process's evaluation environments, at least one; none for no evaluation."""
     if options.eval_freq <= 0:
-        return None
+        return []
     n_envs = -(-options.n_eval_envs // ranks.size)
-    return make_envs(experiment, n_envs, evaluation=True, first=ranks.rank * n_envs, **options.supervision())
+    env = make_envs(experiment, n_envs, evaluation=True, first=ranks.rank * n_envs, **options.supervision())
+    played = {"n_eval_episodes": options.eval_episodes, "deterministic": experiment.deterministic_eval}
+    saved = {"log_path": str(folder.path), "best_model_save_path": str(folder.path)}
+    return [EvalAfterUpdates(env, options.eval_freq, verbose=int(options.progress), **played, **saved)]
 
 
 def _write_settings(experiment: Experiment, options: Options, folder: RunFolder) -> None:
@@ -127,10 +122,12 @@ def resume(folder: RunFolder, packages: Packages = ALLOWED_PACKAGES, **changes: 
             remedy = folder.command.read_text("utf-8")
         raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {why}{remedy}")
     ranks = Ranks.present()
+    part = experiment.for_each_process(ranks.size)
+    episodes: dict[str, Any] = {"monitor_dir": folder.path, "append": True, "first": ranks.rank * part.n_envs}
     with folder.locked() if ranks.leads else nullcontext():
-        env = _make_train_envs(experiment, options, ranks, folder.path, append=True)
+        env = make_envs(part, **episodes, **options.supervision())
         model = PPO_Plus.resume(folder.checkpoints, env, experiment.device, **_shown(experiment, options))
-    return Run(experiment, options, folder, model, make_eval_envs(experiment, options, ranks))
+    return Run(experiment, options, folder, model, make_evaluations(experiment, options, ranks, folder))
 
 
 def train(run: Run) -> bool:
@@ -141,7 +138,7 @@ def train(run: Run) -> bool:
     """
     if not run.model.ranks.leads:
         try:
-            return _learn(run, _evaluations(run))
+            return _learn(run, [])
         finally:
             _close(run)
     with run.folder.locked():
@@ -153,7 +150,7 @@ def train(run: Run) -> bool:
 
 
 def _train_and_record(run: Run) -> bool:
-    evaluations, start = _evaluations(run), time.monotonic()
+    start = time.monotonic()
     progress = [ProgressDisplay()] if run.options.progress else []
     saved = [SavedModels(run.options.save_freq, run.folder.path)] if run.options.save_freq > 0 else []
     if progress:
@@ -162,7 +159,7 @@ def _train_and_record(run: Run) -> bool:
         hint = f"seed {run.experiment.seed}; Ctrl-C ends it early and saves"
         print(f"{run.experiment.env_id}: {what}, {hint}", file=sys.stderr, flush=True)
     try:
-        finished = _learn(run, [*progress, *saved, *run.experiment.make_callbacks(), *evaluations])
+        finished = _learn(run, [*progress, *saved, *run.experiment.make_callbacks()])
     finally:
         for display in progress:
             display.on_training_end()
@@ -172,7 +169,7 @@ def _train_and_record(run: Run) -> bool:
                 pickle.dump(normalize, file)  # in SB3's format, for rl_zoo3
     curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
     _close(run)
-    print(_summary(run, evaluations, time.monotonic() - start))
+    print(_summary(run, time.monotonic() - start))
     print(f"model: {run.folder.last_model}\nlearning curve: {curve}")
     return finished
 
@@ -186,9 +183,10 @@ def _learn(run: Run, callbacks: list[Any]) -> bool:
     logs = [f"../{name}.monitor.csv" for name in names]
     folder = run.folder.checkpoints
     checkpoints = checkpoint.Checkpoints(folder, save_freq=every, keep=options.keep_checkpoints, logs=logs)
+    callbacks = [checkpoints, *callbacks, *run.evaluations, Interruptible()]
     log_interval: Any = 1 if ranks.leads else None
     try:
-        run.model.learn(run.experiment.n_timesteps, [checkpoints, *callbacks, Interruptible()], log_interval)
+        run.model.learn(run.experiment.n_timesteps, callbacks, log_interval)
         finished = True
     except KeyboardInterrupt:
         if ranks.leads:
@@ -199,29 +197,19 @@ def _learn(run: Run, callbacks: list[Any]) -> bool:
     return finished
 
 
-def _evaluations(run: Run) -> list[EvalAfterUpdates]:
-    """The callback that evaluates; none without evaluation environments."""
-    if run.eval_env is None:
-        return []
-    options, folder = run.options, str(run.folder.path)
-    played = {"n_eval_episodes": options.eval_episodes, "deterministic": run.experiment.deterministic_eval}
-    saved = {"log_path": folder, "best_model_save_path": folder}
-    return [EvalAfterUpdates(run.eval_env, options.eval_freq, verbose=int(options.progress), **played, **saved)]
-
-
 def _close(run: Run) -> None:
     """Close the environments, whose processes the same Ctrl-C may have ended already."""
-    for env in (run.model.get_env(), run.eval_env):
+    for env in (run.model.get_env(), *(evaluation.eval_env for evaluation in run.evaluations)):
         with suppress(EOFError, BrokenPipeError, ConnectionResetError):
             if env is not None:
                 env.close()
 
 
-def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:
+def _summary(run: Run, seconds: float) -> str:
     trained = f"{run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
     rewards, what = [episode["r"] for episode in run.model.ep_info_buffer or ()], f"training episodes after {trained}"
-    if evaluations and evaluations[0].evaluations_results:
-        rewards, steps = evaluations[0].evaluations_results[-1], evaluations[0].evaluations_timesteps[-1]
+    if run.evaluations and (results := run.evaluations[0].evaluations_results):
+        rewards, steps = results[-1], run.evaluations[0].evaluations_timesteps[-1]
         what = f"evaluation episodes after {steps:,} timesteps; trained for {trained}"
     mean = f"{np.mean(rewards):.2f} +/- {np.std(rewards):.2f}" if rewards else "unknown"
     return f"{run.experiment.env_id}: mean return {mean} over {len(rewards)} {what}"

@@ -25,13 +25,13 @@ from training import CopiesInHooks
 from ppo_plus import Checkpoints, Cost, PPO_Plus, RolloutBuffer, as_vec_env
 from ppo_plus.compiling import compiled
 from ppo_plus.compiling.torch_private import compile_graph
-from ppo_plus.distributed.ranks import Ranks, RanksError
+from ppo_plus.distributed.ranks import RanksError
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.trees import tree_map
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.experiment import load_experiment, make_envs
-from ppo_plus.zoo.runs import Options
-from ppo_plus.zoo.train import make_eval_envs
+from ppo_plus.zoo.runs import Options, RunFolder
+from ppo_plus.zoo.train import make_evaluations
 
 # --- what several learn, and one --------------------------------------------------------------------------------------
 
@@ -356,8 +356,9 @@ EXPERIMENT = load_experiment("CartPole-v1", overrides={"normalize": True}).repla
 @in_each
 def test_evaluation_plays_the_episodes_that_one_would(ranks, tmp_path):
     """The episodes are those that one process would play, shared out; the first one records them."""
-    eval_env = make_eval_envs(EXPERIMENT, Options(n_eval_envs=2), ranks)
-    callback = EvalAfterUpdates(eval_env, n_eval_episodes=5, log_path=tmp_path, best_model_save_path=tmp_path)
+    options = Options(n_eval_envs=2, eval_episodes=5, progress=False)
+    (callback,) = make_evaluations(EXPERIMENT, options, ranks, RunFolder(tmp_path, EXPERIMENT.env_id))
+    eval_env = callback.eval_env
 
     def count_otherwise(locals_, _):
         if ranks.rank == 1:
@@ -372,7 +373,7 @@ def test_evaluation_plays_the_episodes_that_one_would(ranks, tmp_path):
     means = ranks.gather_values(eval_env.obs_rms.mean.tolist())
     assert means[0] == means[1] == trained.get_vec_normalize_env().obs_rms.mean.tolist()
     if ranks.leads:
-        whole = make_eval_envs(EXPERIMENT, Options(n_eval_envs=2), Ranks())
+        whole = make_envs(EXPERIMENT, 2, evaluation=True)
         sync_envs_normalization(trained.env, whole)
         expected = evaluate_policy(trained, whole, 5, return_episode_rewards=True)
         with np.load(tmp_path / "evaluations.npz") as saved:
