@@ -31,7 +31,7 @@ import sqlalchemy
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
 
@@ -262,13 +262,20 @@ class Jobs:
             if trial.state == TrialState.RUNNING and self.heartbeats.is_silent(trial):
                 self.finish(trial, TrialState.FAIL)
         for trial in filter(is_lost, self.trials()):
-            self.study().add_trial(successor(trial))
+            self._replace(trial)
         for trial in (trial for trial in self.trials() if trial.state == TrialState.WAITING):
             with suppress(UpdateFinishedTrialError):
                 if self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
                     self.storage.set_trial_user_attr(trial._trial_id, WORKER, f"{socket.gethostname()}:{os.getpid()}")
                     return trial
         return None
+
+    def _replace(self, trial: FrozenTrial) -> None:
+        """Add a waiting trial with the parameters of one that was lost."""
+        died = not trial.user_attrs.get(INTERRUPTED, False)
+        kept = {key: value for key, value in trial.user_attrs.items() if key not in (WORKER, INTERRUPTED, HEARTBEAT)}
+        kept |= {REPLACES: trial.number, DEATHS: trial.user_attrs.get(DEATHS, 0) + died}
+        self.study().enqueue_trial(trial.system_attrs.get(FIXED, {}) | trial.params, kept)
 
     def trial(self, claimed: FrozenTrial, **options: Any) -> Trial:
         """A claimed trial as an Optuna ``Trial``, which suggests with a ``sampler`` and reports to a ``pruner``."""
@@ -325,16 +332,3 @@ def outcome(trial: FrozenTrial) -> str:
             return f"pruned after {trial.last_step:,} steps"
     died = trial.user_attrs.get(DEATHS, 0) + 1
     return f"failed: {trial.user_attrs.get(REASON, f'its worker died, {died} times')}"
-
-
-def successor(trial: FrozenTrial) -> FrozenTrial:
-    """A waiting trial with the parameters of one that was lost."""
-    died = not trial.user_attrs.get(INTERRUPTED, False)
-    kept = {key: value for key, value in trial.user_attrs.items() if key not in (WORKER, INTERRUPTED, HEARTBEAT)}
-    return create_trial(
-        state=TrialState.WAITING,
-        params=trial.params,
-        distributions=trial.distributions,
-        user_attrs={**kept, REPLACES: trial.number, DEATHS: trial.user_attrs.get(DEATHS, 0) + died},
-        system_attrs={key: value for key, value in trial.system_attrs.items() if key == FIXED},
-    )
