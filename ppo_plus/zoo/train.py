@@ -178,9 +178,8 @@ def _learn(run: Run, callbacks: list[Any]) -> bool:
     """Train, and write a checkpoint if training ends early; return whether it was trained to its end."""
     finished, ranks, n_envs, options = False, run.model.ranks, run.model.n_envs, run.options
     # Each process has its own files of episodes.
-    names = [*range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs), *(["all"] if ranks.leads else [])]
+    logs = [f"../{i}.monitor.csv" for i in range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)]
     every = options.save_freq if options.save_freq > 0 else None
-    logs = [f"../{name}.monitor.csv" for name in names]
     folder = run.folder.checkpoints
     checkpoints = checkpoint.Checkpoints(folder, save_freq=every, keep=options.keep_checkpoints, logs=logs)
     callbacks = [checkpoints, *callbacks, *run.evaluations, Interruptible()]
