@@ -39,12 +39,8 @@ class Study:
         return cls(name, open_storage(url), Heartbeats(grace_period))
 
     def attributes(self) -> dict[str, Any]:
-        """The user attributes of the study; empty if there is no such study."""
-        try:
-            study_id = self.storage.get_study_id_from_name(self.name)
-        except KeyError:
-            return {}
-        return self.storage.get_study_user_attrs(study_id)
+        """The user attributes of the study; ``KeyError`` if there is no such study."""
+        return self.screening().study().user_attrs
 
     @property
     def budget(self) -> int:
@@ -103,9 +99,10 @@ def read_task(study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES)
 
     :raises ValueError: there is no such study, or it is damaged or imports from other packages
     """
-    data = study.attributes().get(TASK)
-    if data is None:
-        raise ValueError(f"there is no study {study.name!r}: start it with the command tune")
+    try:
+        data = study.attributes()[TASK]
+    except KeyError:
+        raise ValueError(f"there is no study {study.name!r}: start it with the command tune") from None
     try:
         task = TuningTask.from_json(data, packages)
         task.search_space()
