@@ -232,18 +232,17 @@ def largest_divisor(number: int, limit: int) -> int:
     return next((n for n in range(min(limit, number), 1, -1) if number % n == 0), 1)
 
 
-#: Called with the timesteps and the mean return of each evaluation. An exception ends the run.
-Report = Callable[[int, float], None]
-
-
 class Diverged(Exception):
     """A run without a score, caused by its settings: non-finite numbers, no update, too many failing environments."""
 
 
-def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **supervision: Any) -> float:
-    """Train, evaluate after updates, and return the mean of the last evaluations. ``supervision`` has arguments of
-    :func:`ppo_plus.zoo.experiment.make_envs` for environments that may fail.
+def score(
+    experiment: Experiment, plan: Plan, seed: int, report: Callable[[int, float], None], **supervision: Any
+) -> float:
+    """Train, evaluate after updates, and return the mean of the last evaluations.
 
+    :param report: called with the timesteps and the mean return of each evaluation; an exception ends the run
+    :param supervision: arguments of :func:`ppo_plus.zoo.experiment.make_envs` for environments that may fail
     :raises Diverged: the run has no score
     """
     experiment, returns = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps), list[float]()
