@@ -31,11 +31,9 @@ SETTINGS = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "figure.constrained_layout.use": True,
-    "font.size": 10,
     "axes.titlesize": 11,
     "grid.alpha": 0.3,
     "legend.fontsize": 9,
-    "legend.framealpha": 0.8,
     "savefig.dpi": 120,
 }
 #: Resamples of the bootstraps of curves and of other statistics, and the level of a curve's interval.
