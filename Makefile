@@ -43,7 +43,7 @@ test: $(DEV)
 	$(BIN)/pytest -n 3 --dist worksteal -m "not slow" tests
 
 test-all: $(DEV)
-	$(BIN)/pytest -n 3 --dist worksteal tests
+	$(BIN)/pytest -n 4 --dist worksteal tests
 
 # In a separate process, since the simulated GPU changes torch.
 test-gpu: $(DEV)

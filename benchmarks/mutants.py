@@ -264,7 +264,7 @@ POLICY = (
     Fault(
         "critics-extractor-of-actors",
         "policy/policies.py",
-        "self._preprocess_critic if extractor is self.vf_features_extractor else self._preprocess",
+        "self._preprocess_critic if of_critic else self._preprocess",
         "self._preprocess",
         "tests/policy/test_actor_and_critic_keys.py",
     ),
