@@ -781,7 +781,7 @@ COMPILING = (
     Fault(
         "buffers-left-behind",
         "compiling/torch_private.py",
-        "given[name].copy_(tensor)",
+        "replacement.copy_(store[name])",
         "pass",
         "tests/compiling tests/update",
     ),

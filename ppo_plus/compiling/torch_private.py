@@ -15,7 +15,6 @@ import torch as th
 from torch import nn, optim
 from torch._utils import _flatten_dense_tensors
 from torch.autograd import Variable
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppo_plus.process import assigned
@@ -202,15 +201,30 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
     A buffer that the module replaces meanwhile, instead of changing it in place, is written into its replacement.
     """
     replacements = {id(tensor): other for tensor, other in zip(own, others, strict=True)}
-    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    given = {name: replacements[id(tensor)] for name, tensor in named if id(tensor) in replacements}
-    left = given.copy()
-    # It puts into the dict what the module has at the end. Stacked, since a layer may have several names.
-    with _reparametrize_module(module, left, stack_weights=True):
+    stores: list[dict[str, Any]] = [store for part in module.modules() for store in (part._parameters, part._buffers)]
+    before = [store.copy() for store in stores]
+
+    def put_back() -> None:
+        for store, kept in zip(stores, before, strict=True):
+            store.clear()
+            store.update(kept)
+
+    try:
+        for store in stores:
+            for name, tensor in store.items():
+                store[name] = replacements.get(id(tensor), tensor)
         yield
-    for name, tensor in left.items():
-        if tensor is not given[name]:
-            given[name].copy_(tensor)
+        for store, kept in zip(stores, before, strict=True):
+            for name, tensor in kept.items():
+                replacement = replacements.get(id(tensor))
+                if replacement is not None and store[name] is not replacement:
+                    replacement.copy_(store[name])
+    finally:
+        try:
+            put_back()
+        except KeyboardInterrupt:
+            put_back()  # not half of it
+            raise
 
 
 #: Torch traces and compiles one function at a time: it patches itself meanwhile.

@@ -3,6 +3,7 @@
 import copy
 import os
 import platform
+import signal
 import subprocess
 import sys
 
@@ -165,6 +166,30 @@ def test_a_replaced_buffer_is_written_into_its_replacement():
         module.running_mean = module.running_mean + 1
     assert th.equal(other, th.full((2,), 2.0))
     assert module.running_mean is own and th.equal(own, th.zeros(2))
+
+
+@pytest.mark.parametrize("line", range(1, 20, 3))
+def test_an_interrupt_leaves_a_module_its_own_parameters(parts, line):
+    """Also one that comes while they are put back."""
+    module, own = parts[0], [*parts[0].parameters()]
+    lines = []
+
+    def trace(frame, event, _):
+        if frame.f_code.co_name != "put_back":
+            return None
+        lines.append(event)
+        if lines.count("line") == line and event == "line":
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt), swapped(module, own, [p.detach().clone() for p in own]):
+            pass
+    finally:
+        sys.settrace(before)
+    assert all(map(th.Tensor.is_set_to, module.parameters(), own))
 
 
 @pytest.mark.parametrize(("capability", "width"), [("DEFAULT", 0), ("AVX2", 256), ("AVX512", 512)])
