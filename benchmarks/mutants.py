@@ -152,7 +152,7 @@ POLICY = (
     Fault(
         "action-start",
         "policy/distributions.py",
-        ' + getattr(space, "start", 0)).astype',
+        " + space.start).astype",
         ").astype",
         "tests/policy/test_distributions.py",
     ),

@@ -50,10 +50,6 @@ class EvaluatedActions(ActionDistribution):
     def from_env(self, actions: Any) -> np.ndarray:
         return self._inner.from_env(self._scale(actions))
 
-    def tensors_to_env(self, device: th.device) -> Any:
-        # SB3 unscales in NumPy.
-        return lambda actions: th.as_tensor(self.to_env(actions.numpy(force=True)), device=device)
-
     def _unknown(self, *_: Any) -> Any:
         raise NotImplementedError("the distribution of a policy class that overrides SB3's methods is not known")
 
