@@ -16,25 +16,6 @@ import torch as th
 from torch.nn import functional as F
 
 
-def linear_recurrence(a: th.Tensor, b: th.Tensor, h: th.Tensor) -> th.Tensor:
-    r"""All :math:`h_t = a_t h_{t-1} + b_t` of sequences, shape ``(N, T, ...)``.
-
-    By doubling (Hillis and Steele 1986): after each of :math:`\lceil \log_2 T \rceil` rounds, :math:`b_t` is the result
-    for twice as many steps, and :math:`a_t` the product over them. It is exact for any :math:`a`, also 0.
-
-    :param a: shape ``(N, T, ...)``, or what can be broadcast to it after the first two dimensions
-    :param b: shape ``(N, T, ...)``
-    :param h: :math:`h_0`, shape ``(N, ...)``
-    """
-    b = th.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], dim=1)
-    span = 1
-    while span < b.shape[1]:
-        b = th.cat([b[:, :span], b[:, span:] + a[:, span:] * b[:, :-span]], dim=1)
-        a = th.cat([a[:, :span], a[:, span:] * a[:, :-span]], dim=1)
-        span *= 2
-    return b
-
-
 def gae(
     rewards: th.Tensor,
     values: th.Tensor,
@@ -46,6 +27,9 @@ def gae(
 ) -> th.Tensor:
     r"""GAE(λ): :math:`A_t = \delta_t + \gamma\lambda (1 - d_{t+1}) A_{t+1}`,
     with :math:`\delta_t = r_t + \gamma (1 - d_{t+1}) V_{t+1} - V_t`.
+
+    The recursion is linear, so it is solved by doubling: after round ``k`` every :math:`A_t` covers the next
+    :math:`2^k` terms. That takes ``log2(T)`` tensor operations instead of ``T`` (Hillis and Steele 1986).
 
     :param rewards: :math:`r_t`, shape ``(T, N)``; where an episode ended by a time limit, with the discounted value
         of its final observation already added
@@ -59,11 +43,15 @@ def gae(
     """
     next_values = th.cat([values[1:], last_values[None]])
     continues = 1.0 - th.cat([episode_starts[1:], last_dones[None]]).to(values.dtype)
-    # The recurrence runs backwards in time.
-    errors = rewards + gamma * next_values * continues - values
+    advantages = rewards + gamma * next_values * continues - values
     decay = gamma * gae_lambda * continues
-    backwards = linear_recurrence(decay.flip(0).T, errors.flip(0).T, th.zeros_like(last_values))
-    return backwards.T.flip(0).contiguous()
+    span = 1
+    while span < len(advantages):
+        # The right-hand sides are new tensors: no row is read after it was overwritten.
+        advantages[:-span] += decay[:-span] * advantages[span:]
+        decay[:-span] = decay[:-span] * decay[span:]
+        span *= 2
+    return advantages
 
 
 def normalize(advantages: th.Tensor) -> th.Tensor:

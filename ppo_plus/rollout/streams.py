@@ -10,7 +10,7 @@ import torch as th
 from ppo_plus.envs.checks import InvalidOutput, as_reward, is_reset
 from ppo_plus.envs.supervised.shared_memory import write_row
 from ppo_plus.envs.supervised.vec_env import RESTART
-from ppo_plus.formulas.losses import linear_recurrence
+from ppo_plus.formulas.losses import gae
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.streams import Pool, StreamPart, Streams
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
@@ -120,8 +120,10 @@ def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
 
 
 def discounted_sums(rewards: th.Tensor, before: th.Tensor, starts: th.Tensor, gamma: float) -> th.Tensor:
-    r""":math:`S_t = r_t + \gamma (1 - d_t) S_{t-1}`, ``(T, N)``.
+    r""":math:`S_t = r_t + \gamma (1 - d_t) S_{t-1}`, ``(T, N)``: GAE backwards in time.
 
     :param before: :math:`S` before the first step, ``(N,)``
     """
-    return linear_recurrence(gamma * (1.0 - starts.to(rewards)).T, rewards.T, before).T.contiguous()
+    backwards = starts.flip(0)
+    parts = rewards.flip(0), th.zeros_like(rewards), before, backwards.roll(1, 0), backwards[-1]
+    return gae(*parts, gamma, 1.0).flip(0)

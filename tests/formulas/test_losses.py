@@ -17,7 +17,6 @@ from ppo_plus.formulas.losses import (
     approx_kl,
     clip_fraction,
     gae,
-    linear_recurrence,
     normalize,
     policy_loss,
     value_loss,
@@ -366,24 +365,6 @@ def test_nothing_after_an_episodes_end_reaches_it(rollout):
     rewards[middle + 1 :] += 1e6
     values[middle + 1 :] += 1e6
     np.testing.assert_array_equal(run_gae(rollout, 0.99, 0.95)[: middle + 1], before)
-
-
-@given(st.integers(1, 3), st.integers(1, 40), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=50)
-def test_a_linear_recurrence_is_the_loop(n, length, seed):
-    th.manual_seed(seed)
-    a = th.rand(n, length, 2, dtype=th.float64) * (th.rand(n, length, 1) < 0.8)
-    b, h = th.randn(n, length, 2, dtype=th.float64), th.randn(n, 2, dtype=th.float64)
-    inputs = [tensor.requires_grad_() for tensor in (a, b, h)]
-    whole, steps = linear_recurrence(*inputs), []
-    for t in range(length):
-        h = a[:, t] * h + b[:, t]
-        steps.append(h)
-    single = th.stack(steps, dim=1)
-    th.testing.assert_close(whole, single, rtol=1e-12, atol=1e-14)
-    signs = th.randn_like(whole)
-    for ours, theirs in zip(*(th.autograd.grad((y * signs).sum(), inputs) for y in (whole, single)), strict=True):
-        th.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
 def test_gae_changes_no_argument():

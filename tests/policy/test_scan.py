@@ -1,10 +1,30 @@
-"""The state of linear recurrent units is that of the formula in complex numbers."""
+"""The parallel scan gives the results of the loop, and the state is that of the formula in complex numbers."""
 
 import pytest
 import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from models import make_recurrent
 
-from ppo_plus.policy.scan import LRULayer
+from ppo_plus.policy.scan import LRULayer, linear_recurrence
+
+
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=50)
+def test_the_scan_is_the_loop(n, length, seed):
+    th.manual_seed(seed)
+    a = th.rand(n, length, 2, dtype=th.float64) * (th.rand(n, length, 1) < 0.8)
+    b, h = th.randn(n, length, 2, dtype=th.float64), th.randn(n, 2, dtype=th.float64)
+    given = [tensor.requires_grad_() for tensor in (a, b, h)]
+    whole, steps = linear_recurrence(*given), []
+    for t in range(length):
+        h = a[:, t] * h + b[:, t]
+        steps.append(h)
+    single = th.stack(steps, dim=1)
+    th.testing.assert_close(whole, single, rtol=1e-12, atol=1e-14)
+    signs = th.randn_like(whole)
+    for ours, theirs in zip(*(th.autograd.grad((y * signs).sum(), given) for y in (whole, single)), strict=True):
+        th.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
 def test_the_state_is_that_of_the_formula():
