@@ -264,8 +264,8 @@ POLICY = (
     Fault(
         "critics-extractor-of-actors",
         "policy/policies.py",
-        "self._preprocess_critic if of_critic else self._preprocess",
-        "self._preprocess",
+        "inputs = self._inputs(obs, of_critic=True)",
+        "inputs = self._inputs(obs)",
         "tests/policy/test_actor_and_critic_keys.py",
     ),
     Fault(

@@ -158,7 +158,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         name: vars(import_module(module))[name]
         for name, module in MODULES.items()
-        if name.startswith(("Mlp", "Cnn", "MultiInput"))
+        if name.startswith(("Mlp", "Cnn", "MultiInput")) and name.endswith("Policy")
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})

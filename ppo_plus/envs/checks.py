@@ -320,9 +320,12 @@ class CheckedEnvs:
     def check_reset(self, obs: Any) -> None:
         """Check what the environments returned at the start of their episodes, if these are started.
 
+        :raises TypeError: an info is not a dict
         :raises ValueError: observations have another shape than their space
         :raises FloatingPointError: observations are not finite
         """
+        for info in getattr(self._env.unwrapped, "reset_infos", ()):
+            check_info(info)
         if obs is not None:
             check_shape(obs, self._env.observation_space, self._env.num_envs)
             self.require_finite(obs)

@@ -197,7 +197,7 @@ class GymVectorEnv(BatchedVecEnv):
                 "or use another mode"
             )
         final_obs = columns["final_obs"] if resets else obs
-        final_infos = _rows(columns.get("final_info", {}), self.num_envs)
+        final_infos = _rows(columns.get("final_info", {}) if resets else {}, self.num_envs)
         # Gymnasium's is an array of whole observations, also where those are dicts.
         is_array = isinstance(final_obs, np.ndarray)
         for i in ended:

@@ -108,7 +108,9 @@ class SB3Interface:
             raise ValueError("action_masks do not reach a policy class that overrides SB3's methods: leave them out")
         predict = super().predict  # type: ignore[misc]
         actions, state = predict(*args, **kwargs)
-        if np.issubdtype(self.action_space.dtype, np.integer) and predict.__func__ is sb3.BasePolicy.predict:
+        if np.issubdtype(self.action_space.dtype, np.integer) and (
+            getattr(predict, "__func__", None) is sb3.BasePolicy.predict
+        ):
             actions = np.asarray(np.rint(actions) + getattr(self.action_space, "start", 0), self.action_space.dtype)
         return actions, state
 

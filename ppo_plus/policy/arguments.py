@@ -148,14 +148,15 @@ def split_network(
     except Exception as error:
         raise ValueError(
             f"policy_kwargs: {name} fails on an input of shape (1, {input_dim}): {error}. "
-            "Its first layer must take the features extractor's output"
+            "Its layers must fit each other, and the first one the features extractor's output"
         ) from error
     module.train(training)
     are_rows = all(isinstance(part, th.Tensor) and part.ndim == 2 for part in (latent, output))
     if not are_rows or output.shape != (1, output_dim):
-        found = tuple(output.shape) if isinstance(output, th.Tensor) else type(output).__name__
+        parts = latent, output
+        before, after = (tuple(part.shape) if isinstance(part, th.Tensor) else type(part).__name__ for part in parts)
         raise ValueError(
-            f"policy_kwargs: {name} maps one row of {input_dim} features to {found}, but must map it to a tensor of "
-            f"shape (1, {output_dim}), and to a row of a tensor before its last layer: change its layers"
+            f"policy_kwargs: {name} maps one row of {input_dim} features to {after}, and to {before} before its last "
+            f"layer, but must map it to shape (1, {output_dim}), and to a row of a tensor before: change its layers"
         )
     return hidden, last, latent.shape[1]

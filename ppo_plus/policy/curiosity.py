@@ -52,6 +52,8 @@ class Distillation(StreamPart):
         zeros: Any = tree_map(th.as_tensor, create_empty_array(space))
         inputs = make_preprocess(space, policy.normalize_images)(zeros)
         boxes = tree_map(lambda part: spaces.Box(-np.inf, np.inf, part.shape[1:]), inputs)
+        # Which sorts its entries: files have the moments in this order.
+        boxes = spaces.Dict(boxes) if isinstance(boxes, dict) else boxes
         self.normalizer = ObservationNormalizer([boxes], True, 1e-8, 5.0, None)
         target, predictor = policy.make_features_extractor(), policy.make_features_extractor()
         self.target = nn.Sequential(target, nn.Linear(target.features_dim, n), nn.ReLU(), nn.Linear(n, n))

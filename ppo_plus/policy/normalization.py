@@ -61,7 +61,7 @@ def normalization_options(name: str, value: Any) -> dict[str, Any] | None:
 
 def check_encoder(policy_class: type) -> None:
     """:raises ValueError: a policy class overrides a method that normalizes observations, and calls none that does"""
-    normalizing = {"extract_features", "_extract", "observation_normalizer", "super"}
+    normalizing = {"extract_features", "_inputs", "observation_normalizer", "super"}
     for name in ("encode", "extract_features"):
         code = getattr(inspect.unwrap(getattr(policy_class, name)), "__code__", None)
         if code is not None and normalizing.isdisjoint(code.co_names):

@@ -513,23 +513,28 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         Two extractors give those of actor and critic; the critic's are NaN if ``obs`` lacks its entries.
         """
         if features_extractor is not None:
-            return self._extract(features_extractor, obs)
+            of_critic = features_extractor is self.vf_features_extractor
+            return self._extract(features_extractor, self._inputs(obs, of_critic))
+        inputs = self._inputs(obs)
         if self.share_features_extractor:
-            return self._extract(self.features_extractor, obs)
-        features = self._extract(self.pi_features_extractor, obs)
-        if self._lacks_critic_entries(obs):
-            # Actions need no values, and NaN cannot be mistaken for one.
-            return features, features.new_full((features.shape[0], self.vf_features_extractor.features_dim), th.nan)
-        return features, self._extract(self.vf_features_extractor, obs)
+            return self._extract(self.features_extractor, inputs)
+        features = self._extract(self.pi_features_extractor, inputs)
+        if self.actor_space is not self.critic_space:
+            if self._lacks_critic_entries(obs):
+                # Actions need no values, and NaN cannot be mistaken for one.
+                return features, features.new_full((features.shape[0], self.vf_features_extractor.features_dim), th.nan)
+            inputs = self._inputs(obs, of_critic=True)
+        return features, self._extract(self.vf_features_extractor, inputs)
+
+    def _inputs(self, obs: PyTorchObs, of_critic: bool = False) -> PyTorchObs:
+        """The inputs of the features extractor: preprocessed and normalized observations."""
+        inputs = (self._preprocess_critic if of_critic else self._preprocess)(obs)
+        return inputs if self.observation_normalizer is None else self.observation_normalizer(inputs)
 
     def _lacks_critic_entries(self, obs: Any) -> bool:
         return isinstance(self.critic_space, spaces.Dict) and not self.critic_space.spaces.keys() <= obs.keys()
 
-    def _extract(self, extractor: BaseFeaturesExtractor, obs: PyTorchObs) -> th.Tensor:
-        of_critic = extractor is self.vf_features_extractor and not self.share_features_extractor
-        inputs = (self._preprocess_critic if of_critic else self._preprocess)(obs)
-        if self.observation_normalizer is not None:
-            inputs = self.observation_normalizer(inputs)
+    def _extract(self, extractor: BaseFeaturesExtractor, inputs: PyTorchObs) -> th.Tensor:
         if not self.autocast:
             return extractor(inputs)
         with th.autocast(self.device.type, th.bfloat16):

@@ -1,9 +1,9 @@
 """The rollout in preallocated tensors, and its minibatches.
 
-``T`` steps of ``N`` environments, stored time-major, in NumPy's arrays, into which adding a step is a plain copy, and
-of which tensors are views. The arrays have the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``,
-``advantages``, …), so code that reads or overrides those keeps working. For environments in tensors, the storage may be
-on another device (:meth:`~ppo_plus.RolloutBuffer.store_on`); under these names are then tensors.
+``T`` steps of ``N`` environments, stored time-major in NumPy's arrays. Adding a step copies it into them; tensors are
+views of them. They have the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``, ``advantages``, …), so code that
+reads or overrides those keeps working. For environments in tensors, the storage may be on another device
+(:meth:`~ppo_plus.RolloutBuffer.store_on`); under these names are then tensors.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """Collecting from environments in tensors: nothing leaves the device until a rollout ends, and then once.
 
-What the host needs to know of a rollout (whether its numbers are finite, which episodes have ended, how many time
-limits there were, what to log) is computed on the device and read in one copy.
+What the host needs to know of a rollout (whether its numbers are finite, which episodes have ended and how, what to
+log) is computed on the device and read in one copy; a second one has the last episodes' returns and lengths.
 """
 
 import warnings
@@ -56,7 +56,7 @@ class Lazy:
 
 
 class LazyLocals(UserDict[str, Any]):
-    """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
+    """A mapping that returns the value of a :class:`Lazy` entry, however it is read."""
 
     def __getitem__(self, key: str) -> Any:
         value = self.data[key]
@@ -153,8 +153,8 @@ class TensorCollector(Collector):
         stepped: Stepped = self._simulator.step_tensors(env_actions)
         # Copies, since the simulator may write into its own in the next step, which may be that of an evaluation.
         new_obs, rewards, final_obs = self._here((stepped.obs, stepped.rewards, stepped.final_obs), copy=True)
-        dones, timeouts = self._here((stepped.dones, stepped.timeouts))
-        stepped = stepped._replace(obs=new_obs, rewards=rewards, dones=dones, timeouts=timeouts, final_obs=final_obs)
+        new = {name: self._here(getattr(stepped, name)) for name in ("dones", "timeouts", "returns", "lengths")}
+        stepped = stepped._replace(obs=new_obs, rewards=rewards, final_obs=final_obs, **new)
         for name, value in stepped.log.items():
             if isinstance(value, (int, float, th.Tensor)):
                 mean = th.as_tensor(value, dtype=th.float32).mean()
@@ -164,7 +164,7 @@ class TensorCollector(Collector):
         streams = None if of is None else from_tensors(of, stepped.infos, rewards)
         seen = Lazy(lambda: as_numpy(rewards))
         self.pending = TensorStep(
-            obs, position.starts, masks, chosen, env_actions, new_obs, dones, stepped, seen, streams
+            obs, position.starts, masks, chosen, env_actions, new_obs, stepped.dones, stepped, seen, streams
         )
         return self.pending
 
@@ -217,12 +217,12 @@ class TensorCollector(Collector):
         :raises ValueError: a mask allowed nothing
         """
         plan, position, buffer = self._plan, self.position, self._plan.buffer
-        tables = [self._here(th.stack(column)) for column in zip(*self._episodes, strict=True)]
-        _, timeouts, known, *_ = tables
+        ended, timeouts, known, returns, lengths = map(th.stack, zip(*self._episodes, strict=True))
+        flags = ended + 2 * timeouts + 4 * known
         logged = [th.stack(values).mean() for values in self._log.values()]
         means = th.stack(logged) if logged else th.empty(0, device=plan.device)
-        facts = (fact.numpy() for fact in read([self._suspicious(timeouts & known), means, *tables]))
-        suspicious, means, dones, timeouts, known, returns, lengths = facts
+        suspicious, means, flags = read([self._suspicious(timeouts & known), means, flags])
+        dones, timeouts, known = (flags.to(th.uint8).bitwise_and(bit).bool().numpy() for bit in (1, 2, 4))
         if suspicious:
             self._explain(timeouts & known)
         streams = plan.policy.streams
@@ -237,10 +237,11 @@ class TensorCollector(Collector):
         stored = buffer.stored("final_observations")
         self._last = position.obs, position.carry, position.starts
         self._at_limits = limited, tree_map(lambda rows: rows[limited], stored) if len(limited[0]) else None
-        last = zip(returns[dones][-plan.window :], lengths[dones][-plan.window :], strict=True)
-        ended = [self._simulator.episode(*numbers) for numbers in last]
+        rows, columns = (indices[-plan.window :] for indices in self._places(dones))
+        numbers = [part.tolist() for part in read([returns[rows, columns], lengths[rows, columns]])]
+        episodes = [{"episode": self._simulator.episode(*each)} for each in zip(*numbers, strict=True)]
         names = [name if "/" in name else f"env/{name}" for name in self._log]
-        return Report([{"episode": episode} for episode in ended], dict(zip(names, means.tolist(), strict=True)))
+        return Report(episodes, dict(zip(names, means.tolist(), strict=True)))
 
     def dones(self) -> th.Tensor:
         return self._here(th.stack([dones for dones, *_ in self._episodes]))  # type: ignore[no-any-return]

@@ -257,7 +257,7 @@ def _hyperparameter(packages: Packages, name: str, value: Any) -> Any:
 
 def _policy_kwargs(packages: Packages, name: str, value: Any) -> dict[str, Any]:
     arguments = read_arguments(name, value, packages)
-    # What is not a dotted name is an error of PPO_Plus.
+    # PPO_Plus refuses what is not a dotted name.
     named = {key for key, item in arguments.items() if str(key).endswith(("_fn", "_class")) and "." in str(item)}
     return arguments | {key: read_literal(name, arguments[key], packages) for key in named}
 

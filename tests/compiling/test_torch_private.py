@@ -168,6 +168,16 @@ def test_a_replaced_buffer_is_written_into_its_replacement():
     assert module.running_mean is own and th.equal(own, th.zeros(2))
 
 
+def test_buffers_that_appear_meanwhile_are_gone_afterwards():
+    """They may be those of a trace, without numbers."""
+    module = nn.Linear(2, 2)
+    module.register_buffer("scale", None)
+    with swapped(module, [module.weight], [th.zeros(2, 2)]):
+        module.scale = th.ones(1)
+        module.register_buffer("count", th.ones(1))
+    assert module.scale is None and not hasattr(module, "count")
+
+
 @pytest.mark.parametrize("line", range(1, 20, 3))
 def test_an_interrupt_leaves_a_module_its_own_parameters(parts, line):
     """Also one that comes while they are put back."""

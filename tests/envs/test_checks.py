@@ -701,6 +701,21 @@ def test_a_worker_of_sb3_that_died_is_named_and_the_others_end():
     env.close()
 
 
+class TwoNumbers(RandomEnv):
+    """The old gym's ``reset``, with an observation that can be unpacked."""
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0][:2]
+
+
+@pytest.mark.slow
+def test_an_observation_that_was_unpacked_in_a_worker_of_sb3_is_named():
+    env = SubprocVecEnv([partial(TwoNumbers, ACTIONS["discrete"], VECTOR)])
+    with pytest.raises(TypeError, match=r"reset\(\) must return \(observation, info\), as in Gymnasium"):
+        PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu").learn(16)
+    env.close()
+
+
 class Lives(RandomEnv):
     """A life of three steps; the next one, which the reset takes, ends the game."""
 

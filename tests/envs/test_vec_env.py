@@ -578,6 +578,15 @@ def test_one_that_draws_itself_is_asked_to():
     assert env.render() is env.render("human") is None and fixed.n_renders == 2
 
 
+def test_what_only_the_other_mode_gives_is_ignored():
+    fixed = Fixed({"autoreset_mode": AutoresetMode.NEXT_STEP})
+    step, final = fixed.step, np.array([{"of": "the end"}, None], dtype=object)
+    fixed.step = lambda actions: (*step(actions)[:4], {"final_info": final})
+    env = GymVectorEnv(fixed)
+    env.reset()
+    np.testing.assert_array_equal(env.step(np.zeros(2, int))[3][0]["terminal_observation"], fixed.obs[0])
+
+
 def test_an_end_in_a_row_that_resets_is_none():
     env = GymVectorEnv(Fixed({"autoreset_mode": AutoresetMode.NEXT_STEP}))
     env.reset()

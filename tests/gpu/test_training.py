@@ -9,6 +9,7 @@ import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, vec
 from simulated_device import waits
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from tensor_envs import TensorTwin
 from torch import nn
@@ -170,6 +171,20 @@ def test_training_is_as_on_the_cpu_and_waits_rarely(name, is_simulated, same_ord
     assert len(model.rollouts[-1]) <= steps + PER_ROLLOUT
     # Episodes continue.
     model.learn(N_STEPS * model.n_envs, reset_num_timesteps=False)
+
+
+class Reading(BaseCallback):
+    """Reads the infos of each step."""
+
+    def _on_step(self):
+        self.episodes = [info["episode"] for info in self.locals["infos"] if "episode" in info]
+        return not self.episodes
+
+
+def test_callbacks_read_the_infos_of_a_simulator_on_the_cpu():
+    callback, env = Reading(), tensors("discrete")("cpu")
+    PPO_Plus("MlpPolicy", env, n_steps=N_STEPS, batch_size=8, device="cuda").learn(100 * N_STEPS, callback)
+    assert callback.episodes[0]["l"] > 0
 
 
 def test_compiled_training_with_memory_is_traced_once(compiler, monkeypatch):

@@ -85,6 +85,13 @@ def test_it_reads_boxes_that_cannot_be_sampled():
     assert len(make(env=env, policy="MultiInputPolicy").policy.streams.parts) == 1
 
 
+def test_moments_are_in_the_order_that_files_have():
+    """Sorted by name, whatever the order in the space."""
+    boxes = {"velocity": gym.spaces.Box(-1, 1, (3,)), "angle": gym.spaces.Box(-1, 1, (2,))}
+    model = make(env=vec(ACTIONS["discrete"], gym.spaces.Dict(boxes)), policy="MultiInputPolicy")
+    assert [*model.policy.streams.parts[0].normalizer.shapes] == ["angle", "velocity"]
+
+
 def test_rewards_are_divided_by_the_deviation_of_their_discounted_sums():
     model = make(env=counting(2), learning_rate=0.0, n_steps=64, batch_size=64)
     model.learn(128)

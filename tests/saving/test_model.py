@@ -214,7 +214,7 @@ def test_any_path_is_a_path(tmp_path):
     model.save(PathLike(tmp_path / "model"))
     assert [each.name for each in tmp_path.iterdir()] == ["model.zip"]
     assert same_weights(PPO_Plus.load(PathLike(tmp_path / "model")), model)
-    with pytest.raises(TypeError, match="None must be a path or an open file"):
+    with pytest.raises(TypeError, match="None must be the path of a file that was saved, or an open file"):
         PPO_Plus.load(None)
 
 

@@ -305,16 +305,22 @@ def test_code_is_an_error(text):
         parse_literal(text)
 
 
-@pytest.mark.parametrize("name", ["nope", "functional", "init", "Parameter", "__builtins__", "__name__"])
+@pytest.mark.parametrize("name", ["functional", "init", "Parameter", "__builtins__", "__name__"])
 def test_not_a_module_class_is_an_error(name):
-    with pytest.raises(ValueError, match=f"'torch.nn.{name}' (cannot be imported|is not a subclass of torch.nn)"):
+    with pytest.raises(ValueError, match=f"'torch.nn.{name}' is not a subclass of torch.nn"):
         parse_literal(f"nn.{name}")
 
 
-@pytest.mark.parametrize("name", ["Optimizer2", "ReLU", "lr_scheduler", "os"])
+@pytest.mark.parametrize("name", ["lr_scheduler", "__name__"])
 def test_not_an_optimizer_class_is_an_error(name):
-    with pytest.raises(ValueError, match=f"'torch.optim.{name}' (cannot be imported|is not a subclass of torch.nn)"):
+    with pytest.raises(ValueError, match=f"'torch.optim.{name}' is not a subclass of torch.nn"):
         parse_literal(f"th.optim.{name}")
+
+
+@pytest.mark.parametrize("name", ["nn.Relu", "optim.Optimizer2", "optim.ReLU"])
+def test_a_class_that_torch_lacks_is_an_error(name):
+    with pytest.raises(ValueError, match=f"'torch.{name}' cannot be imported .*: is its name right"):
+        parse_literal(f"th.{name}")
 
 
 @pytest.mark.parametrize("text", ["", "dict(", "1; 2", "import os", "\0", "9" * 5000])

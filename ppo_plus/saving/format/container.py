@@ -89,7 +89,7 @@ def opened(path_or_file: PathOrFile) -> Any:
         with (zipped if not path.is_file() and zipped.is_file() else path).open("rb") as file:
             yield file
     elif not hasattr(path_or_file, "read"):
-        raise TypeError(f"{path_or_file!r} must be a path or an open file")
+        raise TypeError(f"{path_or_file!r} must be the path of a file that was saved, or an open file")
     else:
         position = path_or_file.tell()
         try:

@@ -81,10 +81,11 @@ def _open_journal(path: Path) -> BaseStorage:
 
 def _open_database(url: str) -> BaseStorage:
     kind = url.partition(":")[0]
-    if kind not in ("sqlite", "postgresql+psycopg"):
+    sqlite = kind.partition("+")[0] == "sqlite"
+    if not sqlite and kind != "postgresql+psycopg":
         postgresql = f"postgresql+psycopg://... ({pip_install('psycopg[binary]')})"
         raise ValueError(f"{kind} is not supported: use FILE.log, sqlite:///FILE or {postgresql}")
-    address, sqlite = make_url(url), kind == "sqlite"
+    address = make_url(url)
     if sqlite:
         if address.database in (None, "", ":memory:"):
             raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
@@ -106,6 +107,8 @@ def _open(url: str, options: dict[str, Any], attempts: int = 10) -> RDBStorage:
     """A database. If another process creates its tables at the same time, it is opened again."""
     try:
         return RDBStorage(url, engine_kwargs=options)
+    except ImportError as error:
+        raise ImportError(f"its driver is missing: {pip_install('psycopg[binary]')}") from error
     except (IntegrityError, ProgrammingError, OperationalError) as error:
         signs = ("already exists", "duplicate key", "UNIQUE constraint")
         if attempts == 1 or not any(sign in reason(error) for sign in signs):
@@ -287,8 +290,8 @@ class Jobs:
         """End a trial that this process owns. One that has ended already stays unchanged: this process counted as dead,
         and the trial may have a successor, or the call is a repetition.
 
-        :param attributes: user attributes. A trial that failed with a :data:`REASON` is done; with none, or with
-            :data:`INTERRUPTED`, which does not count as a death of its worker, another trial does its job later
+        :param attributes: user attributes. A trial that failed with a :data:`REASON` is done. The job of any other
+            failed one is done again; with :data:`INTERRUPTED`, it does not count as a death of its worker
         """
         with suppress(UpdateFinishedTrialError):
             for name, value in attributes.items():

@@ -197,7 +197,7 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     wins = verdict.winner is not None and verdict.winner.name == name
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
     returns = " and ".join(map(repr, result[SCORES][:: plan.n_seeds]))
-    origin += [f"On seed {plan.seed} its return was {returns}, the mean of its last evaluations ({plan.last_evals})."]
+    origin += [f"On seed {plan.seed} its return was {returns}, the mean of its last {plan.last_evals} evaluations."]
     origin += ["Train with these settings:", shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
     entry = "".join(to_yaml({env_id: result[SETTINGS]}) for env_id in task.env_ids)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
@@ -228,10 +228,10 @@ def _confirmation(verdict: TuningVerdict, env_ids: Sequence[str]) -> Iterator[st
     yield (
         "The finalists and the baselines were trained on seeds that the search has not seen. The table shows "
         f"interquartile means (IQM) of their {measure}s with 95 % intervals (percentile bootstrap, 10,000 resamples). "
-        f"A gain is the difference to a baseline ({' or '.join(f'the {name}' for name in baselines)}). Its interval "
-        f"has {100 * verdict.confidence:.1f} % confidence (finalists: {len(verdict.finalists)}), so that the chance of "
-        "a winner that is no better than a baseline is at most 5 %. A finalist can win if none of its runs failed and "
-        "the whole interval of every gain is above zero. The one with the highest mean wins.\n"
+        f"A gain is the difference to a baseline ({' or '.join(f'the {name}' for name in baselines)}). With "
+        f"{len(verdict.finalists)} finalists, its interval has {100 * verdict.confidence:.1f} % confidence: the chance "
+        "of a winner that is no better than a baseline is then at most 5 %. A finalist can win if none of its "
+        "runs failed and the whole interval of every gain is above zero. The one with the highest mean wins.\n"
     )
     rows, winner = [], verdict.winner
     for name, finalist in {**verdict.baselines, **{finalist.name: finalist for finalist in verdict.finalists}}.items():

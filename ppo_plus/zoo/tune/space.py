@@ -97,9 +97,10 @@ class Range:
         # A range of integers becomes one of floats if the baseline is a float.
         low, high = (float(self.low), float(self.high)) if isinstance(value, float) else (self.low, self.high)
         try:
-            return Range(min(low, value), max(high, value), self.scale)
+            wider = Range(min(low, value), max(high, value), self.scale)
         except (TypeError, ValueError):
             return self
+        return self if self.scale == "near_one" and value < 0.5 else wider
 
 
 @dataclass(frozen=True)

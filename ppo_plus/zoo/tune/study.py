@@ -21,7 +21,7 @@ from ppo_plus.zoo.tune.task import Plan, TuningTask
 
 #: User attributes of a study.
 TASK, BUDGET, ERROR = "ppo_plus", "max_total_trials", "error"
-#: User attributes of a trial; the first one names which of the task's baselines it is, if it is one.
+#: User attributes of a trial. ``BASELINE`` is the name of the baseline that it runs; other trials lack it.
 BASELINE, SETTINGS, SCORES = "baseline", "settings", "scores"
 
 

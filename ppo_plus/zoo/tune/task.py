@@ -154,7 +154,7 @@ class TuningTask:
             for env_id in self.env_ids:
                 try:
                     build(baseline.replace(env_id=env_id))
-                except Exception as error:
+                except (ValueError, TypeError, RuntimeError, AssertionError) as error:
                     raise ValueError(f"the settings do not fit {env_id}: {error}") from error
         base = task.experiment.replace(vec_env="dummy")
         with closing(make_envs(base)) as envs:

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from faulty_envs import ACTIONS, FAULTS, Failing, Masked, equal, fine_and, plain, supervised
 from gymnasium import spaces
+from stable_baselines3.common import monitor
 from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import EnvFault, SupervisedVecEnv, make_vec
@@ -48,6 +50,41 @@ def test_elsewhere_an_error_is_one_of_pythons_own(error):
     env.answer("env_method", "set_wrapper_attr", ("ask", raised), {})
     found = env.answer("env_method", "ask", (), {}).error
     assert isinstance(error, type(found)) and str(error) in str(found) and "in raised" in found.__notes__[0]
+
+
+def test_only_made_again_has_it_another_writer_of_monitors():
+    """A module that is imported in the first call may derive a class from SB3's."""
+    writers = []
+    env = GuardedEnv(lambda: writers.append(monitor.ResultsWriter) or Failing())
+    env.answer("make", False)
+    env.answer("make", True)
+    assert writers[0] is monitor.ResultsWriter is not writers[1]
+
+
+class Unsendable(Failing):
+    """Its space cannot be sent to another process."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Box(-1, 1, (2,))
+        self.observation_space.lock = threading.Lock()
+
+
+def test_spaces_that_cannot_be_sent_name_the_environment():
+    with pytest.raises(EnvFault, match="environment 0 returned what cannot be sent to another process: "):
+        SupervisedVecEnv([Unsendable])
+
+
+def test_one_that_hung_says_so_again():
+    env = supervised(*fine_and("hang"), timeout=0.5)
+    env.reset()
+    with pytest.raises(EnvFault, match="gave no answer within 0.5 s"):
+        while True:
+            env.step(ACTIONS)
+    time.sleep(0.5)  # its process has ended
+    with pytest.raises(EnvFault, match="was ended because it hung"):
+        env.reset()
+    env.close()
 
 
 def test_only_errors_of_masks_among_methods_are_faults():

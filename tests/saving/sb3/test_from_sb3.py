@@ -345,7 +345,7 @@ def test_another_algorithm_raises_an_error(algorithm, saved, tmp_path):
     if saved:
         source = tmp_path / "model.zip"
         model.save(source)
-    message = "is not the path of an SB3 PPO" if saved else "must be a path or an open file"
+    message = "is not the path of an SB3 PPO" if saved else "must be the path of a file that was saved"
     with pytest.raises(TypeError, match=message):
         PPO_Plus.from_sb3(source, device="cpu")
 

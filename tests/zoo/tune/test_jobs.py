@@ -363,6 +363,12 @@ def test_heartbeats_end_with_the_trial(jobs, recwarn):
     assert not recwarn
 
 
+def test_a_driver_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StorageError, match="its driver is missing: .*install 'psycopg.binary.'"):
+        open_storage("postgresql+psycopg://me@127.0.0.1:1/x")
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [

@@ -67,6 +67,8 @@ def test_a_widened_range_holds_the_value(value):
 
 def test_a_range_takes_the_nearest_where_it_cannot_be_widened():
     assert Range(1e-8, 0.1, "log").including(0.0).encode(0.0) == 1e-8
+    # Below 0.5, the distance to 1 and back is not exact.
+    assert Range(0.8, 0.99, "near_one").including(0.3) == Range(0.8, 0.99, "near_one")
     with pytest.raises(ValueError, match="must be a number"):
         Range(0, 1).encode("lin_1")
 

@@ -1,6 +1,9 @@
 """What a study is about: a plan of whole rollouts and separate seeds, baselines, candidates that fit, plain data that
 imports nothing, and the score of a run: evaluations after updates, the last one included."""
 
+import errno
+from unittest.mock import Mock
+
 import gymnasium as gym
 import numpy as np
 import optuna
@@ -223,6 +226,13 @@ def test_settings_that_do_not_fit_the_second_environment_are_an_error():
     task = TuningTask(experiment, read_space(), Plan(4096, pruner="none"), also=("CartPole-v1",))
     with pytest.raises(ValueError, match="the settings do not fit CartPole-v1: "):
         task.checked()
+
+
+def test_a_full_disk_is_not_a_fault_of_the_settings(monkeypatch):
+    monkeypatch.setattr("ppo_plus.zoo.tune.task.make_envs", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError) as error:
+        TuningTask(CARTPOLE, SPACE, Plan(50_000)).checked()
+    assert error.value.errno == errno.ENOSPC
 
 
 def test_a_range_does_not_include_none():
