@@ -791,7 +791,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: whether all of them do
         """
         keep_training, infos, self.num_timesteps = self.shared.synchronize(
-            self.env, keep_training, self._stats_window_size, self.num_timesteps, self._common_facts(), self.policy
+            self.env, keep_training, self._stats_window_size, self.num_timesteps, self._common_facts, self.policy
         )
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return keep_training
@@ -812,7 +812,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._normalize(self.rollout_buffer)
         self._count_returns()
         numbers = settings.at(self._current_progress_remaining)
-        self.ranks.require_same(numbers)
+        self.shared.scheduled = numbers
         control, reads = settings.control, Reads(objects={"loss": settings.loss}, changing=[self])
         reduction = self.shared.reduction
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)

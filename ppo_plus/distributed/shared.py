@@ -5,8 +5,9 @@ update they share the moments of advantages, and the mean of losses and gradient
 that one would make with all their transitions.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from ppo_plus.update.minibatch import Gradient, LossAndGradient
 
 #: A minibatch: the rollout and the rows of it.
 Rows = tuple[Any, th.Tensor]
+#: Returns what has to be the same in all processes.
+Facts = Callable[[], dict[str, Any]]
 
 
 class SingleProcess:
@@ -35,19 +38,21 @@ class SingleProcess:
     n_restarts = 0
     #: Seconds that processes have waited for each other, on average; ``None``: there is one.
     waited: float | None = None
+    #: What schedules gave for the last update, which has to be the same in all processes.
+    scheduled: Mapping[str, Any] = MappingProxyType({})
 
     def record(self, ended: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those infos of episodes that are to be logged now."""
         return ended
 
     def synchronize(
-        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: dict[str, Any], policy: nn.Module
+        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: Facts, policy: nn.Module
     ) -> tuple[bool, list[dict[str, Any]], int]:
         """End a rollout: statistics of ``env`` become those of all processes, and weights that differ by rounding are
         made the same. Returns whether all want to continue, infos of at most ``keep`` episodes of each to log now, and
         the largest count of timesteps, since one may have stopped early.
 
-        :raises RanksError: weights or ``facts`` differ
+        :raises RanksError: weights, or what ``facts`` returns, differ
         """
         return keep_training, [], num_timesteps
 
@@ -109,9 +114,9 @@ class SharedTraining(SingleProcess):
         return []
 
     def synchronize(
-        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: dict[str, Any], policy: nn.Module
+        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: Facts, policy: nn.Module
     ) -> tuple[bool, list[dict[str, Any]], int]:
-        self.ranks.require_same(facts)
+        self.ranks.require_same({**facts(), **self.scheduled})
         statistics = running_statistics(unwrap_vec_normalize(env))
         moments = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]
         n_restarts = getattr(env.unwrapped, "n_restarts", 0)
