@@ -889,7 +889,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         learned = ... if buffer.valid is None else th.from_numpy(buffer.valid)
         for name, part in zip(names, (buffer, *buffer.streams), strict=True):
             columns = read([part.stored(kind)[learned].flatten() for kind in ("values", "returns")])
-            logged[f"{name}explained_variance"] = self.shared.explained_variance(*columns)
+            values, returns = (column.numpy() for column in columns)
+            logged[f"{name}explained_variance"] = self.shared.explained_variance(values, returns)
         if self.policy.streams is not None:
             weights, _ = self.policy.streams.weights(self._current_progress_remaining)
             logged |= {f"{name}weight": weight for name, weight in zip(names[1:], weights, strict=True)}

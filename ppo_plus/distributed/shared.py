@@ -72,10 +72,11 @@ class SingleProcess:
     def end_update(self, policy: nn.Module) -> None:
         """Average the statistics that layers keep of the data, such as those of batch normalization."""
 
-    def explained_variance(self, values: th.Tensor, returns: th.Tensor) -> float:
+    def explained_variance(self, values: np.ndarray, returns: np.ndarray) -> float:
         r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`, of values and
         returns ``(B,)``; NaN where returns do not vary."""
-        residual, whole = self.total(Moments.of(th.stack([returns - values, returns], dim=1))).var.tolist()
+        own = Moments.of(th.from_numpy(np.stack([returns - values, returns], axis=1)))
+        residual, whole = self.total(own).var.tolist()
         return float("nan") if whole == 0 else 1 - residual / whole
 
 
