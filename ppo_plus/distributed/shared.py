@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.utils import explained_variance
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import nn
 
@@ -75,9 +76,7 @@ class SingleProcess:
     def explained_variance(self, values: np.ndarray, returns: np.ndarray) -> float:
         r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`, of values and
         returns ``(B,)``; NaN where returns do not vary."""
-        own = Moments.of(th.from_numpy(np.stack([returns - values, returns], axis=1)))
-        residual, whole = self.total(own).var.tolist()
-        return float("nan") if whole == 0 else 1 - residual / whole
+        return float(explained_variance(values, returns))
 
 
 class SharedTraining(SingleProcess):
@@ -210,6 +209,11 @@ class SharedTraining(SingleProcess):
             if buffer.is_floating_point():
                 # Divided first, so that nothing becomes infinite.
                 self.ranks.sum(buffer.div_(self.ranks.size))
+
+    def explained_variance(self, values: np.ndarray, returns: np.ndarray) -> float:
+        own = Moments.of(th.from_numpy(np.stack([returns - values, returns], axis=1)))
+        residual, whole = self.total(own).var.tolist()
+        return float("nan") if whole == 0 else 1 - residual / whole
 
 
 def _moments(running: RunningMeanStd) -> Moments:
