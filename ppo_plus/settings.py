@@ -25,7 +25,7 @@ from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
-from ppo_plus.formulas.schedules import TAKES_PROGRESS, Schedule, Unknown, make_schedule, value_at
+from ppo_plus.formulas.schedules import TAKES_PROGRESS, Constant, Schedule, Unknown, make_schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.attention import MlpAttentionPolicy
@@ -156,10 +156,13 @@ class Settings:
         :param progress_remaining: from 1 at the start of training to 0 at its end
         :raises ValueError: a value is out of range
         """
-        return {
-            name: None if schedule is None else value_at(progress_remaining, name, schedule, LOWEST[name])
-            for name, schedule in self.schedules.items()
-        }
+        values: dict[str, Any] = {}
+        for name, schedule in self.schedules.items():
+            if schedule is None or isinstance(schedule, Constant):
+                values[name] = schedule and float(schedule.value)
+            else:
+                values[name] = value_at(progress_remaining, name, schedule, LOWEST[name])
+        return values
 
     def check_unchanged(self, before: "Settings") -> None:
         """:raises ValueError: an argument that the model is built with has been assigned"""
