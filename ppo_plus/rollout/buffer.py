@@ -189,7 +189,9 @@ class RolloutBuffer:
     def stored(self, name: str) -> Any:
         """What is stored under a name, as a tensor ``(T, N, ...)`` or a dict of them; ``None``: nothing."""
         # Not `as_tensor`, which copies to torch's default device.
-        return mapped(lambda part: th.from_numpy(part) if isinstance(part, np.ndarray) else part, self._stored.get(name))
+        return mapped(
+            lambda part: th.from_numpy(part) if isinstance(part, np.ndarray) else part, self._stored.get(name)
+        )
 
     def begin_sequences(self, memory: Memory) -> None:
         """Begin a training sequence in each environment with the next step, before which the policy has this memory.
