@@ -1,7 +1,7 @@
 """Collecting from environments in tensors: nothing leaves the device until a rollout ends, and then once.
 
-What the host needs to know of a rollout (whether its numbers are finite, which episodes have ended and how, what to
-log) is computed on the device and read in one copy; a second one has the last episodes' returns and lengths.
+What the host needs to know of a rollout (whether its numbers are finite, which episodes have ended, how many time
+limits there were, what to log) is computed on the device and read in one copy.
 """
 
 import warnings
@@ -227,31 +227,35 @@ class TensorCollector(Collector):
         :raises ValueError: a mask allowed nothing
         """
         plan, position, buffer = self._plan, self.position, self._plan.buffer
-        ended, timeouts, known, returns, lengths = map(th.stack, zip(*self._episodes, strict=True))
-        flags = ended + 2 * timeouts + 4 * known
-        logged = [th.stack(values).mean() for values in self._log.values()]
-        means = th.stack(logged) if logged else th.empty(0, device=plan.device)
-        suspicious, means, flags = read([self._suspicious(timeouts & known), means, flags])
-        dones, timeouts, known = (flags.to(th.uint8).bitwise_and(bit).bool().numpy() for bit in (1, 2, 4))
-        if suspicious:
-            self._explain(timeouts & known)
-        streams = plan.policy.streams
+        tables = (self._here(th.stack(column)) for column in zip(*self._episodes, strict=True))
+        dones, timeouts, known, returns, lengths = tables
+        known, missing = timeouts & known, dones & ~known
+        unknown, streams = timeouts & missing, plan.policy.streams
         computes = streams is not None and streams.are_computed
-        if ((dones if computes else timeouts) & ~known).any():
+        missing = missing if computes else unknown
+        logged = [th.stack(values).mean() for values in self._log.values()]
+        facts = [
+            self._suspicious(known),
+            th.stack([known.sum(), unknown.sum(), missing.sum()]),
+            _last_episodes(dones, returns, lengths, plan.window),
+            th.stack(logged) if logged else th.empty(0, device=plan.device),
+        ]
+        suspicious, (n_known, n_unknown, n_missing), episodes, means = (fact.numpy() for fact in read(facts))
+        if suspicious.any():
+            self._explain(known)
+        if n_missing:
             also = ", and streams are computed from the first observation of the next episode" if computes else ""
             position.warn_once(
                 "the simulator does not return final observations of episodes, so the value of the observation before "
                 f"replaces that of the final one at a time limit{also}: {self._simulator.env.remedy}"
             )
-        limited, self._unknown = (self._places(mask) for mask in (timeouts & known, timeouts & ~known))
+        limited, self._unknown = _places(known, int(n_known)), _places(unknown, int(n_unknown))
         stored = buffer.stored("final_observations")
         self._last = position.obs, position.carry, position.starts
-        self._at_limits = limited, tree_map(lambda rows: rows[limited], stored) if len(limited[0]) else None
-        rows, columns = (indices[-plan.window :] for indices in self._places(dones))
-        numbers = [part.tolist() for part in read([returns[rows, columns], lengths[rows, columns]])]
-        episodes = [{"episode": self._simulator.episode(*each)} for each in zip(*numbers, strict=True)]
+        self._at_limits = limited, tree_map(lambda rows: rows[limited], stored) if n_known else None
+        ended = [self._simulator.episode(*numbers) for there, *numbers in episodes.T[::-1].tolist() if there]
         names = [name if "/" in name else f"env/{name}" for name in self._log]
-        return Report(episodes, dict(zip(names, means.tolist(), strict=True)))
+        return Report([{"episode": episode} for episode in ended], dict(zip(names, means.tolist(), strict=True)))
 
     def dones(self) -> th.Tensor:
         return self._here(th.stack([dones for dones, *_ in self._episodes]))  # type: ignore[no-any-return]
@@ -269,12 +273,7 @@ class TensorCollector(Collector):
             return not_all_finite
         return not_all_finite | nothing_allowed(_stored_masks(buffer, masks), masks.layout).any()
 
-    def _places(self, mask: np.ndarray) -> Places:
-        """Rows and columns of the true entries of a table ``(T, N)``, in order."""
-        rows, columns = (to_device(th.from_numpy(indices), self._plan.device) for indices in np.nonzero(mask))
-        return rows, columns
-
-    def _explain(self, known: np.ndarray) -> None:
+    def _explain(self, known: th.Tensor) -> None:
         """Raise an error for what is wrong with the steps so far, if anything is.
 
         :param known: for which of them the final observation is known
@@ -289,7 +288,7 @@ class TensorCollector(Collector):
             if not outputs[row].isfinite().all():
                 raise not_finite(self._plan.policy, obs, first + row)
             require_finite("reward", as_numpy(buffer.stored("rewards")[row]), first + row + 1)
-            for i in np.flatnonzero(known[row]).tolist():
+            for i in np.flatnonzero(as_numpy(known[row])).tolist():
                 final_obs = tree_map(itemgetter((row, i)), buffer.stored("final_observations"))
                 require_finite("final observation", as_numpy(final_obs), first + row + 1, env=i)
         require_finite("observation", as_numpy(self.position.obs), self._step)
@@ -297,6 +296,20 @@ class TensorCollector(Collector):
             stored = _stored_masks(buffer, masks)
             for row, i in nothing_allowed(stored, masks.layout).nonzero().tolist():
                 raise ValueError(masks.forbids_all(i, first + row, as_numpy(stored[row, i])))
+
+
+def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, window: int) -> th.Tensor:
+    """The last episodes of tables ``(T, N)``, newest first, ``(3, K)``: whether it exists, its return and length."""
+    where = th.arange(dones.numel(), device=dones.device).masked_fill(~dones.flatten(), -1)
+    last = where.topk(min(window, len(where))).values
+    entries = [table.flatten()[last.clamp(min=0)] for table in (returns, lengths)]
+    return th.stack([entry.to(returns.dtype) for entry in (last >= 0, *entries)])
+
+
+def _places(mask: th.Tensor, n: int) -> Places:
+    """Rows and columns of ``n`` true entries of ``(T, N)``, in order; ``nonzero`` would ask the device for ``n``."""
+    indices = mask.flatten().float().topk(n, sorted=False).indices.sort().values
+    return indices // mask.shape[1], indices % mask.shape[1]
 
 
 def _floats(tensors: Any) -> list[th.Tensor]:

@@ -110,9 +110,16 @@ def test_names_imported_into_an_allowed_module_are_errors():
         import_class("ppo_plus.zoo.experiment.PPO_Plus", object, ["ppo_plus.zoo"])
 
 
-@pytest.mark.parametrize("name", ["gymnasium.nope.X", "gymnasium.wrappers.Nope", "minigrid_is_not_here.X"])
-def test_a_class_that_is_missing(name):
-    with pytest.raises(ValueError, match=f"'{name}' cannot be imported .* installed"):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("gymnasium.nope.X", "is its package installed"),
+        ("gymnasium.wrappers.Nope", "is its name right"),
+        ("minigrid_is_not_here.X", "is its package installed"),
+    ],
+)
+def test_a_class_that_is_missing(name, remedy):
+    with pytest.raises(ValueError, match=f"'{name}' cannot be imported .*: {remedy}"):
         import_class(name, gym.Wrapper, None)
 
 
