@@ -478,8 +478,8 @@ ROLLOUT = (
     Fault(
         "tensors-final-unmasked",
         "rollout/tensor_collector.py",
-        "(timeouts & known, timeouts & ~known))",
-        "(timeouts & known, timeouts))",
+        "unknown, streams = timeouts & missing, plan.policy.streams",
+        "unknown, streams = timeouts, plan.policy.streams",
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
