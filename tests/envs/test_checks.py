@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, VECTOR, Dies, RandomEnv
+from envs import ACTIONS, OBSERVATIONS, VECTOR, Dies, RandomEnv, TwoNumbers
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
@@ -699,13 +699,6 @@ def test_a_worker_of_sb3_that_died_is_named_and_the_others_end():
         model.learn(32)
     assert not any(process.is_alive() for process in env.processes)
     env.close()
-
-
-class TwoNumbers(RandomEnv):
-    """The old gym's ``reset``, with an observation that can be unpacked."""
-
-    def reset(self, **kwargs):
-        return super().reset(**kwargs)[0][:2]
 
 
 @pytest.mark.slow

@@ -281,3 +281,10 @@ class TupleEnv(RandomEnv):
     def observe(self):
         parts = self._tuple.sample()
         return as_dict(parts) if self._by_number else parts
+
+
+class TwoNumbers(RandomEnv):
+    """The old gym's ``reset``, with an observation that can be unpacked."""
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0][:2]

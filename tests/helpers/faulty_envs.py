@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 
@@ -133,3 +134,12 @@ def equal(a, b):
         return len(a) == len(b) and all(map(equal, a, b))
     a, b = np.asarray(a), np.asarray(b)
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+class Unsendable(Failing):
+    """Its space cannot be sent to another process."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Box(-1, 1, (2,))
+        self.observation_space.lock = threading.Lock()

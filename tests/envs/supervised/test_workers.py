@@ -7,14 +7,13 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_envs import ACTIONS, FAULTS, Failing, Masked, equal, fine_and, plain, supervised
+from faulty_envs import ACTIONS, FAULTS, Failing, Masked, Unsendable, equal, fine_and, plain, supervised
 from gymnasium import spaces
 from stable_baselines3.common import monitor
 from stable_baselines3.common.env_util import make_vec_env
@@ -61,17 +60,10 @@ def test_only_made_again_has_it_another_writer_of_monitors():
     assert writers[0] is monitor.ResultsWriter is not writers[1]
 
 
-class Unsendable(Failing):
-    """Its space cannot be sent to another process."""
-
-    def __init__(self):
-        super().__init__()
-        self.observation_space = spaces.Box(-1, 1, (2,))
-        self.observation_space.lock = threading.Lock()
-
-
 def test_spaces_that_cannot_be_sent_name_the_environment():
-    with pytest.raises(EnvFault, match="environment 0 returned what cannot be sent to another process: "):
+    with pytest.raises(
+        EnvFault, match="environment 0, not made yet, .*: returned what cannot be sent to another process: "
+    ):
         SupervisedVecEnv([Unsendable])
 
 
