@@ -68,13 +68,13 @@ def full_precision() -> Iterator[None]:
     """Let cuDNN compute in single precision in the block, instead of in TensorFloat-32, torch's default there. Rollouts
     and updates use other kernels, so that with its 10 bits the first ratio would differ from 1 by some 0.001."""
     cudnn: Any = th.backends.cudnn
+    # What a block in another thread has set is left to that block.
     try:
         settings = [assigned(cudnn, allow_tf32=False)] if cudnn.allow_tf32 else []
     except RuntimeError:
         # Torch refuses to read it once something was set for one kind of layer.
         parts = [part for part in (cudnn.conv, cudnn.rnn) if part.fp32_precision != "ieee"]
         settings = [assigned(part, fp32_precision="ieee") for part in parts]
-    # What a block in another thread has set is left to that block.
     with ExitStack() as stack:
         for setting in settings:
             stack.enter_context(setting)

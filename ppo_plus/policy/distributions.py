@@ -187,7 +187,7 @@ class DiagGaussian(ActionDistribution):
         return clipped
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
-        space, dtype = self.action_space, th.as_tensor(self.action_space.low).dtype
+        space, dtype = self.action_space, torch_dtype(self.action_space.dtype)
         # If bounds are doubles or long integers, actions are converted before they are compared with them.
         wide = th.float32 if space.dtype == np.float32 else widest(device)
         low, high = (to_device(th.as_tensor(bound).to(wide), device) for bound in (space.low, space.high))
@@ -315,7 +315,7 @@ class Categorical(ActionDistribution):
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
         space: Any = self.action_space
-        start, dtype = to_device(th.as_tensor(space.start), device), th.from_numpy(np.empty(0, space.dtype)).dtype
+        start, dtype = to_device(th.as_tensor(space.start), device), torch_dtype(space.dtype)
         return lambda actions: (actions.long().reshape(-1, *space.shape) + start).to(dtype)
 
     def to_torch(self, params: th.Tensor) -> Any:
@@ -369,7 +369,7 @@ class Bernoulli(ActionDistribution):
         return actions.reshape(-1, *self.action_space.shape).astype(self.action_space.dtype)
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
-        space, dtype = self.action_space, th.from_numpy(np.empty(0, self.action_space.dtype)).dtype
+        space, dtype = self.action_space, torch_dtype(self.action_space.dtype)
         return lambda actions: actions.reshape(-1, *space.shape).to(dtype)
 
     def to_torch(self, params: th.Tensor) -> Any:
@@ -567,6 +567,11 @@ class BoundDistribution:
     def entropy(self) -> th.Tensor:
         """Entropy in nats, shape ``(B,)``."""
         return self.action_dist.entropy(self.params)
+
+
+def torch_dtype(dtype: Any) -> th.dtype:
+    """The torch dtype of a NumPy dtype."""
+    return th.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _log_tanh_slope(u: th.Tensor) -> th.Tensor:

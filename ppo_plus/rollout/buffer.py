@@ -372,7 +372,7 @@ class _Arrays(dict[str, Any]):
 
 
 def _held(tensor: th.Tensor) -> Any:
-    """A tensor as it is stored."""
+    """A NumPy array with the memory of a tensor; on another device than the CPU, the tensor."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 

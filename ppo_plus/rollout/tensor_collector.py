@@ -85,8 +85,6 @@ class TensorStep(NamedTuple):
     masks: th.Tensor | None  # action masks, booleans `(N, M)`; `None`: none, or in the observations
     chosen: Step  # what the policy returned for them
     env_actions: Any  # its actions as the environments take them
-    new_obs: Any  # the next observations
-    new_starts: th.Tensor  # which of them begin an episode, booleans `(N,)`: those whose episodes have ended
     stepped: Stepped  # what the environments returned
     rewards: Lazy  # its rewards for callbacks, which may write into them
     streams: th.Tensor | None  # the rewards of streams, `(N, K - 1)`; `None`: there are none
@@ -94,9 +92,19 @@ class TensorStep(NamedTuple):
     infos: Sequence[dict[str, Any]] = ()
 
     @property
+    def new_obs(self) -> Any:
+        """The next observations."""
+        return self.stepped.obs
+
+    @property
     def dones(self) -> th.Tensor:
-        """Which episodes have ended."""
-        return self.new_starts
+        """Which episodes have ended, booleans ``(N,)``."""
+        return self.stepped.dones
+
+    @property
+    def new_starts(self) -> th.Tensor:
+        """Which of the next observations begin an episode."""
+        return self.stepped.dones
 
 
 class TensorCollector(Collector):
@@ -173,9 +181,7 @@ class TensorCollector(Collector):
         of = plan.policy.streams
         streams = None if of is None else from_tensors(of, stepped.infos, rewards)
         seen = Lazy(lambda: as_numpy(rewards))
-        self.pending = TensorStep(
-            obs, position.starts, masks, chosen, env_actions, new_obs, stepped.dones, stepped, seen, streams
-        )
+        self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, seen, streams)
         return self.pending
 
     def locals(self) -> dict[str, Any]:
@@ -191,7 +197,7 @@ class TensorCollector(Collector):
             "clipped_actions": Lazy(lambda: as_numpy(step.env_actions)),
             "new_obs": Lazy(lambda: as_numpy(step.new_obs)),
             "rewards": step.rewards,
-            "dones": Lazy(lambda: as_numpy(step.new_starts)),
+            "dones": Lazy(lambda: as_numpy(step.dones)),
             "infos": Lazy(lambda: simulator.infos(step.stepped)),
         }
 

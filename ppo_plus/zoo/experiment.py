@@ -258,8 +258,9 @@ def _hyperparameter(packages: Packages, name: str, value: Any) -> Any:
 def _policy_kwargs(packages: Packages, name: str, value: Any) -> dict[str, Any]:
     arguments = read_arguments(name, value, packages)
     # PPO_Plus refuses what is not a dotted name.
-    named = {key for key, item in arguments.items() if str(key).endswith(("_fn", "_class")) and "." in str(item)}
-    return arguments | {key: read_literal(name, arguments[key], packages) for key in named}
+    texts = {key: item for key, item in arguments.items() if isinstance(item, str) and "." in item}
+    named = {key: item for key, item in texts.items() if str(key).endswith(("_fn", "_class"))}
+    return arguments | {key: read_literal(name, item, packages) for key, item in named.items()}
 
 
 #: Added to the experiment's seed for evaluation environments, so that no episode is both trained and evaluated on.

@@ -94,9 +94,8 @@ class TensorVecEnv(BatchedVecEnv):
             check_shape(obs, self.observation_space, self.num_envs)
             if {rewards.shape, terminated.shape, truncated.shape} != {(self.num_envs,)}:
                 raise ValueError(
-                    f"env={self.env!r} returned {len(rewards)} rewards, {len(terminated)} flags "
-                    f"terminated and {len(truncated)} truncated: "
-                    f"return one number for each of its {self.num_envs} environments"
+                    f"env={self.env!r} returned {len(rewards)} rewards, {len(terminated)} terminated and "
+                    f"{len(truncated)} truncated: return one number for each of its {self.num_envs} environments"
                 )
             self._unchecked = False
         dones, timeouts = terminated | truncated, truncated & ~terminated
