@@ -26,8 +26,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The zoo's tests take longest. They come first, so that no process of `make check` waits for them at the end."""
+    """An exhaustive test is a slow one. The zoo's tests take longest: they come first, so that no process of `make
+    check` waits for them at the end."""
+    for item in items:
+        if item.get_closest_marker("exhaustive"):
+            item.add_marker("slow")
     items.sort(key=lambda item: "zoo" not in item.path.parts)
 
 

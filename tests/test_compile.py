@@ -12,7 +12,7 @@ from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from gymnasium import spaces
 from networks import without_kinks
 from optimizers import coefficients_at
-from parametrization import sample
+from parametrization import part, sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from tensor_envs import TensorTwin
@@ -59,7 +59,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", part(CASES, ["squashed gSDE, entropy, penalty"]))
 def test_compiled_and_eager_train_the_same(case):
     action_space, observation_space, arguments = CASES[case]
     policy = "MultiInputPolicy" if observation_space is not None else "MlpPolicy"
@@ -188,7 +188,7 @@ def test_custom_networks_and_frozen_weights_are_never_stale():
     assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_small_frozen_weights_are_never_stale():
     results = []
     for compile in (False, True):
@@ -348,7 +348,7 @@ def test_hooks_on_weights_see_their_gradients(policy, monkeypatch):
     assert th.equal(weight[0], before[0]) and not th.equal(weight[1], before[1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_models_in_several_threads_learn():
     start, models = threading.Barrier(3), {}
 

@@ -1,10 +1,11 @@
-"""The fast products of cases hold every pair, and the slow ones every triple."""
+"""The fast products of cases hold every pair, and all of them every triple."""
 
 from itertools import combinations, product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parametrization import all_pairs, covering, in_turn
+from parametrization import all_pairs, covering, in_turn, part, sample
 
 axes = st.lists(st.integers(1, 5).map(range), min_size=2, max_size=4)
 
@@ -23,7 +24,23 @@ def test_all_values_occur_together(axes, strength):
     assert together(chosen, strength) == together(every, strength)
 
 
-def test_the_rest_is_slow():
+def names(parameters):
+    """The mark of each, if it has one."""
+    return [next((mark.name for mark in each.marks), "") for each in parameters]
+
+
+def test_what_is_left_out():
+    assert names(sample("abcde", 2)) == ["", "exhaustive", "", "exhaustive", ""]
+    assert names(sample("abc", 2, pytest.mark.slow)) == ["", "slow", ""]
+    assert names(part("abc", "b")) == ["exhaustive", "", "exhaustive"]
+
+
+@pytest.mark.exhaustive
+def test_what_is_exhaustive_is_slow(request):
+    assert request.node.get_closest_marker("slow")
+
+
+def test_the_rest_is_exhaustive():
     parameters = all_pairs("abc", range(4), "xy", "uvw")
     every = list(product("abc", range(4), "xy", "uvw"))
     chosen = [each.values for each in parameters]

@@ -1,9 +1,12 @@
-"""Products of test cases: every pair of values is tried by the fast tests, every triple by the slow ones."""
+"""Products of test cases: the fast tests try every pair of values, and `make test-all` every triple."""
 
 from heapq import heapify, heappop, heapreplace
 from itertools import combinations, cycle, product
 
 import pytest
+
+#: The mark of cases that only `make test-all` runs.
+EXHAUSTIVE = pytest.mark.exhaustive
 
 
 def parts_of(combination, strength=2):
@@ -39,7 +42,7 @@ def covering(*axes, strength=2, first=()):
 
 
 def all_pairs(*axes):
-    """Parameters of a test: all pairs of values of the axes for the fast tests, all triples with the slow ones.
+    """Parameters of a test: all pairs of values of the axes for the fast tests, all triples for `make test-all`.
 
     :param axes: the values of each axis
     """
@@ -47,7 +50,7 @@ def all_pairs(*axes):
     fast = covering(*axes)
     chosen = set(covering(*axes, strength=3, first=fast))
     return [
-        pytest.param(*combination, marks=() if combination in fast else pytest.mark.slow)
+        pytest.param(*combination, marks=() if combination in fast else EXHAUSTIVE)
         for combination in product(*axes)
         if combination in chosen
     ]
@@ -63,12 +66,18 @@ def in_turn(cases, others):
     return list(zip(cases, cycle(others)))
 
 
-def sample(cases, n=1):
+def sample(cases, n=1, others=EXHAUSTIVE):
     """Parameters of which only every ``n``-th is fast: of a product, ``n`` is best prime to the lengths of its axes.
 
     :param cases: the values; for several arguments, tuples of them
+    :param others: the mark of the others
     """
     return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if i % n == 0 else pytest.mark.slow)
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if i % n == 0 else others)
         for i, case in enumerate(cases)
     ]
+
+
+def part(cases, chosen):
+    """Parameters of which ``make check`` runs only the chosen ones, and ``make test-all`` all."""
+    return [pytest.param(case, marks=() if case in chosen else EXHAUSTIVE) for case in cases]

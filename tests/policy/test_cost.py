@@ -47,7 +47,7 @@ class Tempting(gym.Env):
         return np.zeros(1, np.float32), float(action[0]), False, self.t == 50, {"cost": float(action[0] > 0.5)}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_with_its_defaults_a_limit_is_reached_and_kept():
     """The reward rises from 0 as far as five of fifty steps may cost something."""
     means = []

@@ -270,7 +270,7 @@ def test_layers_are_compiled_with_the_loss():
     assert_trained_alike(*(make(cls=Elsewhere, memory="LRU", compile=compile).learn(64) for compile in (False, True)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.parametrize("memory", LAYERS)
 def test_inductor_compiles_the_layers(memory):

@@ -86,7 +86,7 @@ main("plot -e CartPole-v1".split())
     assert (tmp_path / "curves.png").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tuning_works_outside_a_checkout(installed, tmp_path):
     """The tuner, whose worker processes import what `--trust-config` lets it, and a worker that joins later."""
     (tmp_path / "own.py").write_text("import gymnasium\nclass Wrapper(gymnasium.Wrapper): pass")

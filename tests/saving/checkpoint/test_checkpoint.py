@@ -13,7 +13,7 @@ import pytest
 import torch as th
 from envs import MaskedEnv
 from golden import Stop
-from parametrization import sample
+from parametrization import EXHAUSTIVE, sample
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
@@ -89,7 +89,8 @@ CASES = {
     "tuples": (lambda: make_vec(tuples, 2, seed=5), {"policy": "MultiInputPolicy"}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
-FAST = {"discrete", "normalized", "memory", "streams", "tuples"}
+#: Those that are not merely slow.
+MARKS = dict.fromkeys(["discrete", "normalized", "memory", "streams", "tuples"], ()) | {"compiled": EXHAUSTIVE}
 ppo_plus.register(progress)
 
 
@@ -157,7 +158,7 @@ def assert_same(model, other):
     assert str(model.compiled) == str(other.compiled)
 
 
-@pytest.mark.parametrize("case", [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=MARKS.get(case, pytest.mark.slow)) for case in CASES])
 def test_interrupted_and_resumed_it_is_the_same_to_the_bit(case, request, tmp_path):
     if case.startswith("memory"):
         request.getfixturevalue("traced")

@@ -351,7 +351,7 @@ def track(folder, monkeypatch, *tracker, **variables):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tracking_with_weights_and_biases_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="needs wandb")
     track(tmp_path, monkeypatch, WANDB_MODE="offline", WANDB_PROJECT="mine")
@@ -387,7 +387,7 @@ def test_tracking_without_its_server_is_one_line(tmp_path, monkeypatch, check_on
     assert not list(tmp_path.glob("logs/ppo_plus/*"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tracking_with_mlflow_in_a_file(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="needs mlflow")
     address = f"sqlite:///{tmp_path}/mlflow.db"

@@ -108,7 +108,7 @@ def test_no_confirmation_no_winner():
 
 
 @pytest.mark.parametrize("n_baselines", [1, 2])
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_wrong_winner_is_as_rare_as_the_report_says(monkeypatch, n_baselines):
     """Where the best of three finalists is only as good as the best baseline, it wins in at most 5 % of studies: the
     worst case of two baselines is a default that everything beats, so that the settings file's entry alone decides."""

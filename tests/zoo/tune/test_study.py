@@ -151,7 +151,7 @@ def test_one_run_that_fails_badly_does_not_hide_a_loss_in_its_environment():
         assert np.mean(scores[10:]) == pytest.approx(50, abs=5) and np.mean(scores[:10]) == pytest.approx(50, abs=5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_study_of_several_environments_writes_their_entries(tmp_path, capsys):
     options = "--max-total-trials 3 --confirm-seeds 0 -n 256 -params n_steps:64 n_envs:1 -f".split()
     command = ["tune", "--env", "CartPole-v1", "--env", "MountainCar-v0", *options, str(tmp_path)]

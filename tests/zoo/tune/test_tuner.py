@@ -18,6 +18,7 @@ import pytest
 import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
+from parametrization import part
 from process_states import is_alive, state
 
 from ppo_plus.zoo.cli import main
@@ -122,6 +123,7 @@ def wait_for_study(url, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("url", part(["sqlite", "journal", "postgres"], ["sqlite"]), indirect=True)
 def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path, request):
     """Two workers, one killed -9 in the middle of a trial: exactly the budget, each trial once, none left running.
 
@@ -160,7 +162,7 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path, re
     assert len(study.get_trials()) == len(trials)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_tuners_of_one_study(tmp_path):
     """The same command on two machines with a shared folder: one budget, and each of them writes the report."""
     command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
