@@ -46,7 +46,7 @@ def test_shrunk_workloads_keep_two_full_minibatches(benchmark):
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["SB3", "PPO_Plus eager", pytest.param("PPO_Plus compiled", marks=[pytest.mark.slow, needs_compiler])],
+    ["SB3", "PPO_Plus eager", pytest.param("PPO_Plus compiled", marks=[pytest.mark.exhaustive, needs_compiler])],
 )
 def test_sections_add_up_to_a_round(benchmark, algorithm):
     trainee = benchmark.Trainee(algorithm, benchmark.WORKLOADS["CartPole-v1-x8"].shrunk(), seed=0, device="cpu")

@@ -40,7 +40,7 @@ def whole_run(folder):
     return folder / "ppo_plus" / "CartPole-v1_1"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_differs_is_named(soak, tmp_path):
     one, other = whole_run(tmp_path / "one"), whole_run(tmp_path / "other")
     assert soak.different(one, other) == []

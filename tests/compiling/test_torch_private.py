@@ -328,7 +328,7 @@ def test_a_compiled_graph_does_what_the_function_does():
         th.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processors_with_other_vectors_can_share_a_cache(tmp_path):
     """Torch's variable makes of one processor another."""
     script = """

@@ -219,7 +219,7 @@ def test_without_torchrun_processes_end_and_can_be_resumed(tmp_path):
     assert f" train --resume {run_of(tmp_path)} --processes 2" in said
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_machines(tmp_path, whole):
     """Two agents of torchrun, as on two machines."""
     with socket.socket() as free:

@@ -60,7 +60,7 @@ def test_autocast_has_ratio_one_at_the_first_minibatch():
     assert losses.diagnostics["clip_fraction"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_autocast_is_saved_compiles_and_learns(tmp_path):
     model = image_model(policy_kwargs={"autocast": True}, compile=True)
     before = [weight.detach().clone() for weight in model.policy.parameters()]

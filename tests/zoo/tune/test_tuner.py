@@ -354,7 +354,7 @@ def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
     assert trials[0].user_attrs[REASON] in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
     """Here in the middle of a trial: its tables are gone."""
     database = tmp_path / "study.db"
