@@ -33,7 +33,7 @@ def text_of(cell):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("name", part([file.stem for file in NOTEBOOKS], ["custom_environment", "first_agent"]))
+@pytest.mark.parametrize("name", part([file.stem for file in NOTEBOOKS], ["custom_environment"]))
 def test_a_notebook_runs(name, tmp_path):
     """With fewer timesteps, its cells raise no error, and no command in them: IPython does not look at exit codes."""
     text = (DOCS / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8")

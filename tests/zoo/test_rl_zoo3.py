@@ -174,7 +174,7 @@ def test_a_key_of_another_algorithm_is_an_error_that_names_it():
         load_experiment("Pendulum-v1", ZOO_FILES / "a2c.yml")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_train_and_enjoy_in_rl_zoo3(tmp_path):
     """With the script in the docs; and rl_zoo3 plays what `ppo-plus` has trained."""
     page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")

@@ -455,7 +455,7 @@ for _ in range(2):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_that_open_an_empty_database_at_once(server):
     command, pipes = [sys.executable, "-c", OPEN], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     processes = [subprocess.Popen(command, text=True, stderr=subprocess.PIPE, **pipes) for _ in range(3)]
