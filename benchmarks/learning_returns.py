@@ -70,8 +70,8 @@ def parse_job(arm: str, task: str, seed: str) -> Job:
     for setting, commit in REMOVED.items():
         if setting in ARMS[arm].settings:
             raise ValueError(f"ARM={arm} needs {setting}, which was removed: run it with commit {commit}")
-    entry = (ARMS[arm].entry or "").format(task=task)
-    if entry and entry not in read_mapping(builtin_file()):
+    entry = ARMS[arm].entry_of(task)
+    if entry is not None and entry not in read_mapping(builtin_file()):
         raise ValueError(f"ARM={arm} TASK={task}: {builtin_file().name} has no entry {entry}")
     try:
         find_env(task)
@@ -90,7 +90,8 @@ def settings_of(job: Job, steps: int | None = None) -> dict[str, Any]:
     :param steps: environment steps; ``None``: those of the arm
     """
     arm = ARMS[job.arm]
-    entry = read_mapping(builtin_file())[arm.entry.format(task=job.task)] if arm.entry else {}
+    name = arm.entry_of(job.task)
+    entry = {} if name is None else read_mapping(builtin_file())[name]
     budget = {"n_timesteps": steps or arm.steps} if steps or arm.steps else {}
     return {**entry, **arm.settings, **arm.by_task.get(job.task, {}), **budget}
 

@@ -1,19 +1,11 @@
-"""What single contenders of the long runs have beside settings: networks, a loss, and rewards of another scale."""
+"""What single contenders of the long runs have beside settings: networks, and a loss."""
 
 from typing import Any
 
-import gymnasium as gym
 import torch as th
 from torch import nn
 
 from ppo_plus import PPO_Plus, PPOLoss
-
-
-class TenthOfReward(gym.RewardWrapper):
-    """A fixed scale of rewards in place of a running one (rl_games' Hopper, PFRL). Returns are measured inside it."""
-
-    def reward(self, reward: Any) -> float:
-        return 0.1 * float(reward)
 
 
 class Residual(nn.Module):

@@ -33,6 +33,7 @@ from report import (  # noqa: E402
     zoo,
 )
 from report.markdown import markdown  # noqa: E402
+from report.plan import ARMS  # noqa: E402
 from report.results import path, read, read_lines  # noqa: E402
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
@@ -285,7 +286,7 @@ def compared() -> Lines:
         [
             "[return on six MuJoCo tasks](docs/results.md), SB3's defaults = 1",
             f"1 (SB3's), {mujoco('rl_zoo3')} (rl_zoo3's, five tasks)",
-            f"{mujoco('mujoco-shared')} (shared settings), {mujoco('mujoco')} (own settings for three tasks)",
+            f"{mujoco('mujoco-shared')} (shared settings), {mujoco('mujoco')} (own settings for four tasks)",
             "`python benchmarks/learning_returns.py --report`",
         ],
         [
@@ -353,7 +354,10 @@ def normalized_inside() -> Lines:
     runs, entries = returns.results(stages=["inside"]), zoo.runs()
     seeds = dict.fromkeys((run["task"], run["seed"]) for run in runs)
     entry = [
-        run for task, seed in seeds for run in entries[task] if run["seed"] == seed
+        run
+        for task, seed in seeds
+        for run in entries[ARMS["inside"].entry_of(task)]
+        if run["seed"] == seed
     ]
     return returns.table([*entry, *runs])
 

@@ -58,6 +58,7 @@ class Arm:
     :param settings: in the format of a settings file
     :param entry: the name of the entry in ``hyperparams/ppo_plus.yml`` that these settings override, in which
         ``{task}`` stands for the task; ``None``: no entry
+    :param entries: the entries of some tasks, in place of that one
     :param by_task: further settings of some tasks
     :param steps: environment steps of a run; ``None``: those of the task's entry
     :param vec_env: how training environments are stepped
@@ -66,9 +67,14 @@ class Arm:
     algorithm: str = "ppo_plus.PPO_Plus"
     settings: dict[str, Any] = field(default_factory=dict)
     entry: str | None = None
+    entries: dict[str, str] = field(default_factory=dict)
     by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: int | None = STEPS
     vec_env: str = "dummy"
+
+    def entry_of(self, task: str) -> str | None:
+        """The name of a task's entry."""
+        return self.entries.get(task, self.entry and self.entry.format(task=task))
 
 
 #: SB3's own defaults, with observations and rewards normalized.
@@ -91,8 +97,6 @@ ZOO_TRPO: dict[str, Any] = dict(
 RECIPE = screening.NEAR.settings((1, 1, -1, -1))
 #: Observations normalized in the policy, with the entries' epsilon.
 INSIDE: dict[str, Any] = {"normalize_observations": {"epsilon": 0.01}}
-#: Rewards as they are, with PFRL's horizons.
-RAW: dict[str, Any] = {"normalize": "dict(norm_reward=False, epsilon=0.01)", "gamma": 0.995, "gae_lambda": 0.97}
 ARMS = {
     "sb3-defaults": Arm(settings=DEFAULTS),
     "sb3-defaults-by-sb3": Arm("stable_baselines3.PPO", DEFAULTS),
@@ -100,9 +104,18 @@ ARMS = {
     "rl_zoo3-by-sb3": Arm("stable_baselines3.PPO", entry="{task}/rl_zoo3"),
     "mujoco": Arm(entry="{task}"),
     "mujoco-shared": Arm(entry="mujoco"),
-    # The entry with normalization inside the policy: of observations, and of values in place of scaled rewards.
-    "inside": Arm(settings={"normalize": "dict(norm_obs=False, epsilon=0.01)", **INSIDE}, entry="{task}"),
-    "inside-values": Arm(settings={"normalize": False, "normalize_values": True, **INSIDE}, entry="{task}"),
+    # The entry (Hopper's before) with normalization inside the policy: of observations, and of values, in place of
+    # scaled rewards.
+    "inside": Arm(
+        settings={"normalize": "dict(norm_obs=False, epsilon=0.01)", **INSIDE},
+        entry="{task}",
+        entries={"Hopper-v5": "Hopper-v5/v1"},
+    ),
+    "inside-values": Arm(
+        settings={"normalize": False, "normalize_values": True, **INSIDE},
+        entry="{task}",
+        entries={"Hopper-v5": "Hopper-v5/v1"},
+    ),
     "entry": Arm(entry="{task}", steps=None),
     "zoo": Arm(entry="{task}/rl_zoo3", steps=None),
     "gSDE": Arm(entry="{task}/gSDE", steps=None),
@@ -117,18 +130,11 @@ ARMS = {
         by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}},
     ),
     "parallel": Arm(settings=RECIPE),
-    # What six runs of Hopper did well with: the recipe as parallel simulators have it, and smaller minibatches.
-    "simulators": Arm(settings=screening.PARALLEL.settings((-1,) * 10)),
+    # The recipe as parallel simulators have it, which has become Hopper's entry, with smaller minibatches.
     "simulators-256": Arm(settings=screening.PARALLEL.settings((-1,) * 10) | {"batch_size": 256}),
-    # Hopper without a running scale of rewards: a fixed one, and normalized values.
-    "tenth": Arm(settings={**RAW, "env_wrapper": "variants.TenthOfReward"}, entry="{task}"),
-    "raw-values": Arm(settings={**RAW, "normalize_values": True}, entry="{task}"),
     "residual": Arm(
+        settings={"policy_kwargs": "dict(log_std_init=-1.75, actor=variants.Residual, net_arch=dict(vf=[256, 256]))"},
         entry="{task}",
-        by_task={
-            task: {"policy_kwargs": f"dict(log_std_init={std}, actor=variants.Residual, net_arch=dict(vf=[256, 256]))"}
-            for task, std in (("Hopper-v5", -1), ("Ant-v5", -1.75))
-        },
     ),
     "rpo": Arm("variants.Rpo", {"compile": False}, entry="{task}"),
     "chain": Arm("variants.Chain", {"compile": False}, entry="{task}"),
@@ -169,11 +175,18 @@ TASKS = tuple(GOALS["mujoco"])
 SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
 #: Tasks whose separate settings were measured beside the shared ones, and the contenders that have them: "mujoco"
 #: where the gain was no chance, and they have become the task's entry.
-OVERRIDES = {"Ant-v5": ["mujoco"], "Swimmer-v5": ["mujoco"], "Humanoid-v5": ["own-Humanoid-v5-01", "mujoco"]}
+OVERRIDES = {
+    "Ant-v5": ["mujoco"],
+    "Swimmer-v5": ["mujoco"],
+    "Humanoid-v5": ["own-Humanoid-v5-01", "mujoco"],
+    "Hopper-v5": ["mujoco"],
+}
 #: By task, the contender that has the recipe's settings; they have become Humanoid's entry.
 RECIPE_ARMS = dict.fromkeys(TASKS, "parallel") | {"Swimmer-v5": "parallel-swimmer-98", "Humanoid-v5": "mujoco"}
 #: By task, the contender that has the settings of the entry as it was before.
-BEFORE_ARMS = dict.fromkeys(TASKS, "mujoco") | {"Humanoid-v5": "mujoco-shared"}
+BEFORE_ARMS = dict.fromkeys(TASKS, "mujoco") | dict.fromkeys(["Humanoid-v5", "Hopper-v5"], "mujoco-shared")
+#: The first seed of the runs with a task's entry, of those that are not the first entry.
+FIRST_SEEDS = {"Humanoid-v5": 40, "Hopper-v5": 50}
 
 
 def shared_arm(task: str) -> str:
@@ -183,7 +196,8 @@ def shared_arm(task: str) -> str:
 
 def entry_seeds(task: str) -> range:
     """The seeds of the runs with the task's entry."""
-    return range(40, 50) if RECIPE_ARMS[task] == "mujoco" else range(20, 30)
+    first = FIRST_SEEDS.get(task, 20)
+    return range(first, first + 10)
 
 
 @dataclass(frozen=True)
@@ -324,10 +338,7 @@ NAMES = {
     "inside": "observations normalized in the policy, rewards scaled",
     "inside-values": "observations and values normalized in the policy",
     "parallel": "the recipe of parallel simulators",
-    "simulators": "the recipe of parallel simulators, unchanged",
-    "simulators-256": "the same, minibatches of 256",
-    "tenth": "rewards times 0.1, gamma 0.995, lambda 0.97",
-    "raw-values": "normalized values, gamma 0.995, lambda 0.97",
+    "simulators-256": "ppo_plus's settings with minibatches of 256",
     "residual": "a residual actor",
     "rpo": "RPO",
     "chain": "CHAIN",
@@ -440,23 +451,23 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("lstm", task, range(20, 25)) for task in LSTM),
         *(Cell("lstm", task, [20]) for task in LSTM_LONG),
     ],
-    # Looks at the goals, with ten fresh seeds: what two runs of HalfCheetah and six of Hopper were well with, and what
-    # other implementations have.
+    # Looks at the goals, with ten fresh seeds: what two runs of HalfCheetah were well with, and what other
+    # implementations have.
     "goals": [
         Cell("near-04", "HalfCheetah-v5", range(50, 60)),
-        *(Cell(arm, "Hopper-v5", range(50, 60)) for arm in ("simulators", "simulators-256", "tenth", "raw-values")),
-        *(Cell("residual", task, range(50, 60)) for task in ("Hopper-v5", "Ant-v5")),
+        # Two seeds, since larger minibatches reach the goal.
+        Cell("simulators-256", "Hopper-v5", range(50, 52)),
+        *(Cell(arm, "Ant-v5", range(50, 60)) for arm in ("residual", "chain")),
         Cell("rpo", "Walker2d-v5", range(50, 60)),
-        *(Cell("chain", task, range(50, 60)) for task in ("Hopper-v5", "Ant-v5")),
     ],
     # Normalization inside the policy, with the first seeds of the table.
     "inside": [
-        Cell(arm, task, entry_seeds(task)[:3])
+        Cell(arm, task, entry_seeds(task)[:3] if task != "Hopper-v5" else range(20, 23))
         for arm in ("inside-values", "inside")
         for task in TASKS
         if task != "Swimmer-v5"
     ],
     # Fresh seeds where values inside looked better.
-    "inside-ten": [Cell("inside-values", task, range(50, 60)) for task in ("HalfCheetah-v5", "Hopper-v5")],
+    "inside-ten": [Cell("inside-values", "HalfCheetah-v5", range(50, 60))],
     "atari": [Cell("atari", "PongNoFrameskip-v4", range(20, 21))],
 }
