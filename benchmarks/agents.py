@@ -19,6 +19,7 @@ from typing import Any
 import torch as th
 from campaign import versions  # the modules beside this one
 from PIL import Image, ImageSequence
+from report.plan import TASKS
 from report.results import ROOT, append_line
 from report.zoo import runs as runs_of_entries
 
@@ -118,7 +119,10 @@ def film(task: str) -> None:
     n_steps, width, colors = FILM
     with TemporaryDirectory() as work:
         path = Path(work, "film.gif")
-        ppo_plus(["record", "--env", task, "-f", str(AGENTS), "-n", str(n_steps), "--seed", "1", "-o", str(path)])
+        # Gymnasium's camera stays where MuJoCo's agents start.
+        camera = ["--env-kwargs", "camera_name:track"] if task in TASKS else []
+        options = ["-f", str(AGENTS), "-n", str(n_steps), "--seed", "1", "-o", str(path), *camera]
+        ppo_plus(["record", "--env", task, *options])
         with Image.open(path) as whole:
             duration = whole.info["duration"]
             frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(whole)][::2]
