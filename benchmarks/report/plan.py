@@ -130,7 +130,7 @@ ARMS = {
         by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}},
     ),
     "parallel": Arm(settings=RECIPE),
-    # The recipe as parallel simulators have it, which has become Hopper's entry, with smaller minibatches.
+    # Hopper's entry, the recipe of parallel simulators, with smaller minibatches.
     "simulators-256": Arm(settings=screening.PARALLEL.settings((-1,) * 10) | {"batch_size": 256}),
     "residual": Arm(
         settings={"policy_kwargs": "dict(log_std_init=-1.75, actor=variants.Residual, net_arch=dict(vf=[256, 256]))"},
