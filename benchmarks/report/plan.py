@@ -451,10 +451,11 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("lstm", task, range(20, 25)) for task in LSTM),
         *(Cell("lstm", task, [20]) for task in LSTM_LONG),
     ],
-    # Looks at the goals, with ten fresh seeds: what two runs of HalfCheetah were well with, and what other
+    # Looks at the goals, with ten fresh seeds: what a few runs of HalfCheetah and Swimmer were well with, and what other
     # implementations have.
     "goals": [
         Cell("near-04", "HalfCheetah-v5", range(50, 60)),
+        Cell("rl_zoo3", "Swimmer-v5", range(50, 60)),
         # Two seeds, since larger minibatches reach the goal.
         Cell("simulators-256", "Hopper-v5", range(50, 52)),
         *(Cell(arm, "Ant-v5", range(50, 60)) for arm in ("residual", "chain")),
