@@ -451,8 +451,8 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("lstm", task, range(20, 25)) for task in LSTM),
         *(Cell("lstm", task, [20]) for task in LSTM_LONG),
     ],
-    # Looks at the goals, with ten fresh seeds: what a few runs of HalfCheetah and Swimmer were well with, and what other
-    # implementations have.
+    # Looks at the goals, with ten fresh seeds: what a few runs of HalfCheetah and Swimmer did well with, and what
+    # other implementations have.
     "goals": [
         Cell("near-04", "HalfCheetah-v5", range(50, 60)),
         Cell("rl_zoo3", "Swimmer-v5", range(50, 60)),
