@@ -14,7 +14,7 @@ from report.returns import results
 from report.scores import score
 
 #: The parts of the campaign with runs by which their settings were not chosen.
-COUNTED = ("baselines", "table", "overrides", "own-entry", "entries", "atari", "zoo", "zoo-long", "zoo-lstm")
+COUNTED = ("baselines", "table", "overrides", "own-entry", "entries", "atari", "zoo", "zoo-long", "zoo-lstm", "goals")
 #: What rl_zoo3 published for PPO (benchmark.md of 2.9), by the version here of the same task; mostly one run each, on
 #: older versions of Box2D (2) and MuJoCo (3).
 PUBLISHED = {
