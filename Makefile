@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make train   train CartPole-v1, evaluate it, save the model and its learning curve"
 	@echo "make test    run the fast tests, which check every room: some three minutes"
-	@echo "make test-all   run all tests, with whole products of cases, as every night"
+	@echo "make test-all   run all tests, with whole products of cases, as CI does every night"
 	@echo "make test-gpu   run the tests on a GPU, or on a simulated one, which is compiled first: a minute"
 	@echo "make test-python VERSION=3.13    run the fast tests with another Python"
 	@echo "make test-torch VERSION=2.15.0   run all tests with another torch"
@@ -42,8 +42,9 @@ train: $(RUNTIME)
 test: $(DEV)
 	$(BIN)/pytest -n 3 --dist worksteal -m "not slow" tests
 
+# MARKS selects some of them.
 test-all: $(DEV)
-	$(BIN)/pytest -n 4 --dist worksteal tests
+	$(BIN)/pytest -n 4 --dist worksteal $(MARKS) tests
 
 # In a separate process, since the simulated GPU changes torch.
 test-gpu: $(DEV)
@@ -67,7 +68,7 @@ lint: $(DEV)
 # With Sphinx, the tests build the docs, too. Of the first three, each keeps one core busy; the tests keep two.
 check: $(ALL)
 	$(MAKE) --jobs=2 lint dist test-gpu
-	$(BIN)/pytest -n 4 --dist worksteal -m "not exhaustive" tests
+	$(MAKE) test-all MARKS='-m "not exhaustive"'
 
 format: $(DEV)
 	$(BIN)/ruff format .

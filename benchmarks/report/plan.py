@@ -97,6 +97,8 @@ ZOO_TRPO: dict[str, Any] = dict(
 RECIPE = screening.NEAR.settings((1, 1, -1, -1))
 #: Observations normalized in the policy, with the entries' epsilon.
 INSIDE: dict[str, Any] = {"normalize_observations": {"epsilon": 0.01}}
+#: The earlier entry of a task whose runs were not repeated with the present one.
+EARLIER_ENTRIES = {"Hopper-v5": "Hopper-v5/v1"}
 ARMS = {
     "sb3-defaults": Arm(settings=DEFAULTS),
     "sb3-defaults-by-sb3": Arm("stable_baselines3.PPO", DEFAULTS),
@@ -109,12 +111,12 @@ ARMS = {
     "inside": Arm(
         settings={"normalize": "dict(norm_obs=False, epsilon=0.01)", **INSIDE},
         entry="{task}",
-        entries={"Hopper-v5": "Hopper-v5/v1"},
+        entries=EARLIER_ENTRIES,
     ),
     "inside-values": Arm(
         settings={"normalize": False, "normalize_values": True, **INSIDE},
         entry="{task}",
-        entries={"Hopper-v5": "Hopper-v5/v1"},
+        entries=EARLIER_ENTRIES,
     ),
     "entry": Arm(entry="{task}", steps=None),
     "zoo": Arm(entry="{task}/rl_zoo3", steps=None),
@@ -185,7 +187,7 @@ OVERRIDES = {
 RECIPE_ARMS = dict.fromkeys(TASKS, "parallel") | {"Swimmer-v5": "parallel-swimmer-98", "Humanoid-v5": "mujoco"}
 #: By task, the contender that has the settings of the entry as it was before.
 BEFORE_ARMS = dict.fromkeys(TASKS, "mujoco") | dict.fromkeys(["Humanoid-v5", "Hopper-v5"], "mujoco-shared")
-#: The first seed of the runs with a task's entry, of those that are not the first entry.
+#: Where a task's entry has changed, the first seed of the runs with it.
 FIRST_SEEDS = {"Humanoid-v5": 40, "Hopper-v5": 50}
 
 
@@ -463,7 +465,7 @@ STAGES: dict[str, list[Cell]] = {
     ],
     # Normalization inside the policy, with the first seeds of the table.
     "inside": [
-        Cell(arm, task, entry_seeds(task)[:3] if task != "Hopper-v5" else range(20, 23))
+        Cell(arm, task, range(20, 23) if task in EARLIER_ENTRIES else entry_seeds(task)[:3])
         for arm in ("inside-values", "inside")
         for task in TASKS
         if task != "Swimmer-v5"

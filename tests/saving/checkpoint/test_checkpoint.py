@@ -89,7 +89,7 @@ CASES = {
     "tuples": (lambda: make_vec(tuples, 2, seed=5), {"policy": "MultiInputPolicy"}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
-#: Those that are not merely slow.
+#: The marks of cases; others are slow.
 MARKS = dict.fromkeys(["discrete", "normalized", "memory", "streams", "tuples"], ()) | {"compiled": EXHAUSTIVE}
 ppo_plus.register(progress)
 
