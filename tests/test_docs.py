@@ -26,6 +26,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from parametrization import part
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
@@ -58,6 +59,9 @@ def blocks(page: Path) -> list[Block]:
 
 EXAMPLES = [page for page in PAGES if any(block.language != "yaml" for block in blocks(page))]
 IDS = [str(page.relative_to(ROOT)) for page in EXAMPLES]
+#: What these pages show has tests; they take longest.
+LONGEST = [ROOT / f"docs/{name}.md" for name in ("deploying", "customizing", "migrating", "learning")]
+LONGEST.append(ROOT / "docs/capabilities/demonstrations.md")
 
 
 class StopAfterUpdate(BaseCallback):
@@ -108,7 +112,7 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bo
                     run_line(line, patch)
 
 
-@pytest.mark.parametrize("page", EXAMPLES, ids=IDS)
+@pytest.mark.parametrize("page", part(EXAMPLES, [page for page in EXAMPLES if page not in LONGEST]), ids=IDS)
 def test_examples_run(page, request, monkeypatch, tmp_path):
     """To their end where slow tests run, too, which is without ``-m``."""
     run_page(page, tmp_path, monkeypatch, slow=not request.config.getoption("markexpr"))

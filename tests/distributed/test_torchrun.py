@@ -92,6 +92,7 @@ os.write(1, f"{ranks.rank} {[name for name in threads() if 'gloo' in name]}\\n".
 """
 
 
+@pytest.mark.exhaustive
 @on_linux
 def test_no_thread_of_the_group_is_left_when_the_interpreter_ends(tmp_path):
     # Such a thread aborted the process now and then: "terminate called without an active exception".

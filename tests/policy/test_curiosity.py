@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, vec
+from parametrization import part
 from stable_baselines3.common.vec_env import DummyVecEnv
 from stream_envs import counting
 
@@ -62,7 +63,7 @@ class Corridor(gym.Env):
         return np.eye(6, dtype=np.float32)[self.place]
 
 
-@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLruPolicy"])
+@pytest.mark.parametrize("policy", part(["MlpPolicy", "MlpLruPolicy"], ["MlpPolicy"]))
 def test_the_last_observation_of_an_episode_is_learned_like_the_others(policy):
     env = DummyVecEnv([Corridor] * 2)
     model = make(env=env, policy=policy, n_steps=50, batch_size=50, n_epochs=4, learning_rate=1e-3)

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import weights
+from parametrization import part
 from stable_baselines3 import PPO as SB3PPO
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -119,7 +120,7 @@ def test_observations_are_formed_as_in_vec_normalize_within_1e_6():
     np.testing.assert_allclose(normalizer(th.from_numpy(rows)), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("reward_scale", [1e-3, 1e4])
+@pytest.mark.parametrize("reward_scale", part([1e-3, 1e4], [1e4]))
 def test_the_critic_learns_on_every_scale_of_rewards(reward_scale):
     def explained(**kwargs):
         env = make_vec_env(Scaled, 2, seed=3, env_kwargs={"reward_scale": reward_scale})
@@ -319,7 +320,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("observation", ["box", "dict"])
+@pytest.mark.parametrize("observation", part(["box", "dict"], ["dict"]))
 def test_exported_policies_take_raw_observations(tmp_path, observation):
     pytest.importorskip("onnxruntime", reason="needs the extra export")
     from ppo_plus.saving.export import ExportedPolicy

@@ -188,7 +188,7 @@ def test_a_choice_is_kept(no_screen, monkeypatch):
         assert "MUJOCO_GL" not in os.environ
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there is always a screen")
 def test_played_and_recorded_without_a_screen(tmp_path):
     """In processes of their own, since MuJoCo chooses once what draws."""

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
+from parametrization import sample
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -312,7 +313,7 @@ def names_of(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), sample([(signal.SIGINT, 130), (signal.SIGTERM, 143)], 2))
 def test_a_signal_prints_the_command_to_resume(number, code, tmp_path):
     # A signal that comes while something is compiled waits for its end.
     options = f"--env CartPole-v1 -n 1000000 --no-progress --eval-freq -1 --save-freq 1024 -f {tmp_path}".split()

@@ -21,7 +21,7 @@ print(*{name.split(".")[0] for name in sys.modules})
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tables_and_pictures_need_the_extra_docs_alone():
     config = ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")

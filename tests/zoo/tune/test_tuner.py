@@ -215,7 +215,7 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     assert sorted(trial.state.name for trial in study.get_trials()) == [*["COMPLETE"] * 5, "FAIL"]
 
 
-@pytest.mark.parametrize("condition", ["prepares", "starts workers"])
+@pytest.mark.parametrize("condition", part(["prepares", "starts workers"], ["starts workers"]))
 @pytest.mark.slow
 def test_interrupted_early(tmp_path, condition):
     """Ctrl-C, twice, before anything runs: the same line, and nothing continues without the tuner."""
