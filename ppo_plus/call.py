@@ -16,7 +16,7 @@ def tree_of(callback: BaseCallback, known: list[BaseCallback] | None = None) -> 
         known.append(callback)
         for name, value in vars(callback).items():
             if name not in SET_BY_SB3:
-                for part in value if isinstance(value, list) else [value]:
+                for part in value if isinstance(value, (list, tuple)) else [value]:
                     if isinstance(part, BaseCallback):
                         tree_of(part, known)
     return known

@@ -39,10 +39,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and bool(0 <= value < math.inf)
 
 
-def _is_decision(value: Any) -> bool:
-    return isinstance(value, list) and [*map(type, value)] == [bool, str, bool]
-
-
 def _is_kl_memory(value: Any) -> bool:
     is_pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], KLControl)
     return is_pair and isinstance(value[1], tuple) and [*map(type, value[1])] == [float] * len(KLState._fields)
@@ -75,7 +71,7 @@ STATE = {
     "kl_memory": ("updater.kl_memory", (None, _is_kl_memory)),
     "skipped_minibatches": ("updater.n_skipped", object),
     "planned_gradient_steps": ("compilation.n_planned", object),
-    "compile_decision": ("compilation.decision", _is_decision),
+    "compile_decision": ("compilation.decision", lambda it: type(it) is list and [*map(type, it)] == [bool, str, bool]),
     "compile_required": ("compilation.strict", object),
     "compile_obstacles": ("compilation.unable", object),
 }
@@ -145,7 +141,7 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     container.write(container.path_to_save(path), KIND, state)
     notes, arguments = [], state["arguments"]
     if state["missing"]:
-        notes.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
+        notes.append(f"the model is saved {_without(state['missing'])}; or pass it to load in custom_objects=")
     sampled = [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]
     if sampled and not model._warned_of_schedules:
         model._warned_of_schedules = True
@@ -283,7 +279,8 @@ def load_model(
         if lacking:
             raise Refused(f"it was saved {_without(lacking)}. Pass {', '.join(f'{name}=' for name in lacking)}")
         # Other custom objects are classes that the file names within its arguments.
-        attributes = {*arguments.values(), *saved["attributes"], *attributes_of(cls)["state"].values()}
+        named = saved["attributes"] | saved["missing"]
+        attributes = {*arguments.values(), *named, *attributes_of(cls)["state"].values()}
         replacing = {name: value for name, value in custom_objects.items() if name in attributes}
         model = assemble(cls, saved, env, device, force_reset, replacing | changes)
     if env is not None:

@@ -638,9 +638,10 @@ def test_undescribable_custom_attributes_are_left_out():
     model = make()
     model.mine = lambda: 1
     file = io.BytesIO()
-    with pytest.warns(UserWarning, match="saved without mine"):
+    with pytest.warns(UserWarning, match="saved without mine.*; or pass it to load in custom_objects="):
         model.save(file)
     assert not hasattr(PPO_Plus.load(file), "mine")
+    assert PPO_Plus.load(file, custom_objects={"mine": 3}).mine == 3
 
 
 def test_trust_changes_nothing_for_a_file_without_pickles(no_pickle):

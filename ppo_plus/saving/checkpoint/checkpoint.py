@@ -23,7 +23,7 @@ from ppo_plus.envs.checks import check_shape
 from ppo_plus.envs.resumable import state as env_state
 from ppo_plus.envs.resumable.attributes import NotResumableError
 from ppo_plus.generators import derived_seed
-from ppo_plus.require import require_int, require_number
+from ppo_plus.require import require_int, require_kind, require_number
 from ppo_plus.saving.checkpoint import process_state
 from ppo_plus.saving.checkpoint.process_state import GPUS, LOGGER
 from ppo_plus.saving.format import container
@@ -257,6 +257,7 @@ class Checkpoints(BaseCallback):
     :param logs: patterns of files below ``folder`` that are only appended to, such as ``"../*.monitor.csv"``: when
         training resumes from this folder, they are cut to their length at the checkpoint, and no others
     :raises ValueError: an argument is out of range
+    :raises TypeError: an argument is of the wrong kind
     """
 
     #: See :class:`ppo_plus.call.Call`.
@@ -274,6 +275,7 @@ class Checkpoints(BaseCallback):
         require_int("save_freq", save_freq, 1, or_none=True)
         require_number("minutes", minutes, 0, 1e9, above=True, or_none=True)
         require_int("keep", keep, 1)
+        require_kind("logs", logs, (list, tuple), 'a list of patterns, such as ["../*.monitor.csv"]')
         self.folder, self.save_freq, self.minutes, self.keep, self.logs = Path(folder), save_freq, minutes, keep, logs
         #: The state at the beginning of the present rollout, or of one shortly before.
         self.latest: dict[str, Any] | None = None

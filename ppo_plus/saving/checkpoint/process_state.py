@@ -48,6 +48,7 @@ LOGGER = {
 SET_BY_SB3 = {"model", "logger", "training_env", "locals", "globals", "parent"}
 #: Counters of every callback.
 COUNTS = {"n_calls", "num_timesteps"}
+CONTAINERS = dict, list, tuple, set, deque
 
 
 def get_generators() -> dict[str, Any]:
@@ -148,11 +149,14 @@ def get_callback(callback: Any, configured: dict[str, bytes]) -> dict[str, Any]:
     title = type(callback).__qualname__
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
         return {"class": title, "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
-    now = plain_attributes(callback).items()
-    changed = {name: copy.deepcopy(vars(callback)[name]) for name, pickled in now if pickled != configured.get(name)}
+    now = plain_attributes(callback)
+    changed = {name: copy.deepcopy(vars(callback)[name]) for name in now if now[name] != configured.get(name)}
     envs = {name: get_state(env) for name, env in _envs(callback).items()}
-    arguments = SET_BY_SB3 | constructor_arguments(type(callback))
-    if lost := [name for name, value in vars(callback).items() if name not in arguments and _is_lost(value)]:
+    kept = SET_BY_SB3 | constructor_arguments(type(callback)) | now.keys()
+    values = {name: value for name, value in vars(callback).items() if name not in kept}
+    # A container that was plain when training began, such as an empty list, has other values in it now.
+    filled = {name for name in values if name in configured and isinstance(values[name], CONTAINERS)}
+    if lost := [name for name, value in values.items() if name in filled or _is_lost(value)]:
         lack = f"checkpoints lack {' and '.join(f'{title}.{name}' for name in lost)}"
         warnings.warn(f"{lack}: define get_state and set_state in the callback to keep it", stacklevel=5)
     return {"class": title, "own": None, "changed": changed, "envs": envs}
@@ -226,7 +230,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_lost(value: Any) -> bool:
-    """Whether a value is a random generator, or a container of numbers of another type than the plain ones."""
-    if isinstance(value, (dict, list, tuple, deque)) and not _is_plain(value):
-        return _is_plain({**value} if isinstance(value, dict) else [*value])
+    """Whether a value is, or contains, a random generator or a container of numbers that is not plain."""
+    if isinstance(value, CONTAINERS) and not _is_plain(value):
+        parts = value.values() if isinstance(value, dict) else value
+        return _is_plain({**value} if isinstance(value, dict) else [*value]) or any(map(_is_lost, parts))
     return isinstance(value, (np.random.Generator, np.random.RandomState, random.Random))

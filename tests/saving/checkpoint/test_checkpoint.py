@@ -559,6 +559,12 @@ def test_bad_arguments(kwargs, message, tmp_path):
         Checkpoints(tmp_path, **kwargs)
 
 
+def test_one_pattern_of_logs_is_not_read_letter_by_letter(tmp_path):
+    """Its letter ``*`` would have every file of the folder cut."""
+    with pytest.raises(TypeError, match=r"^logs='\*.csv' must be a list of patterns, such as \["):
+        Checkpoints(tmp_path, logs="*.csv")
+
+
 def test_a_checkpoint_can_be_moved(tmp_path):
     learn(model_of("discrete"), tmp_path / "here", after=100)
     shutil.move(tmp_path / "here", tmp_path / "there")

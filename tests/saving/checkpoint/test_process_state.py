@@ -283,6 +283,13 @@ def test_nested_callbacks_are_matched_by_class_and_order():
     assert other.callbacks[2].hidden == 21
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_callbacks_of_a_callback_are_found(kind):
+    root, inner = Counter(), [Counter(), Speaking()]
+    root.parts = kind(inner)
+    assert tree_of(root) == [root, *inner]
+
+
 def test_callbacks_that_refer_to_each_other_are_each_there_once():
     one, other = Counter(), Counter()
     one.hidden, other.hidden = other, one
@@ -330,6 +337,8 @@ STATES = [
     np.longdouble(1),
     th.ones(2).to_sparse(),
     IntEnum("Level", "LOW HIGH").LOW,
+    {"a": tallies({"a": 2}), "n": 3},
+    [random.Random(0)],
 ]
 
 
@@ -342,11 +351,23 @@ def test_other_kinds_of_state_are_left_out_and_generators_and_containers_named(v
         warnings.simplefilter("always")
         (state,) = states(call)
     assert "mine" not in state["changed"]
-    is_named = isinstance(value, (dict, tuple, np.random.Generator, random.Random))
+    is_named = isinstance(value, (dict, list, tuple, np.random.Generator, random.Random))
     messages = [str(each.message) for each in warned]
     said = "checkpoints lack Counter.mine: define get_state and set_state in the callback to keep it"
     assert messages == [said] * is_named
     container.write(tmp_path / "state.zip", "test", state)
+
+
+def test_a_container_that_gets_other_values_is_named():
+    """An empty list is made of numbers, and one of records with texts is not: it is lost."""
+    counter = Counter()
+    counter.episodes, counter.names = [], {"a"}
+    call = watching(counter)
+    counter.episodes.append({"length": 3, "level": "hard"})
+    counter.names.add("b")  # was not made of numbers before
+    with pytest.warns(UserWarning, match=r"^checkpoints lack Counter.episodes: define get_state"):
+        (state,) = states(call)
+    assert not {"episodes", "names"} & state["changed"].keys()
 
 
 def test_a_checkpoint_does_not_redirect_callbacks(tmp_path):

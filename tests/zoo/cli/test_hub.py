@@ -196,6 +196,16 @@ def test_several_models_are_named(hub):
         PPO_Plus.from_hub(REPO, filename="best.zip")
 
 
+def test_other_files_that_were_downloaded_before_are_not_the_model(hub):
+    """They are in the same cache: another checkpoint, and what rl_zoo3 and huggingface_sb3 download."""
+    repository = hub.repositories.setdefault(REPO, {})
+    from_sb3(repository)
+    for name in ("rl_model_64_steps.zip", "train_eval_metrics.zip"):
+        repository[name] = repository["ppo-CartPole-v1.zip"]
+        PPO_Plus.from_hub(REPO, filename=name)
+    assert PPO_Plus.from_hub(REPO).num_timesteps == 64
+
+
 def test_mistakes_are_one_line(hub, check_one_line_error, monkeypatch):
     train()
     run = "logs/ppo_plus/CartPole-v1_1"
