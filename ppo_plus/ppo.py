@@ -84,6 +84,11 @@ SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 ScheduleLike = float | str | Schedule
 
 
+def _of_position(name: str) -> Any:
+    """A property of a model that reads and writes one of its position's attributes."""
+    return property(lambda it: getattr(it.position, name), lambda it, value: setattr(it.position, name, value))
+
+
 class PPO_Plus(OnPolicyAlgorithm):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
 
@@ -661,21 +666,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     # SB3 and callbacks read and write these two of the position.
 
-    @property
-    def _last_obs(self) -> Any:
-        return self.position.obs
-
-    @_last_obs.setter
-    def _last_obs(self, obs: Any) -> None:
-        self.position.obs = obs
-
-    @property
-    def _last_episode_starts(self) -> Any:
-        return self.position.starts
-
-    @_last_episode_starts.setter
-    def _last_episode_starts(self, starts: Any) -> None:
-        self.position.starts = starts
+    _last_obs, _last_episode_starts = _of_position("obs"), _of_position("starts")
 
     def _join_ranks(self, total_timesteps: int) -> None:
         """Start training with the other processes, with the weights and statistics of rank 0.
@@ -949,7 +940,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :param n_eval_episodes: number of episodes, at least 1
         :param env: where to play; by default the training environment. Observations are normalized with the training
-            environment's statistics if that is a ``VecNormalize``; rewards are those of the innermost environment
+            environment's statistics if that is a ``VecNormalize``; rewards are those before any ``VecNormalize``
         :param render: whether to show it
         :return: mean and standard deviation over episodes
         :raises ValueError: no environment, one with other spaces, or no episode asked for

@@ -134,6 +134,12 @@ def check_info(info: Any) -> None:
         raise TypeError(RESET)
 
 
+def check_step_info(info: Any) -> None:
+    """:raises InvalidOutput: the info of a step is not a dict"""
+    if not isinstance(info, dict):
+        raise InvalidOutput(f"returned {info!r:.100} as info of a step", remedy="return a dict, such as {}")
+
+
 def as_reward(reward: Any) -> float:
     """A reward as a number: also arrays and lists of one number are accepted.
 
@@ -227,8 +233,7 @@ class LeanVecEnv(DummyVecEnv):
             self._current = i
             obs, reward, terminated, truncated, info = env.step(action)
             rewards[i] = reward if isinstance(reward, float) else as_reward(reward)
-            if not isinstance(info, dict):
-                raise InvalidOutput(f"returned {info!r:.100} as info of a step", remedy="return a dict, such as {}")
+            check_step_info(info)
             self.buf_infos[i] = info
             info[TIMEOUT] = truncated and not terminated
             dones[i] = done = terminated or truncated

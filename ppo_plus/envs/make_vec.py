@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -71,6 +72,10 @@ def make_vec(
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
     require_int("seed", seed, 0)
+    if isinstance(env_id, str):
+        module, _, env_id = env_id.rpartition(":")
+        if module:  # registers it
+            import_module(module)
     make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
     kinds = {"vec_env_cls": VEC_ENVS[vec_env], "vec_env_kwargs": supervision, "wrapper_class": resumable}
     return with_dicts(make_vec_env(make_env, n_envs, seed=int(seed), env_kwargs=env_kwargs, **kinds))  # type: ignore[arg-type]

@@ -129,10 +129,10 @@ def value_at(progress_remaining: float, name: str, schedule: Schedule, low: floa
         raise TypeError(f"{message}; it must return a number") from None
     if math.isfinite(value) and (value > low or (value == low and not strict)):
         return value
-    bound = f"above {low:g}" if strict else f"at least {low:g}"
+    bound = "" if low == -math.inf else f" and above {low:g}" if strict else f" and at least {low:g}"
     if isinstance(schedule, Constant):
-        raise ValueError(f"{name}={value!r} must be finite and {bound}")
-    raise ValueError(f"{message}; values must be finite and {bound}")
+        raise ValueError(f"{name}={value!r} must be finite{bound}")
+    raise ValueError(f"{message}; values must be finite{bound}")
 
 
 def _builds(value: Any) -> bool:

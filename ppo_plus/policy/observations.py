@@ -191,6 +191,9 @@ def to_tensor(
             for key, sub in space.items()
             if key in observation
         }
+        rows = {key: len(tensor) for key, (tensor, _) in parts.items()}
+        if len({*rows.values()}) > 1:
+            raise ValueError(f"the entries of {name} have different numbers of rows, {rows}: pass as many of each")
         return {key: tensor for key, (tensor, _) in parts.items()}, any(batched for _, batched in parts.values())
     # A copy: torch cannot share arrays with negative strides or without write permission.
     array = np.array(observation)

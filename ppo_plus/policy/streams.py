@@ -150,17 +150,13 @@ class Streams(nn.Module):
         self.head = nn.Linear(policy.value_net.in_features, len(streams))
         if policy.ortho_init:
             policy.init_weights(self.head, 1.0)
-        self.parts: Any = nn.ModuleList(stream.part(policy) for stream in streams)
-
-    @property
-    def are_computed(self) -> bool:
-        """Whether some of them are computed from transitions, which then have their next observations."""
-        return any(part.stream.is_computed for part in self.parts)
-
-    @property
-    def need_next_observations(self) -> bool:
-        """Whether minibatches need next observations: some streams are computed, and some learn."""
-        return self.are_computed and any(type(part).loss is not StreamPart.loss for part in self.parts)
+        parts = [stream.part(policy) for stream in streams]
+        self.parts: Any = nn.ModuleList(parts)
+        #: Whether some of them are computed from transitions, which then have their next observations.
+        self.are_computed = any(stream.is_computed for stream in streams)
+        #: Whether minibatches need next observations: some streams are computed, and some learn.
+        learns = any(type(part).loss is not StreamPart.loss for part in parts)
+        self.need_next_observations = self.are_computed and learns
 
     def weights(self, progress_remaining: float) -> tuple[list[float], float]:
         """The weights of the streams' advantages, and what the sum is divided by."""

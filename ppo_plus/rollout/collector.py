@@ -116,12 +116,14 @@ def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: t
         row, column = rows[part], columns[part]
         first, which, last = row // length * length, th.arange(len(part), device=row.device), row % length + 1
         steps = first[:, None] + th.arange(length + 1, device=row.device)
+        at_end = steps == row[:, None] + 1
         steps = steps.clamp(max=buffer.buffer_size - 1)  # what follows the final observation is not read
 
         def sequences(stored: th.Tensor, final: th.Tensor) -> th.Tensor:
             taken = stored[steps, column[:, None]]
-            taken[which, last] = final.to(stored.dtype)
-            return to_device(taken.flatten(0, 1), device)
+            # Not by an index, to which torch assigns no unsigned integers of more than 8 bits.
+            is_final = at_end.view(*steps.shape, *[1] * (taken.dim() - 2))
+            return to_device(th.where(is_final, final[:, None].to(stored.dtype), taken).flatten(0, 1), device)
 
         obs = tree_map(lambda stored, final: sequences(stored, final[part]), buffer.stored("observations"), final_obs)
         starts = sequences(buffer.stored("episode_starts"), th.zeros(len(part), device=row.device)).bool()

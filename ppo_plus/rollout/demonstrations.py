@@ -150,17 +150,18 @@ def read_demonstrations(model: Any, dataset: Any) -> dict[str, Any]:
     if dataset is None or isinstance(dataset, (str, Path)):
         raise TypeError(f"dataset={dataset!r} must be a dict of arrays or a list of episodes: np.load reads .npz files")
     if isinstance(dataset, Mapping):
-        data = _checked(model, "dataset", dataset)
+        data, last = _checked(model, "dataset", dataset), np.array([-1])
     else:
         episodes = dataset.iterate_episodes() if hasattr(dataset, "iterate_episodes") else dataset
         parts = [_checked(model, f"dataset[{i}]", _episode(part)) for i, part in enumerate(episodes)]
         if len({tuple(part) for part in parts}) != 1:
             raise ValueError("dataset has no episodes, or only some of them have rewards or masks: make them alike")
         data = tree_map(lambda *rows: np.concatenate(rows), *parts)
+        last = np.cumsum([len(part["truncations"]) for part in parts]) - 1
     terminations, truncations = data.pop("terminations", None), data.pop("truncations", 0)
     if terminations is not None:
         data["ends"] = (terminations | truncations).astype(bool)
-        data["ends"][-1] = True
+        data["ends"][last] = True
         data["cut"] = data["ends"] & (terminations == 0)
     elif model.policy.remembers:
         raise ValueError("dataset has no terminations: a policy with memory learns from whole episodes")
@@ -180,7 +181,7 @@ def read_demonstrations(model: Any, dataset: Any) -> dict[str, Any]:
 
 
 def _episode(episode: Any) -> dict[str, Any]:
-    """The entries of a trajectory of imitation, an episode of Minari, or a dict of an episode."""
+    """The entries of a trajectory of imitation, an episode of Minari, or a dict of episodes, the last of which ends."""
     get = episode.get if isinstance(episode, Mapping) else lambda name: getattr(episode, name, None)
     found = {name: get(name) if get(name) is not None else get(short) for name, short in NAMES.items()}
     data = {name: rows for name, rows in found.items() if rows is not None}
@@ -190,10 +191,11 @@ def _episode(episode: Any) -> dict[str, Any]:
         data["observations"] = mapped(lambda rows: rows[:n] if len(rows) == n + 1 else rows, data["observations"])
         # imitation does not say how an episode has ended, but its infos may.
         terminated = bool(get("terminal")) and not (infos is not None and infos[-1].get(TIMEOUT, False))
-        data["truncations"] = np.arange(n) == n - 1
+        last = np.arange(n) == n - 1
+        data.setdefault("truncations", last)
         if get("terminal") is None and "terminations" not in data:
             data.pop("rewards", None)  # returns are unknown where the way an episode ended is
-        data.setdefault("terminations", data["truncations"] & terminated)
+        data.setdefault("terminations", last & terminated)
     return data
 
 

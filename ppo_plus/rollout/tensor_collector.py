@@ -48,11 +48,6 @@ class Lazy:
         """The value."""
         return self._make()
 
-    @property
-    def is_made(self) -> bool:
-        """Whether it has been computed."""
-        return "value" in vars(self)
-
 
 class LazyLocals(dict[str, Any]):
     """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
@@ -88,23 +83,11 @@ class TensorStep(NamedTuple):
     stepped: Stepped  # what the environments returned
     rewards: Lazy  # its rewards for callbacks, which may write into them
     streams: th.Tensor | None  # the rewards of streams, `(N, K - 1)`; `None`: there are none
+    new_obs: Any  # the next observations
+    new_starts: th.Tensor  # which of them begin an episode, booleans `(N,)`
+    dones: th.Tensor  # which episodes have ended, the same
     #: Episodes are reported at the end of the rollout.
     infos: Sequence[dict[str, Any]] = ()
-
-    @property
-    def new_obs(self) -> Any:
-        """The next observations."""
-        return self.stepped.obs
-
-    @property
-    def dones(self) -> th.Tensor:
-        """Which episodes have ended, booleans ``(N,)``."""
-        return self.stepped.dones
-
-    @property
-    def new_starts(self) -> th.Tensor:
-        """Which of the next observations begin an episode."""
-        return self.stepped.dones
 
 
 class TensorCollector(Collector):
@@ -181,7 +164,8 @@ class TensorCollector(Collector):
         of = plan.policy.streams
         streams = None if of is None else from_tensors(of, stepped.infos, rewards)
         seen = Lazy(lambda: as_numpy(rewards))
-        self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, seen, streams)
+        next_ones = new_obs, stepped.dones, stepped.dones
+        self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, seen, streams, *next_ones)
         return self.pending
 
     def locals(self) -> dict[str, Any]:
@@ -214,7 +198,8 @@ class TensorCollector(Collector):
         else:
             position.obs, position.starts = step.new_obs, step.new_starts
         # Callbacks may have written into the rewards that they saw.
-        rewards = self._here(th.from_numpy(step.rewards.value)) if step.rewards.is_made else stepped.rewards
+        seen = "value" in vars(step.rewards)
+        rewards = self._here(th.from_numpy(step.rewards.value)) if seen else stepped.rewards
         if step.streams is not None:
             # Streams are computed from the observations after all steps.
             final_obs = stepped.obs if final_obs is None else where(dones, final_obs, stepped.obs)

@@ -364,7 +364,8 @@ class UpdateRule:
                 return losses, gradient[: len(params)]
             outputs, inflow = zip(*reached, strict=True)
             through = th.autograd.grad(outputs, params, inflow, allow_unused=True)
-        return losses, tuple(map(_sum, gradient, through))
+        both = zip(gradient, through, strict=False)  # of which None is 0
+        return losses, tuple(b if a is None else a if b is None else a + b for a, b in both)
 
     def differentiate(
         self, inputs: list[Any], coefficients: Coefficients, state: KLState, batch: Batch
@@ -487,8 +488,3 @@ def _measured(control: KLControl, losses: Losses) -> th.Tensor:
             f"kl_control={control!r} reads the diagnostic {control.measure!r}, but compute_loss returned "
             f"only {sorted(losses.diagnostics)}: return it too"
         ) from None
-
-
-def _sum(a: th.Tensor | None, b: th.Tensor | None) -> th.Tensor | None:
-    """The sum of gradients, ``None`` being 0."""
-    return b if a is None else a if b is None else a + b

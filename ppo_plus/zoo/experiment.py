@@ -196,7 +196,7 @@ def parse_settings(
         "monitor_kwargs": read_arguments,
         "policy_kwargs": partial(_policy_kwargs, packages),
     }
-    # YAML's None is text.
+    # In quotes, None is text.
     settings = {name: None if value == "None" else value for name, value in {"n_timesteps": None, **settings}.items()}
     named = {name: read(name, settings[name]) for name, read in readers.items() if name in settings}
     rest = {name: _hyperparameter(packages, name, value) for name, value in settings.items() if name not in readers}
@@ -308,7 +308,7 @@ def make_envs(
         supervision = {"restarts": restarts, "timeout": timeout, "report": report, "n_workers": n_workers}
         kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}
     elif n_workers != "auto":
-        raise ValueError(f"--env-workers {n_workers} needs processes: pass --vec-env subproc, too, or leave it out")
+        raise ValueError(f"--env-workers {n_workers} needs processes: pass --vec-env subproc or --env-timeout, too")
     env: VecEnv = make_vec_env(
         make,
         n_envs,

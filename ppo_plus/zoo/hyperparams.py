@@ -124,7 +124,7 @@ def _format_arguments(arguments: dict[str, Any]) -> str:
     return ", ".join(f"{name}={format_literal(value)}" for name, value in arguments.items())
 
 
-#: Python text that a value of a mapping may be: torch's classes, ``None`` (which YAML does not know), and tuples.
+#: Python text that a value of a mapping may be: torch's classes, ``None`` in quotes, and tuples.
 LITERAL = re.compile(r"(nn|(th|torch)\.(nn|optim))\.\w+|None|\([-+.,e\d ]*\)")
 #: Maximum number of characters that a message quotes.
 MAX_MESSAGE = 500

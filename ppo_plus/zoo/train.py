@@ -20,7 +20,7 @@ from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.experiment import Experiment, load_model, make_envs, make_model, save_model, saved_experiment
 from ppo_plus.zoo.hyperparams import to_yaml
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, command, this_command
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, command, import_options, this_command
 from ppo_plus.zoo.results import plot_learning_curve
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder
 
@@ -116,7 +116,8 @@ def resume(folder: RunFolder, packages: Packages = ALLOWED_PACKAGES, **changes: 
         if folder.last_model.exists() and not folder.checkpoints.exists():  # the checkpoints are removed last
             why = "The run was trained to its end. To train its model further: "
             settings = folder.settings / "config.yml"
-            remedy = command("train", "-i", folder.last_model, "--env", folder.env_id, "-conf", settings)
+            imports = import_options(options.gym_packages, packages is None)
+            remedy = command("train", "-i", folder.last_model, "--env", folder.env_id, "-conf", settings, *imports)
         else:
             why = "The run ended before its first one. Start it again with its command: "
             remedy = folder.command.read_text("utf-8")

@@ -44,6 +44,16 @@ def test_a_class_or_a_function_makes_environments():
         make_vec("CartPole-v1", seed="0")
 
 
+def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+    register = 'gymnasium.register("OfModule-v0", "gymnasium.envs.classic_control:CartPoleEnv")'
+    (tmp_path / "registers_it.py").write_text(f"import gymnasium\n{register}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        assert make_vec("registers_it:OfModule-v0", 2).num_envs == 2
+    finally:
+        gym.registry.pop("OfModule-v0", None)
+
+
 def test_make_vec_takes_env_kwargs_as_sb3_does():
     (env, *_) = make_vec("CartPole-v1", 2, env_kwargs={"sutton_barto_reward": True}).envs
     assert env.unwrapped._sutton_barto_reward

@@ -135,6 +135,8 @@ def test_another_lower_bound():
     assert make_schedule("x", 1.0, low=1.0)(1.0) == 1.0
     with pytest.raises(ValueError, match=r"x=0\.5 must be finite and at least 1"):
         make_schedule("x", 0.5, low=1.0)
+    with pytest.raises(ValueError, match="^x=nan must be finite$"):
+        make_schedule("x", np.nan, low=-np.inf)
 
 
 def test_a_schedule_is_checked_during_training():

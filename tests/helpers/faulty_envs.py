@@ -22,6 +22,7 @@ FAULTS = {
     "shape": "returned an observation of shape (2,), but its space Box(-inf, inf, (3,), float32) has (3,)",
     "text": "returned an observation of dtype <U1, whose values float32 of its space cannot represent: array(",
     "rows": "returned an observation of unequal rows",
+    "no info": "returned None as info of a step",
     "old": "made a mistake: env=<",
     "kill": "died with its process (SIGKILL)",
     "exit": "died with its process (exit code 7)",
@@ -80,7 +81,7 @@ class Failing(gym.Env):
                 self.fault, obs
             )
             reward = {"infinite reward": np.inf, "large reward": 1e300}.get(self.fault, reward)
-            info = {"lock": time.sleep, "here": lambda: None} if self.fault == "unsendable" else {}
+            info = {"unsendable": {"lock": time.sleep, "here": lambda: None}, "no info": None}.get(self.fault, {})
         return obs, reward, False, self.t == 8, info
 
 

@@ -1,6 +1,7 @@
 """Environments that studies are tuned on: one whose answer is found soon, and one that hangs once."""
 
 import ctypes
+import math
 import os
 import signal
 from pathlib import Path
@@ -66,3 +67,11 @@ class FailingAt150(gym.Wrapper):
         if self.n == 150:
             raise ValueError("boom")
         return self.env.step(action)
+
+
+class NotFinite(gym.Wrapper):
+    """Observations that are not finite."""
+
+    def step(self, action):
+        obs, *rest = self.env.step(action)
+        return obs * math.nan, *rest

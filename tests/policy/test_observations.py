@@ -211,6 +211,14 @@ def test_to_tensor_makes_or_keeps_a_batch(space):
         assert tensor.numpy().dtype == array.dtype
 
 
+def test_entries_of_different_numbers_of_rows_are_named():
+    space = spaces.Dict(a=spaces.Box(-1, 1, (3,)), b=spaces.Discrete(3))
+    with pytest.raises(
+        ValueError, match=r"entries of observation have different numbers of rows, .'a': 2, 'b': 1.: pass"
+    ):
+        to_tensor({"a": np.zeros((2, 3), np.float32), "b": 1}, space, CPU)
+
+
 @given(st.integers(0, 3), st.integers(1, 4))
 @settings(deadline=None, max_examples=20)
 def test_a_batch_is_known_by_its_shape(ndim, n):

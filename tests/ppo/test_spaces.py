@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, IMAGE, OBSERVATIONS, vec
+from envs import ACTIONS, IMAGE, OBSERVATIONS, RandomEnv, vec
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from models import weights
+from stable_baselines3.common.vec_env import DummyVecEnv
 from training import Recording, make
 
 
@@ -49,6 +51,14 @@ def test_every_dtype_of_box_actions_reaches_its_bounds(dtype, squash_output):
 def test_every_dtype_of_box_observations_is_learned_from(dtype):
     space = spaces.Box(0, 1, (3,), np.dtype(dtype).type)
     assert th.isfinite(weights(make(env=vec(ACTIONS["discrete"], space)).learn(16))).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint64", "float64", "bool"])
+def test_every_dtype_of_box_observations_is_remembered_at_time_limits(dtype):
+    space = spaces.Box(0, 1, (3,), np.dtype(dtype).type)
+    env = DummyVecEnv([lambda: TimeLimit(RandomEnv(ACTIONS["discrete"], space), 5)])
+    model = make(env=env, policy="MlpLstmPolicy", policy_kwargs={"lstm_hidden_size": 8})
+    assert th.isfinite(weights(model.learn(16))).all()
 
 
 @pytest.mark.parametrize(("normalize_images", "scale"), [(True, 255.0), (False, 1.0)])

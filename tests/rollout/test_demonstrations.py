@@ -584,6 +584,15 @@ def check(model, dataset, terminated):
     model.pretrain(dataset, n_epochs=1)
 
 
+def test_a_dict_in_a_list_may_have_several_episodes():
+    model = make_model(env=vec(BOX))
+    rows = {"observations": np.zeros((6, *VECTOR.shape), np.float32), "actions": np.zeros((6, *BOX.shape), np.float32)}
+    one = rows | {"rewards": np.ones(6), "terminations": [0] * 6, "truncations": [0, 0, 1, 0, 0, 0]}
+    data = read_demonstrations(model, [one, one])
+    assert data["ends"].tolist() == data["cut"].tolist() == 2 * [False, False, True, False, False, True]
+    assert one["truncations"][-1] == 0
+
+
 def test_trajectories_of_imitation():
     types = pytest.importorskip("imitation.data.types")
     infos = [None, np.array([{}] * 4 + [{"TimeLimit.truncated": True}]), np.array([{}] * 6)]

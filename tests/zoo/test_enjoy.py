@@ -115,6 +115,15 @@ def test_the_same_seed_plays_the_same(run):
     assert episodes(seed=1, deterministic=False) != episodes(seed=1)
 
 
+def test_a_negative_seed_is_a_random_one(run, monkeypatch):
+    seeds = []
+    monkeypatch.setattr("ppo_plus.zoo.enjoy.make_player", lambda *_, seed, **__: sys.exit(seeds.append(seed)))
+    for seed in ("3", "-5", "-5"):
+        with pytest.raises(SystemExit):
+            main(["enjoy", "--env", "CartPole-v1", "-f", str(run.folder.path), "--no-render", "--seed", seed])
+    assert seeds[0] == 3 and seeds[1] != seeds[2] and min(seeds) > 0
+
+
 def test_enjoy_prints_episodes_and_their_mean(run, capsys):
     enjoy(make_player(run.folder, run.folder.last_model, n_envs=2), 600)
     *episodes, summary = capsys.readouterr().out.splitlines()

@@ -100,7 +100,10 @@ def logged(run):
     ("fault", "error", "message"),
     [("raise", ValueError, "boom"), ("nan", FloatingPointError, "is not finite")],
 )
-def test_a_failure_is_named_and_resumes_with_restarts_allowed(fault, error, message, package, capsys):
+def test_a_failure_is_named_and_resumes_with_restarts_allowed(fault, error, message, package, capsys, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
     with pytest.raises(error, match=message) as raised:
         main(arguments(fault))
     assert re.search(rf"environment 0, <Failing<Fails-{fault}-v0>>, seed 3, step (49|50)\.", raised.value.__notes__[0])
@@ -110,8 +113,18 @@ def test_a_failure_is_named_and_resumes_with_restarts_allowed(fault, error, mess
     (steps,) = re.findall(rf"^resume from (0|64) timesteps: .*{resume}$", capsys.readouterr().out, re.MULTILINE)
     assert checkpoint.read(checkpoint.files(run / "checkpoints")[0])[0]["num_timesteps"] == int(steps)
 
-    main([*resume.split(), "--restart-envs", "2", "--no-progress"])
-    said = [line for line in capsys.readouterr().err.splitlines() if "restarted" in line]
+    with monkeypatch.context() as patch:
+        patch.setattr(PPO_Plus, "learn", interrupted)
+        with pytest.raises(SystemExit):
+            main([*resume.split(), "--restart-envs", "2", "--env-workers", "2"])
+    (again,) = re.findall(
+        r"^resume from (?:0|64) timesteps: .*ppo_plus( train .*)$", capsys.readouterr().out, re.MULTILINE
+    )
+    assert again == f"{resume} --restart-envs 2 --env-workers 2"
+    main(again.split())
+    shown = capsys.readouterr().err.splitlines()
+    said = [line for line in shown if "restarted" in line]
+    assert not any("timesteps, seed" in line for line in shown)
     # The seed of a fresh environment is another, and neither fails again.
     assert len(said) == 2 and said[0].endswith("restarted (1 of 2 restarts)")
     assert PPO_Plus.load(run / f"Fails-{fault}-v0.zip").num_timesteps == 256

@@ -340,6 +340,8 @@ def test_a_finished_run_cannot_be_resumed(tmp_path):
     remedy = shlex.split(str(raised.value).rpartition("ppo_plus ")[2])
     main([*remedy, "-n", "128", "-f", str(tmp_path / "further")])
     assert any((tmp_path / "further").rglob("Pendulum-v1.zip"))
+    with pytest.raises(FileNotFoundError, match="config.yml --trust-config$"):
+        resume(open_run(run.folder.path), packages=None)
 
 
 @pytest.mark.parametrize("begun", [False, True])

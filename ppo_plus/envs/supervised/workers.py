@@ -38,6 +38,7 @@ from ppo_plus.envs.checks import (
     check_info,
     check_obs,
     check_reward,
+    check_step_info,
     copied,
     counted,
     explanation,
@@ -127,6 +128,7 @@ class GuardedEnv:
         obs, reward, terminated, truncated, info = self.env.step(action)
         check_obs(obs, self._space)
         reward = check_reward(reward)
+        check_step_info(info)
         done = bool(terminated or truncated)
         info[TIMEOUT] = bool(truncated and not terminated)
         if not done:

@@ -88,6 +88,9 @@ class TensorVecEnv(BatchedVecEnv):
         step = self.env.step(as_tensor(actions, self.device))
         if not isinstance(step, Transition):
             raise TypeError(f"env={self.env!r}: step() must return a ppo_plus.Transition, not {type(step).__name__}")
+        for name in ("rewards", "terminated", "truncated") if self._unchecked else ():
+            if not isinstance(value := getattr(step, name), th.Tensor):
+                raise TypeError(f"env={self.env!r}: step() returned {name}={value!r:.100}: return a tensor")
         obs, rewards = self._layout(step.obs), step.rewards.reshape(-1).float()
         terminated, truncated = step.terminated.reshape(-1).bool(), step.truncated.reshape(-1).bool()
         if self._unchecked:

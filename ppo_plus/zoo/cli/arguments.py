@@ -152,7 +152,7 @@ def key_value(text: str) -> tuple[str, Any]:
             return key, yaml.safe_load(value)  # a word, such as lin_3e-4 or true
         if key.endswith("_kwargs") and re.search(r"[A-Za-z]\w*\.[A-Za-z]", value):
             return key, value  # it names a class, and is read where it is known which packages are allowed
-        raise argparse.ArgumentTypeError(f"{key}: {error}") from None
+        raise argparse.ArgumentTypeError(f"{key}: {error}; write text in quotes, {key}:\"'text'\"") from None
 
 
 def whole_number(text: str) -> int:

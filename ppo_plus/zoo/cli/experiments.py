@@ -83,8 +83,8 @@ def _add_train(commands: Any) -> None:
     help = "log to Weights & Biases (pip install wandb tensorboard) or, with --track mlflow, to MLflow"
     add("--track {wandb,mlflow}", help, nargs="?", const="wandb", choices=["wandb", "mlflow"])
     help = "show progress: a bar in a terminal, lines elsewhere"
-    add("-P --progress", help, action=argparse.BooleanOptionalAction, default=True)
-    add("--verbose", "1: print SB3's tables of metrics, 2: also debug messages", type=int, choices=[0, 1, 2], default=0)
+    add("-P --progress", help, action=argparse.BooleanOptionalAction)
+    add("--verbose", "1: print SB3's tables of metrics, 2: also debug messages", type=int, choices=[0, 1, 2])
     add("--dry-run", "check the experiment and print it, without training", action="store_true")
 
 
@@ -135,9 +135,11 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     from ppo_plus.zoo.experiment import fitting_policy, load_experiment
 
     flags = {"n_timesteps": args.n_timesteps, "n_envs": args.n_envs, "n_threads": args.num_threads}
-    overrides = {**args.hyperparams, **{name: value for name, value in flags.items() if value is not None}}
-    if args.env_kwargs:
-        overrides["env_kwargs"] = args.env_kwargs
+    flags |= {"env_kwargs": args.env_kwargs or None}
+    given = {name: value for name, value in flags.items() if value is not None}
+    if twice := given.keys() & args.hyperparams.keys():
+        raise ValueError(f"-params {min(twice)}: another option gives it, too: leave out one of them")
+    overrides = {**args.hyperparams, **given}
     experiment = load_experiment(
         args.env,
         source,
@@ -301,7 +303,11 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
     elif checkpoints := files(run.folder.checkpoints):
         processes = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
         logs = ["-tb", run.options.tensorboard_log] if run.options.tensorboard_log else []
-        resume = command("train", "--resume", run.folder.path, *processes, *imports, *logs)
+        # The run's folder has those of its first command.
+        faults = ("restart_envs", "env_timeout", "env_workers") if args.resume else ()
+        again = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in faults]
+        words = [word for option, value in again if value is not None for word in (option, value)]
+        resume = command("train", "--resume", run.folder.path, *processes, *imports, *logs, *words)
         print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)
 
 

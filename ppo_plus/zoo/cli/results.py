@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import randbelow
 from typing import Any
 
 from ppo_plus.zoo.cli import arguments
@@ -178,7 +179,7 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
         folder,
         model,
         n_envs=args.n_envs,
-        seed=max(args.seed, 0),
+        seed=args.seed if args.seed >= 0 else randbelow(2**32),
         device=args.device,
         deterministic=args.deterministic,
         env_kwargs={**render, **(args.env_kwargs or {})},

@@ -271,7 +271,8 @@ def score(
             callbacks = [evaluation, *experiment.make_callbacks(), Interruptible()]
             model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
     except (FloatingPointError, EnvFault) as error:
-        if isinstance(error, EnvFault) and not supervision.get("restarts"):
+        # A `NotFiniteFault` is both.
+        if not isinstance(error, FloatingPointError) and not supervision.get("restarts"):
             raise
         raise Diverged(str(error)) from None
     if not returns:

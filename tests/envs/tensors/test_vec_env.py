@@ -152,3 +152,8 @@ def test_what_does_not_fit_its_space_is_an_error():
     env.step = lambda actions: Transition(env.observe(), th.zeros(6), *[th.zeros(3, dtype=th.bool)] * 2)
     with pytest.raises(ValueError, match="one number for each"):
         PPO_Plus("MlpPolicy", env, **SMALL).learn(24)
+    for name, other in {"rewards": np.zeros(3), "terminated": [False] * 3, "truncated": None}.items():
+        step = Transition(env.observe(), th.zeros(3), *[th.zeros(3, dtype=th.bool)] * 2)._replace(**{name: other})
+        env.step = lambda actions, step=step: step
+        with pytest.raises(TypeError, match=rf"step\(\) returned {name}=.*: return a tensor"):
+            PPO_Plus("MlpPolicy", env, **SMALL).learn(24)

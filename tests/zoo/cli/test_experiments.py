@@ -281,6 +281,11 @@ def test_training_a_saved_model_further(folder, monkeypatch):
         (["--env", "CartPole-v1", "-conf", "mine.py"], "No such file or directory: 'mine.py'"),
         (["--env", "CartPole-v1", "-params", "gama:3"], "error: unknown key 'gama': did you mean 'gamma'?"),
         (["--env", "CartPole-v1", "-params", "gamma:open('x')"], "is not allowed"),
+        (
+            ["--env", "CartPole-v1", "-n", "9", "-params", "n_timesteps:5"],
+            "-params n_timesteps: another option gives it",
+        ),
+        (["--env", "CartPole-v1", "--env-kwargs", "file:/x.xml"], """write text in quotes, file:"'text'\""""),
         (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip: there is no such file"),
         (["--env", "CartPole-v1", "-i", __file__], ""),
         (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from stable_baselines3.common.callbacks import BaseCallback
-from tuning_envs import FailingAt150
+from tuning_envs import FailingAt150, NotFinite
 
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, make_envs, make_model
@@ -322,24 +322,23 @@ def test_no_update_no_score():
         run(SMALL.replace(callback=(Part("Stop", Stop, {}),)))
 
 
-class NaNWhileEvaluated(gym.Wrapper):
-    """Observations that are not finite."""
-
-    def step(self, action):
-        obs, *rest = self.env.step(action)
-        return obs * np.nan, *rest
-
-
 def test_a_run_whose_evaluation_is_not_finite_has_no_score(monkeypatch):
     make = task_module.make_envs
 
     def make_envs(experiment, **kwargs):
-        part = Part("NaNWhileEvaluated", NaNWhileEvaluated, {})
+        part = Part("NotFinite", NotFinite, {})
         return make(experiment.replace(env_wrapper=(part,)) if kwargs.get("evaluation") else experiment, **kwargs)
 
     monkeypatch.setattr(task_module, "make_envs", make_envs)
     with pytest.raises(Diverged, match="observation=.* is not finite"):
         run(SMALL)
+
+
+@pytest.mark.parametrize("supervision", [{}, {"timeout": 60.0}], ids=["dummy", "processes"])
+def test_a_run_whose_environments_are_not_finite_has_no_score(supervision):
+    diverging = SMALL.replace(env_wrapper=(Part("NotFinite", NotFinite, {}),), n_envs=1)
+    with pytest.raises(Diverged, match="is not finite"):
+        score(diverging, FOUR_EVALUATIONS, 0, lambda *_: None, **supervision)
 
 
 @pytest.mark.slow
