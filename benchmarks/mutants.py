@@ -944,7 +944,7 @@ TOP = (
     Fault(
         "configuration-kept",
         "saving/checkpoint/process_state.py",
-        "if pickled != configured.get(name)",
+        "if now[name] != configured.get(name)",
         "if True",
         "tests/saving/checkpoint/test_process_state.py",
     ),
