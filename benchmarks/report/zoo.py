@@ -68,9 +68,9 @@ def _is_version_4_of_5(name: str, found: dict[str, Any]) -> bool:
 
 def values_of(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings as a run records them, but for the number of timesteps: Python text as values, wrappers in a list."""
-    named = {"n_envs": 1, "env_wrapper": [], **settings, "n_timesteps": None}
+    named = {"n_envs": 1, "env_wrapper": [], "normalize": False, **settings, "n_timesteps": None}
     for name, value in named.items():
-        if isinstance(value, str) and value.startswith(("dict(", "{")):
+        if isinstance(value, str) and value.startswith(("dict(", "{", "[")):
             named[name] = parse_literal(value)
         elif isinstance(value, str) and name == "env_wrapper":
             named[name] = [value]

@@ -152,10 +152,10 @@ class Streams(nn.Module):
             policy.init_weights(self.head, 1.0)
         parts = [stream.part(policy) for stream in streams]
         self.parts: Any = nn.ModuleList(parts)
+        learns = any(type(part).loss is not StreamPart.loss for part in parts)
         #: Whether some of them are computed from transitions, which then have their next observations.
         self.are_computed = any(stream.is_computed for stream in streams)
         #: Whether minibatches need next observations: some streams are computed, and some learn.
-        learns = any(type(part).loss is not StreamPart.loss for part in parts)
         self.need_next_observations = self.are_computed and learns
 
     def weights(self, progress_remaining: float) -> tuple[list[float], float]:

@@ -181,7 +181,7 @@ def read_demonstrations(model: Any, dataset: Any) -> dict[str, Any]:
 
 
 def _episode(episode: Any) -> dict[str, Any]:
-    """The entries of a trajectory of imitation, an episode of Minari, or a dict of episodes, the last of which ends."""
+    """The entries of a trajectory of imitation, an episode of Minari, or a dict of one or several episodes."""
     get = episode.get if isinstance(episode, Mapping) else lambda name: getattr(episode, name, None)
     found = {name: get(name) if get(name) is not None else get(short) for name, short in NAMES.items()}
     data = {name: rows for name, rows in found.items() if rows is not None}
