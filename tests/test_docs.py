@@ -231,7 +231,8 @@ def run_ppo_plus(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
     main = command.load()
     # What is not interrupted cannot be resumed.
     if arguments[0] in SHORTLY and "--resume" not in arguments:
-        given = [*arguments, *SHORTLY[arguments[0]]]
+        # A setting that an option gives is not given twice.
+        given = [*(word for word in arguments if not word.startswith("n_envs:")), *SHORTLY[arguments[0]]]
         if {"--repo", "--track"} & {*arguments}:  # they need a network
             only_parse(lambda: main(given), patch)
         elif arguments[0] == "enjoy" and not list(Path("logs").glob(f"*/{arguments[arguments.index('--env') + 1]}_*")):
