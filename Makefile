@@ -66,8 +66,8 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# With Sphinx, the tests build the docs, too. Lint and the GPU's tests keep one core busy each, and so run beside the
-# others; building a distribution leaves files in the folder, which some tests read.
+# With Sphinx, the tests build the docs, too. Lint and the GPU's tests keep one core busy, and run beside the other
+# tests. The distribution is built before, since some tests read the folder that it is built in.
 check: $(ALL)
 	$(MAKE) dist
 	$(MAKE) --jobs=2 test-all lint test-gpu MARKS='-m "not exhaustive"'

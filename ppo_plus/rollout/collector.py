@@ -121,7 +121,7 @@ def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: t
 
         def sequences(stored: th.Tensor, final: th.Tensor) -> th.Tensor:
             taken = stored[steps, column[:, None]]
-            # Not by an index, to which torch assigns no unsigned integers of more than 8 bits.
+            # By index, torch cannot assign unsigned integers of more than 8 bits.
             is_final = at_end.view(*steps.shape, *[1] * (taken.dim() - 2))
             return to_device(th.where(is_final, final[:, None].to(stored.dtype), taken).flatten(0, 1), device)
 

@@ -99,7 +99,7 @@ def fetch(repo: str, filename: str | None = None) -> Path:
         if filename is not None:  # which may be one of those that are left out
             hub.snapshot_download(repo, allow_patterns=[filename, statistics_path(Path(filename)).as_posix()])
     last = [f"{path.parent.name}.zip" for path in files.glob("*/args.yml")]
-    # The cache has what others downloaded, too.
+    # The cache also has what other calls and programs downloaded.
     found = [path for path in files.glob("*.zip") if not any(map(path.match, LEFT_OUT))]
     models = [files / name for name in ([filename] if filename else last)] or found
     if len(models) != 1 or not models[0].is_file():

@@ -303,7 +303,7 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
     elif checkpoints := files(run.folder.checkpoints):
         processes = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
         logs = ["-tb", run.options.tensorboard_log] if run.options.tensorboard_log else []
-        # The run's folder has those of its first command.
+        # The run's folder has the values of its first command only.
         faults = ("restart_envs", "env_timeout", "env_workers") if args.resume else ()
         again = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in faults]
         words = [word for option, value in again if value is not None for word in (option, value)]
