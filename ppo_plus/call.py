@@ -6,7 +6,8 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
-from ppo_plus.saving.checkpoint.process_state import SET_BY_SB3, plain_attributes
+#: Attributes that SB3 sets on every callback.
+SET_BY_SB3 = frozenset({"model", "logger", "training_env", "locals", "globals", "parent"})
 
 
 def tree_of(callback: BaseCallback, known: list[BaseCallback] | None = None) -> list[BaseCallback]:
@@ -30,7 +31,7 @@ class Call:
     :param iteration: the rollouts that it has completed
     :param between_rollouts: whether every transition has been learned from
     :param callbacks: its callbacks, without lists of callbacks
-    :param configured: their :func:`~ppo_plus.saving.checkpoint.process_state.plain_attributes` before training
+    :param configured: what each of them was configured with, as checkpoints compare it
     :param resumed: the checkpoint from which it is going to resume
     """
 
@@ -65,7 +66,6 @@ class Call:
                     key=lambda root: not any(getattr(one, "comes_first", False) for one in tree_of(root)),
                 )
         self.callbacks = [part for part in tree_of(callback) if not isinstance(part, CallbackList)]
-        self.configured = [plain_attributes(part) for part in self.callbacks]
 
     @property
     def in_all_processes(self) -> list[str]:

@@ -3,28 +3,23 @@
 This file has the whole algorithm: it collects rollouts, trains on them and keeps SB3's interface.
 """
 
-import io
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
-from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch as th
 from stable_baselines3.common import utils
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
-from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
-from stable_baselines3.common.utils import get_system_info
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
@@ -65,20 +60,12 @@ from ppo_plus.rollout.reestimate import following_rewards, reestimated
 from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
-from ppo_plus.saving.export import Normalization, export, outermost
-from ppo_plus.saving.format.container import is_container
-from ppo_plus.saving.hub import fetch
-from ppo_plus.saving.model import SHAPING, changed_attributes, layout, load_model, save_model
-from ppo_plus.saving.sb3.from_sb3 import from_sb3
-from ppo_plus.saving.sb3.to_sb3 import to_sb3
-from ppo_plus.saving.statistics import move_into, read_statistics, statistics_path
+from ppo_plus.saving.model import SHAPING, layout
+from ppo_plus.saving.model_files import ModelFiles
 from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, check_env, known_names_only, schedule_of
 from ppo_plus.trees import tree_map
-from ppo_plus.update.minibatch import Batch, UpdateRule, check_optimizer_state, read
+from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Update, Updater, interrupts_wait, usual_settings
-
-SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 
 #: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
 ScheduleLike = float | str | Schedule
@@ -89,7 +76,7 @@ def _of_position(name: str) -> Any:
     return property(lambda it: getattr(it.position, name), lambda it, value: setattr(it.position, name, value))
 
 
-class PPO_Plus(OnPolicyAlgorithm):
+class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
 
     Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them further
@@ -477,6 +464,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         callback = super()._init_callback(callback, progress_bar)
         self.call.watch(callback)
+        checkpoint.watch(self.call)
         check_evaluations(self, self.call.callbacks)
         if self.policy._forward_hooks or self.policy._forward_pre_hooks:
             warnings.warn(
@@ -492,14 +480,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         return self.compilation.status(f"{type(self).__name__}.train" if is_own else None)
 
     def learn(
-        self: SelfPPO_Plus,
+        self,
         total_timesteps: int,
         callback: MaybeCallback = None,
         log_interval: int = 1,
         tb_log_name: str = "PPO_Plus",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
-    ) -> SelfPPO_Plus:
+    ) -> Self:
         """Train; the arguments are SB3's.
 
         :param total_timesteps: steps to take over all environments, at least; rollouts are completed
@@ -542,7 +530,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     @usual_settings()
     def pretrain(
-        self: SelfPPO_Plus,
+        self,
         dataset: Any,
         n_epochs: int = 50,
         batch_size: int = 64,
@@ -550,7 +538,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         validation_split: float = 0.1,
         patience: int | None = 5,
         progress_bar: bool = False,
-    ) -> SelfPPO_Plus:
+    ) -> Self:
         """Clone demonstrations before :meth:`learn`: maximize the log-likelihood of their actions
         (:mod:`ppo_plus.rollout.demonstrations`). Where rewards and ends of episodes are known, the critic learns their
         returns. Afterwards the optimizer is reset, and the random generators of the process are unchanged.
@@ -642,27 +630,6 @@ class PPO_Plus(OnPolicyAlgorithm):
     def __setattr__(self, name: str, value: Any) -> None:
         # Training compiles by itself, and calls the parts of a policy: what `torch.compile` wraps would not be called.
         super().__setattr__(name, original(value) if name == "policy" else value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies log nowhere, collect their next rollout from the start, have no environments in other processes, and no
-        # callbacks, which refer to modules by the globals that they have been given.
-        call = replace(self.call, callbacks=[], configured=[])
-        state = vars(self) | {"_logger": Logger(None, []), "_custom_logger": False, "collector": None, "call": call}
-        if self.env is not None and isinstance(self.env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
-            state["env"] = None
-        normalize = self.get_vec_normalize_env()
-        if normalize is not None:  # which leaves its environments out of copies
-            state["normalized"] = state["env"] and normalize.venv, normalize.returns
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        venv, returns = state.pop("normalized", (None, None))
-        vars(self).update(state)
-        normalize = self.get_vec_normalize_env()
-        if venv is not None and vars(normalize).get("venv") is None:  # a shallow copy has the same object
-            normalize.set_venv(venv)  # type: ignore[union-attr]
-        if normalize is not None:
-            vars(normalize).update({"venv": None, "class_attributes": {}} | vars(normalize) | {"returns": returns})
 
     # SB3 and callbacks read and write these two of the position.
 
@@ -949,224 +916,3 @@ class PPO_Plus(OnPolicyAlgorithm):
         return evaluate(self, n_eval_episodes, env, render)
 
     # --- saving ------------------------------------------------------------------------------------------------------
-
-    def save(
-        self,
-        path: str | Path | io.BufferedIOBase,
-        exclude: Iterable[str] | None = None,
-        include: Iterable[str] | None = None,
-    ) -> None:
-        """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file stays until
-        the new one is complete.
-
-        What no file can describe, such as a lambda, is left out with a warning that names it, and then passed to
-        :meth:`load`; see :func:`ppo_plus.register`.
-
-        :param path: where; without a suffix, ``.zip`` is added. Or an open file
-        :param exclude: attributes to leave out
-        :param include: attributes to keep although ``exclude`` has them
-        :raises OSError: it cannot be written
-        :raises ValueError: the weights, buffers or optimizer differ from those that the policy is built with
-        """
-        save_model(self, path, exclude, include)
-
-    def set_parameters(
-        self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
-    ) -> None:
-        """As SB3's: a dict such as ``get_parameters`` returns, or what :meth:`load` loads."""
-        if not isinstance(load_path_or_dict, Mapping):
-            generators = get_generators()  # which a model that is built seeds
-            try:
-                load_path_or_dict = type(self).load(load_path_or_dict, device="cpu").get_parameters()
-            finally:
-                set_generators(generators)
-        unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
-        if unknown:  # SB3 would follow the name through attributes
-            raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")
-        super().set_parameters(dict(load_path_or_dict), exact_match, device)
-        check_optimizer_state(self.policy.optimizer)
-
-    def absorb_normalization(self: SelfPPO_Plus, source: str | Path | VecNormalize | None = None) -> SelfPPO_Plus:
-        """Move the statistics of a ``VecNormalize`` into the policy. From then on it takes raw observations, and acts
-        on them as it did on normalized ones; a ``VecNormalize`` of the model normalizes rewards at most.
-
-        :param source: a ``VecNormalize``, or a file of its statistics, ours or SB3's; ``None``: the model's own
-        :return: the model, with ``normalize_observations`` as the ``VecNormalize`` was
-        :raises ValueError: the policy normalizes already, the statistics do not fit, other wrappers are around the
-            model's ``VecNormalize``, or images are normalized
-        """
-        own = self.get_vec_normalize_env()
-        outermost(self.env)  # raises an error if other wrappers are around it
-        self.normalize_observations = move_into(self.policy, own if source is None else source)
-        self.built_layout = layout(self.policy)
-        if own is not None:
-            own.norm_obs, self._last_obs = False, None
-        self._trained_normalized = False
-        self.settings = Settings.of(self)
-        return self
-
-    def to_sb3(self, path: str | Path | io.BufferedIOBase) -> None:
-        """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments. With an
-        LSTM, sb3-contrib's ``RecurrentPPO`` reads it, and with action masks its ``MaskablePPO``.
-
-        Statistics of observations are written beside it, as ``NAME_vecnormalize.pkl`` for SB3's ``VecNormalize.load``.
-
-        :param path: where; without a suffix, ``.zip`` is added. Or an open file
-        :raises ImportError: sb3-contrib is needed and missing
-        :raises ValueError: they have no such policies, spaces or exploration
-        :raises OSError: it cannot be written
-        """
-        to_sb3(self, path)
-
-    def export(self, path: str | Path, *, normalization: Normalization = "environment") -> Path:
-        """Export the policy, to act by its mode as :meth:`predict` does, without this package: see :doc:`/deploying`.
-
-        Observations are those before ``VecNormalize`` and ``VecTransposeImage``, which become a part of the policy, and
-        actions those of the environment. The file is compared with :meth:`predict` before it is kept.
-
-        :param path: a name that ends in ``.onnx``; a program of ``torch.export`` (``.pt2``) and a description
-            (``.json``) of inputs and outputs are written beside it
-        :param normalization: ``"environment"``: observations are normalized as in the model's environment; ``None``:
-            they are not, or outside of the policy
-        :return: the path
-        :raises ImportError: the extra is missing: ``pip install "ppo_plus[export]"``
-        :raises ValueError: whether observations are normalized is unknown, torch cannot export a layer, or the policy
-            class overrides methods of SB3's policy
-        :raises RuntimeError: what was exported acts otherwise than :meth:`predict`
-        :raises OSError: it cannot be written
-        """
-        return export(self, path, normalization)
-
-    def _excluded_save_params(self) -> list[str]:
-        made_again = ["settings", "built_layout", "_warned_of_masks", "collector", "call", "ranks", "shared"]
-        of_no_use = ["action_noise", "_last_original_obs", "_log_of_file", "_warned_of_schedules"]
-        return [*super()._excluded_save_params(), *made_again, *of_no_use]
-
-    @classmethod
-    def from_sb3(
-        cls: type[SelfPPO_Plus],
-        path: str | Path | io.BufferedIOBase,
-        env: GymEnv | None = None,
-        device: th.device | str = "auto",
-        trust_pickle: bool = False,
-        custom_objects: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> SelfPPO_Plus:
-        """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
-
-        Training continues: weights, optimizer, hyperparameters and counters are copied; ``value_clip`` is ``"plain"``.
-
-        :param path: a saved model
-        :param env: the environment to train in
-        :param device: the device to compute on
-        :param trust_pickle: unpickle the file, which runs code in it. Without it, what the model needs is read without
-            running anything if possible, and else has to be passed in ``kwargs``
-        :param custom_objects: attributes in place of those in the file, as in SB3's ``load``
-        :param kwargs: arguments to change on the way
-        :raises TypeError: another model, or there is no such argument
-        :raises ValueError: the file is damaged, or needs to be trusted
-        """
-        changes = changed_attributes(cls, kwargs)
-        return from_sb3(cls, path, env, device, changes, custom_objects, trust_pickle)  # type: ignore[no-any-return]
-
-    @classmethod
-    def from_hub(
-        cls: type[SelfPPO_Plus], repo: str, env: GymEnv | None = None, filename: str | None = None, **kwargs: Any
-    ) -> SelfPPO_Plus:
-        """Load a model of the Hugging Face Hub, which ``ppo-plus push``, SB3 or rl_zoo3 uploaded. Nothing in its files
-        is run. Statistics of a ``VecNormalize`` become a part of the policy, which takes raw observations then.
-
-        :param repo: ``"user/name"``
-        :param env: the environment to train in, which does not normalize observations
-        :param filename: the model's ``.zip``, if the repository has several
-        :param kwargs: further arguments of :meth:`load`
-        :raises ImportError: the extra is missing: ``pip install "ppo_plus[hub]"``
-        :raises ConnectionError: the hub has no such repository, or cannot be reached, and its files are not cached
-        :raises ValueError: as :meth:`load`, or there is no such model
-        """
-        path = fetch(repo, filename)
-        sources = statistics_path(path), path.with_name("vec_normalize.pkl")
-        source = next((one for one in sources if one.is_file() and read_statistics(one)["norm_obs"]), None)
-        with warnings.catch_warnings():
-            if source is not None:
-                warnings.filterwarnings("ignore", "the model was trained on observations that were normalized")
-            model = cls.load(path, env, **kwargs)
-        return model if source is None else model.absorb_normalization(source)
-
-    def save_checkpoint(self, folder: str | Path) -> Path:
-        """Write all that training needs to resume exactly, which :meth:`resume` reads.
-
-        During ``learn``, the callback :class:`ppo_plus.Checkpoints` calls it.
-
-        :param folder: the folder; the file is called ``checkpoint_<timesteps>.zip``
-        :return: the file
-        :raises RuntimeError: a rollout is not finished
-        :raises OSError: it cannot be written
-        """
-        return checkpoint.write(folder, checkpoint.take(self))
-
-    @classmethod
-    def resume(
-        cls: type[SelfPPO_Plus], folder: str | Path, env: GymEnv, device: th.device | str = "auto", **kwargs: Any
-    ) -> SelfPPO_Plus:
-        """Resume from a checkpoint exactly. If it was written during ``learn``, the next call of ``learn`` continues
-        that one: pass the same arguments.
-
-        Environments resume in their episodes (:mod:`ppo_plus.envs.resumable.state`), or start new ones with a warning.
-
-        :param folder: a folder of checkpoints, of which the newest valid one is read, or the file of one
-        :param env: environments made as those were
-        :param device: the device to compute on
-        :param kwargs: arguments to change, such as ``verbose``; those that change more than what is shown make another
-            run. Pass ``tensorboard_log`` to continue TensorBoard's files: checkpoints do not contain the folder
-        :return: the model
-        :raises TypeError: there is no such argument
-        :raises FileNotFoundError: there is no checkpoint
-        :raises ValueError: it is damaged, or the environments are others
-        """
-        return checkpoint.resume(cls, folder, env, device, changed_attributes(cls, kwargs))  # type: ignore[no-any-return]
-
-    @classmethod
-    def load(  # type: ignore[override]
-        cls: type[SelfPPO_Plus],
-        path: str | Path | io.BufferedIOBase,
-        env: GymEnv | None = None,
-        device: th.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
-        print_system_info: bool = False,
-        force_reset: bool = True,
-        trust_pickle: bool = False,
-        **kwargs: Any,
-    ) -> SelfPPO_Plus:
-        """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is loaded by
-        :meth:`from_sb3`.
-
-        Nothing in the file is run, and it can name classes of ppo_plus, SB3, sb3-contrib, torch and Gymnasium only, of
-        the program's own modules, and those that were given to :func:`ppo_plus.register`.
-
-        :param path: what :meth:`save` wrote, or SB3
-        :param env: the environment to train in
-        :param device: the device to compute on
-        :param custom_objects: attributes in place of those in the file
-        :param print_system_info: print with which versions it was saved
-        :param force_reset: start new episodes, if an environment is given
-        :param trust_pickle: read SB3's files with pickles as SB3 does, which runs their code
-        :param kwargs: arguments to change, such as ``tensorboard_log``, which is saved only if below the working folder
-        :raises TypeError: there is no such argument
-        :raises ValueError: the file is damaged, lacks something, or would have to be trusted
-        """
-        if print_system_info:
-            print("== CURRENT SYSTEM INFO ==")
-            get_system_info()
-        changes, objects = changed_attributes(cls, kwargs), custom_objects or {}
-        if is_container(path):
-            model = load_model(cls, path, env, device, objects, print_system_info, force_reset, changes)
-        else:
-            model = from_sb3(cls, path, env, device, changes, objects, trust_pickle, print_system_info, force_reset)
-        starts = model._last_episode_starts
-        if env is not None and not force_reset and starts is not None and len(starts) != model.n_envs:
-            raise ValueError(
-                f"force_reset=False continues the episodes of the {len(starts)} environments that the model was saved "
-                f"with, but env has {model.n_envs}: pass as many, or leave it out"
-            )
-        return model  # type: ignore[no-any-return]

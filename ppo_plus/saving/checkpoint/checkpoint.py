@@ -18,6 +18,7 @@ from typing import Any
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
+from ppo_plus.call import Call
 from ppo_plus.distributed.ranks import Ranks, frozen
 from ppo_plus.envs.checks import check_shape
 from ppo_plus.envs.resumable import state as env_state
@@ -98,6 +99,11 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         if ranks.leads:
             checkpoint[OTHERS] = [container.read(io.BytesIO(data), KIND) for data in others]
     return checkpoint
+
+
+def watch(call: Call) -> None:
+    """Remember what the callbacks of a call are before training, to tell what changes in them."""
+    call.configured = [process_state.plain_attributes(callback) for callback in call.callbacks]
 
 
 def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:

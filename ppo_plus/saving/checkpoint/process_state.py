@@ -24,6 +24,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger, configure
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.call import SET_BY_SB3
 from ppo_plus.envs.resumable.attributes import same_kind
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.generators import check_facts
@@ -44,8 +45,6 @@ LOGGER = {
     "run_folder": (None, str),
     "event_files": {str: int},
 }
-#: Attributes that SB3 sets on every callback.
-SET_BY_SB3 = {"model", "logger", "training_env", "locals", "globals", "parent"}
 #: Counters of every callback.
 COUNTS = {"n_calls", "num_timesteps"}
 CONTAINERS = dict, list, tuple, set, deque
