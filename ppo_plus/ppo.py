@@ -25,8 +25,7 @@ from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
-from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
-from ppo_plus.distributed.shared import SharedTraining, SingleProcess
+from ppo_plus.distributed.shared import SingleProcess, shared_training
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, of_ended, prepare, seed_envs
 from ppo_plus.envs.make_vec import as_vec_env, with_dicts
 from ppo_plus.envs.normalization import (
@@ -41,7 +40,6 @@ from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
-from ppo_plus.formulas.moments import Moments
 from ppo_plus.formulas.schedules import Schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.arguments import as_plain
@@ -49,7 +47,15 @@ from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import warn_of_bounds
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
-from ppo_plus.process import assigned, full_precision, has_convolutions, keep_freed_memory, torch_threads, worth_threads
+from ppo_plus.process import (
+    assigned,
+    full_precision,
+    has_convolutions,
+    interrupts_wait,
+    keep_freed_memory,
+    torch_defaults,
+    torch_threads,
+)
 from ppo_plus.public import MODULES
 from ppo_plus.require import require_callable, require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
@@ -60,12 +66,12 @@ from ppo_plus.rollout.reestimate import following_rewards, reestimated
 from ppo_plus.rollout.streams import finish
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.model import SHAPING, layout
+from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
 from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, check_env, known_names_only, schedule_of
 from ppo_plus.trees import tree_map
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
-from ppo_plus.update.update import Update, Updater, interrupts_wait, usual_settings
+from ppo_plus.update.update import Update, Updater
 
 #: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
 ScheduleLike = float | str | Schedule
@@ -209,8 +215,8 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         self.updater = Updater(self.compilation)
         self.call = Call()
         #: The processes that train this model together.
-        self.ranks = Ranks.present()
-        self.shared = SharedTraining(self.ranks) if self.ranks.several else SingleProcess()
+        self.shared = shared_training()
+        self.ranks = self.shared.ranks
         #: The weights that the policy is built with, by name and shape; ``None``: it is not built yet.
         self.built_layout: dict[str, th.Size] | None = None
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
@@ -232,8 +238,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         check_device(device)
         if device == "auto" and isinstance(env, VecEnv) and isinstance(env.unwrapped, TensorVecEnv):
             device = env.unwrapped.device
-        if self.ranks.several:
-            use_own_gpu(utils.get_device(device))
+        self.shared.use_device(utils.get_device(device))
         arguments: Any = policy, env, learning_rate, n_steps, gamma, gae_lambda, ent_coef, vf_coef, max_grad_norm
         super().__init__(  # type: ignore[misc]
             *arguments,  # of more types than SB3 declares
@@ -273,50 +278,148 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
             self.built_layout = layout(self.policy)
             self.settings.warn_of_unequal_minibatches(self.n_envs)
 
-    # --- setting up ------------------------------------------------------------------------------------------------
+    # --- learn -------------------------------------------------------------------------------------------------------
 
-    @usual_settings()
-    def _setup_model(self) -> None:
-        # As in SB3, clip ranges are schedules once the model is set up. SB3 has no strings as learning rates.
-        self.clip_range = schedule_of("clip_range", self.clip_range)
-        self.clip_range_vf = schedule_of("clip_range_vf", self.clip_range_vf)
-        if isinstance(self.learning_rate, str):
-            self.learning_rate = self.lr_schedule
-        settings = self.settings = Settings.of(self)
-        vars(self).pop("rollout_buffer", None)
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "PPO_Plus",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train; the arguments are SB3's.
+
+        :param total_timesteps: steps to take over all environments, at least; rollouts are completed
+        :param callback: callback(s), called at every step
+        :param log_interval: rollouts between two logs; ``None``: no logs
+        :param tb_log_name: name of the run in TensorBoard
+        :param reset_num_timesteps: start counting steps from 0
+        :param progress_bar: show one
+        :return: the model
+        :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
+        """
+        settings = self._refresh()
+        settings.check_schedules()
         settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
-        settings.check_device(self.device)
-        self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
-        self.set_random_seed(self.seed)
-        # Passed only if set: a policy class written for SB3 may not accept them.
-        names = SHAPING - {"use_sde"}
-        custom = {name: value for name in names if (value := getattr(settings, name)) not in (None, False, (), [])}
-        self.policy = adapt_policy_class(self.policy_class)(
-            self.observation_space,
-            self.action_space,
-            partial(value_at, name="learning_rate", schedule=self.lr_schedule),
-            use_sde=self.use_sde,
-            **custom,
-            **self.policy_kwargs,
-        ).to(self.device)
-        optimizer = self.policy.optimizer
-        if optimizer.state and self.device.type != "cpu":
-            # State that was made with the optimizer stayed on the CPU.
-            optimizer.load_state_dict(optimizer.state_dict())
-        warn_of_overrides(self.policy_class)
-        if self.ranks.several:
-            # Weights are drawn alike, environments and noise are not; with a seed, those are a single process's.
-            utils.set_random_seed(self.ranks.seed(self.seed))  # type: ignore[arg-type]
-            if self.seed is not None and self.env is not None:
-                seed_envs(self.env, (self.seed + self.ranks.rank * self.n_envs) % 2**32)
-        self._maybe_recommend_cpu()
+        check_callback(callback)
+        require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
+        require_int("log_interval", log_interval, 1, or_none=True)
+        with self._running(total_timesteps) as call:
+            total_timesteps, callback = self._setup_learn(
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+            )
+            # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
+            iteration = call.iteration
+            callback.on_training_start(LazyLocals(locals()), globals())
+            checkpoint.restore(self)
+            while self.num_timesteps < total_timesteps:
+                self._fit_buffer()
+                if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
+                    break
+                iteration += 1
+                self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+                if log_interval is not None and iteration % log_interval == 0:
+                    self.dump_logs(iteration)
+                self.train()
+                call.iteration, call.between_rollouts = iteration, True
+            callback.on_training_end()
+            # What was collected before a callback stopped training is left out.
+            call.between_rollouts = True
+        return self
 
-    def set_random_seed(self, seed: int | None = None) -> None:
-        """As SB3's; environments that cannot be seeded give a warning."""
-        with assigned(self, env=None):
-            super().set_random_seed(seed)
-        if self.env is not None and seed is not None:
-            seed_envs(self.env, seed)
+    @contextmanager
+    def _running(self, total_timesteps: int) -> Iterator[Call]:
+        """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
+        keep_freed_memory()
+        threads, underflow = torch_threads(self.settings.threads(self.policy, self.device)), np.errstate(under="ignore")
+        with threads, full_precision(), underflow:
+            try:
+                self.call = self.call.begun(total_timesteps)
+                yield self.call
+            except BaseException:
+                self.ranks.leave()
+                raise
+            finally:
+                self.call.close_bars()
+                if self.call.resumed is None:  # otherwise it can be resumed again
+                    # An error may have left a rollout unfinished.
+                    self.call = Call(between_rollouts=self.call.between_rollouts)
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        require_number("total_timesteps", total_timesteps, 0, 1e18, above=True)
+        if self.env is None:
+            raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
+        self._trained_normalized = bool(normalized_by(self.env))
+        if self._log_of_file is not None and self.tensorboard_log is None:
+            warnings.warn(
+                f"the model was saved with tensorboard_log={self._log_of_file!r}, which is not below the working "
+                "folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there again",
+                stacklevel=3,
+            )
+        self._fit_buffer()
+        if self.call.resumed is not None:
+            self._plan_compiling(0)
+            total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
+        else:
+            self._plan_compiling(total_timesteps)
+            self.updater.n_skipped = 0
+        begins = reset_num_timesteps or self._last_obs is None
+        if begins:
+            self.position.carry = self.position.stream_sums = None
+        # A copy of the model may have been made elsewhere.
+        self.position.carry = tree_map(lambda tensor: tensor.to(self.device), self.position.carry)
+        if not self.ranks.leads:
+            # The caller of ``load`` may have said otherwise.
+            self.verbose, self.tensorboard_log = 0, None
+        facts = {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
+        facts |= {"observation_space": self.observation_space, "action_space": self.action_space}
+        facts |= {"kl_control": self.updater.kl_memory and self.updater.kl_memory[1]}
+        self.shared.begin(self.env, self.policy, self.settings.shared_by_processes | facts)
+        if self.verbose >= 1 and self.compilation.notice:
+            print(self.compilation.notice)
+        checked = CheckedEnvs(self.env, self._steps)
+        with checked, checkpoint.logs_continued(self, tb_log_name):
+            total, callbacks = super()._setup_learn(
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
+            )
+        if begins:
+            checked.check_reset(self._last_obs)
+        self.ranks.require_same({"callback": self.call.in_all_processes})
+        return total, callbacks
+
+    def _plan_compiling(self, total_timesteps: int) -> None:
+        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
+        foreign = None if self.policy.has_params else f"{self.policy_class.__name__} overrides methods of SB3's policy"
+        self.compilation.plan(self.settings.compile, planned, self.device, foreign)
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        callback = super()._init_callback(callback, progress_bar)
+        self.call.watch(callback)
+        checkpoint.watch(self.call)
+        check_evaluations(self, self.call.callbacks)
+        if self.policy._forward_hooks or self.policy._forward_pre_hooks:
+            warnings.warn(
+                "forward hooks on the policy itself are not called: register them on parts like policy.mlp_extractor",
+                stacklevel=4,
+            )
+        return callback
+
+    def _fit_buffer(self) -> None:
+        """Make the buffer again if ``n_steps`` was assigned, and store it where the environments' tensors are."""
+        if self.rollout_buffer.buffer_size != self.n_steps:
+            del self.rollout_buffer
+        storage = self.device if isinstance(self.env, TensorVecEnv) else th.device("cpu")
+        if self.rollout_buffer.storage != storage:
+            self.rollout_buffer.store_on(storage)
 
     def _refresh(self) -> Settings:
         """Read the arguments from the attributes, which you and callbacks may assign: at the start of ``learn``, at the
@@ -345,6 +448,345 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
+
+    def dump_logs(self, iteration: int = 0) -> None:
+        """Write what was logged.
+
+        :param iteration: rollouts so far in this call of ``learn``
+        """
+        single = self.env and self.env.unwrapped
+        if isinstance(single, SupervisedVecEnv) and single.restarts:
+            self.logger.record("faults/env_restarts", max(single.n_restarts, self.shared.n_restarts))
+        if self.shared.waited is not None:
+            self.logger.record("time/wait", self.shared.waited)
+        super().dump_logs(iteration)
+
+    # --- collecting --------------------------------------------------------------------------------------------------
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutBuffer,  # type: ignore[override]
+        n_rollout_steps: int,
+    ) -> bool:
+        """As SB3's: fill the buffer with steps of the current policy; ``False`` if the callback stopped training."""
+        if getattr(callback, "model", None) is None:
+            raise RuntimeError("the callback is not initialized: call learn, or first _setup_learn, which returns it")
+        self.policy.set_training_mode(False)
+        rollout_buffer.reset()
+        # A callback may use the environments here, write a checkpoint, or assign arguments.
+        callback.on_rollout_start()
+        self._refresh()
+        self.call.between_rollouts = False
+        if self._last_obs is None:
+            env = self.env  # type: ignore[assignment]
+        # Without callbacks, nothing reads a step's values or moves weights between steps.
+        watched = not (isinstance(callback, ConvertCallback) and callback.callback is None)
+        # SB3's wrappers of environments in tensors work in NumPy.
+        kind = TensorCollector if isinstance(env, TensorVecEnv) else Collector
+        plan = self._plan(env, rollout_buffer, watched)
+        is_first = self.collector is None
+        self.collector = collector = kind(plan, env, self.position, self._steps())
+        while (n_steps := collector.n_steps) < n_rollout_steps:
+            step = collector.step()
+            self.num_timesteps += env.num_envs * self.ranks.size
+            if watched:
+                callback.update_locals(locals() | collector.locals())
+            if not (answer := callback.on_step()):
+                if answer is None:
+                    warnings.warn("the callback returned None, which ends training: return True", stacklevel=3)
+                collector.leave()
+                return self._synchronize(keep_training=False)
+            self._update_info_buffer(step.infos, step.dones)
+            collector.store(self.env)  # type: ignore[arg-type]
+        self._refresh()
+        if is_first and not self._trained_normalized:
+            warn_of_bounds(rollout_buffer.observations, self.observation_space)
+        report = collector.finish()
+        self._update_info_buffer(report.infos)
+        for name, value in report.log.items():
+            self.logger.record_mean(name, value)
+
+        keep_training = self._synchronize(keep_training=True)
+        if self.policy.streams is not None:
+            self._finish_streams(collector, keep_training)
+        collector.estimate(rollout_buffer)
+        recomputes = self.settings.recompute_advantages
+        with following_rewards(rollout_buffer, collector.estimate) if recomputes else nullcontext():
+            callback.update_locals(locals())
+            callback.on_rollout_end()
+        return keep_training
+
+    def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
+        """What the rollout that begins is collected with."""
+        masks = find_masks(env, self.policy.distribution.mask_layout, self.settings.action_mask_key)
+        self._expects_masks = masks is not None and masks.key is None
+        act = prepare_act(self.policy, masks, self.compilation, may_move=watched)
+        length, window = self.settings.steps_per_sequence, self._stats_window_size
+        return RolloutPlan(self.policy, act, masks, rollout_buffer, self.device, self.sde_sample_freq, length, window)
+
+    @interrupts_wait()
+    def _finish_streams(self, collector: Collector, keep_training: bool) -> None:
+        """Complete the streams of a rollout, of all processes if they all have one."""
+        buffer, position = self.rollout_buffer, self.position
+        pool = (self.shared if keep_training else SingleProcess(self.ranks)).total
+        position.stream_sums, means = finish(self.policy, buffer, position.stream_sums, collector.dones(), pool)
+        for name, mean in means.items():
+            self.logger.record(f"rollout/ep_{name}_mean", mean)
+
+    def _synchronize(self, keep_training: bool) -> bool:
+        """End a rollout in all processes: share episodes, statistics and timesteps.
+
+        :param keep_training: whether this process wants to continue
+        :return: whether all of them do
+        """
+        keep_training, infos, self.num_timesteps = self.shared.synchronize(
+            self.env,  # type: ignore[arg-type]
+            self.policy,
+            self.settings.shared_by_processes,
+            keep_training,
+            self.num_timesteps,
+            self._stats_window_size,
+        )
+        super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
+        return keep_training
+
+    def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: Any = None) -> None:
+        if ended := self.shared.record(of_ended(infos, dones)):
+            super()._update_info_buffer(ended, np.ones(len(ended), dtype=bool))
+
+    def _steps(self) -> int:
+        """How many steps each environment has taken."""
+        return self.num_timesteps // (self.n_envs * self.ranks.size)
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    @torch_defaults()
+    def train(self) -> None:
+        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
+
+        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
+        """
+        settings, policy = self._refresh(), self.policy
+        if self.shared.has_nothing_to_learn(self.rollout_buffer.valid):
+            self.call.between_rollouts = True
+            return  # all steps of the rollout only reset
+        policy.set_training_mode(True)
+        self._normalize(self.rollout_buffer)
+        policy.before_update(self.rollout_buffer.transitions, self.shared.total)
+        numbers = settings.at(self._current_progress_remaining)
+        self.shared.scheduled = numbers
+        control, reads = settings.control, Reads(objects={"loss": settings.loss}, changing=[self])
+        reduction = self.shared.reduction
+        rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)
+        utils.update_learning_rate(policy.optimizer, numbers["learning_rate"])
+        if type(self)._update_learning_rate is not OnPolicyAlgorithm._update_learning_rate:
+            self._update_learning_rate(policy.optimizer)
+        scaled = numbers if policy.value_normalizer is None else policy.value_normalizer.in_units_of_values(numbers)
+        with self.updater.start(rule, scaled, self.device) as update:
+            for epoch in self._epochs():
+                update.run(epoch)
+                if update.stopped:
+                    break
+        self.shared.end_update(policy)
+        policy.after_update(self.rollout_buffer.transitions, self.shared.total)
+        self._n_updates += update.n_epochs
+        self._log_update(update, numbers)
+        self.call.between_rollouts = True
+
+    def _epochs(self) -> Iterable[Iterable[Any]]:
+        """Passes over the rollout in minibatches, which are pairs of the rollout and the rows of it."""
+        settings, buffer = self.settings, self.rollout_buffer
+        normalizes = settings.loss.normalize_advantage
+        rollout = self.policy.prepare_rollout(buffer.on_device())
+        if self.policy.streams is not None and self.policy.streams.need_next_observations:
+            rollout = rollout._replace(next_observations=buffer.column("final_observations"))
+        if settings.recompute_advantages:
+            # Copies, since they may be the buffer's.
+            rollout = rollout._replace(advantages=rollout.advantages.clone(), returns=rollout.returns.clone())
+        epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))
+        if settings.recompute_advantages:
+            epochs = reestimated(epochs, rollout, self.policy, buffer, self._estimate)
+        return self.shared.epochs(epochs, normalizes)
+
+    def _estimate(self, buffer: RolloutBuffer) -> None:
+        """Fill advantages and returns of a copy of the rollout, given its values."""
+        assert self.collector is not None
+        self.collector.estimate(buffer)
+        self._normalize(buffer)
+
+    def _normalize(self, buffer: RolloutBuffer) -> None:
+        """Combine advantages with those of streams, and normalize them over the whole rollout, if that is asked for."""
+        if self.policy.streams is not None:
+            buffer.combine_advantages(*self.policy.streams.weights(self._current_progress_remaining))
+        if self.settings.normalize_advantage == "rollout":
+            self.shared.normalize_advantages(buffer)
+
+    def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
+        r"""The loss of one minibatch: **the place to override** to change the objective.
+
+        By default :class:`ppo_plus.PPOLoss`, with the options that the arguments ask for.
+
+        It is pure: no logging, no ``.item()``, no optimizer; what should be logged is returned as a diagnostic. What
+        it reads besides its arguments and the weights must not change during an update.
+
+        :param batch: the minibatch
+        :param coefficients: weights and bounds at this point of training
+        :return: total loss and diagnostics
+        """
+        values, params = self.policy.evaluate_batch(batch)
+        return self.settings.loss(self.policy.distribution, values, params, batch, coefficients)
+
+    def _log_update(self, update: Update, numbers: dict[str, Any]) -> None:
+        if self.verbose >= 1 and not update.state.running:
+            print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.kl:.2g}")
+        logged = update.metrics(self.policy)
+        names = ["", *(f"{stream.name}_" for stream in self.streams)]
+        columns = read([self.rollout_buffer.transitions(kind) for kind in ("values", "returns")])
+        values, returns = (column.view(len(column), -1).T.numpy() for column in columns)
+        for name, predicted, target in zip(names, values, returns, strict=True):
+            logged[f"{name}explained_variance"] = self.shared.explained_variance(predicted, target)
+        if self.policy.streams is not None:
+            weights, _ = self.policy.streams.weights(self._current_progress_remaining)
+            logged |= {f"{name}weight": weight for name, weight in zip(names[1:], weights, strict=True)}
+        logged |= {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
+        for name, value in logged.items():
+            self.logger.record(f"train/{name}", value)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    @property
+    def compiled(self) -> CompileStatus:
+        """Whether training is compiled, true or false; printed, it says why."""
+        is_own = self._n_updates and type(self).train is not PPO_Plus.train
+        return self.compilation.status(f"{type(self).__name__}.train" if is_own else None)
+
+    # --- playing, and learning from demonstrations -------------------------------------------------------------------
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
+        """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
+        if action_masks is None and self._expects_masks and not self._warned_of_masks:
+            self._warned_of_masks = True
+            warnings.warn(
+                "predict was called without action_masks, but the model was trained with masks: without them it "
+                "chooses among all actions. Pass action_masks=, or use model.evaluate or sb3_contrib's evaluate_policy",
+                stacklevel=2,
+            )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
+
+    @np.errstate(under="ignore")
+    def evaluate(
+        self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
+    ) -> tuple[float, float]:
+        """Mean and standard deviation of the return, with deterministic actions.
+
+        It does not disturb training: normalization statistics stay unchanged, and if the training environment is used,
+        nothing in it records the evaluated episodes, and new episodes start before training continues.
+
+        :param n_eval_episodes: number of episodes, at least 1
+        :param env: where to play; by default the training environment. Observations are normalized with the training
+            environment's statistics if that is a ``VecNormalize``; rewards are those before any ``VecNormalize``
+        :param render: whether to show it
+        :return: mean and standard deviation over episodes
+        :raises ValueError: no environment, one with other spaces, or no episode asked for
+        :raises FloatingPointError: an observation or a reward is not finite
+        """
+        return evaluate(self, n_eval_episodes, env, render)
+
+    @torch_defaults()
+    def pretrain(
+        self,
+        dataset: Any,
+        n_epochs: int = 50,
+        batch_size: int = 64,
+        learning_rate: float = 1e-3,
+        validation_split: float = 0.1,
+        patience: int | None = 5,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Clone demonstrations before :meth:`learn`: maximize the log-likelihood of their actions
+        (:mod:`ppo_plus.rollout.demonstrations`). Where rewards and ends of episodes are known, the critic learns their
+        returns. Afterwards the optimizer is reset, and the random generators of the process are unchanged.
+
+        :param dataset: a dict with ``observations`` and ``actions``, and optionally ``rewards``, ``terminations``,
+            ``truncations`` and ``action_masks``: a row per transition, in the order of the episodes; the return of
+            :func:`ppo_plus.record_demonstrations`; a list of trajectories of imitation, or of such dicts; or a
+            data set of Minari. Observations, actions and rewards are those of the environment, before ``VecNormalize``,
+            and are added to the statistics by which they are normalized
+        :param n_epochs: passes over the data, at most, at least 1
+        :param batch_size: transitions per minibatch, at least 1; with memory, those of at least one episode
+        :param learning_rate: constant, above 0
+        :param validation_split: share of episodes (or transitions, if ends are unknown) to validate by, in ``[0, 1)``
+        :param patience: epochs without a lower validation loss after which it ends, at least 1; ``None``: never. The
+            weights of the lowest validation loss are kept
+        :param progress_bar: show one
+        :return: the model
+        :raises ValueError: an argument is out of range, or a row does not fit the spaces: names the row
+        :raises FloatingPointError: losses stayed non-finite
+        """
+        for name, count in {"n_epochs": n_epochs, "batch_size": batch_size}.items():
+            require_int(name, count, 1)
+        require_number("learning_rate", learning_rate, 0, above=True)
+        require_number("validation_split", validation_split, 0, 1 - 1e-9)
+        require_int("patience", patience, 1, or_none=True)
+        self._refresh()
+        warn_of_statistics(self._trained_normalized, self.env)
+        threads = torch_threads(self.settings.threads(self.policy, self.device))
+        generators = th.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        with threads, full_precision(), np.errstate(under="ignore"), generators:
+            if self.seed is not None:
+                th.manual_seed(self.seed)
+            data = read_demonstrations(self, dataset)
+            options = n_epochs, batch_size, learning_rate, validation_split, patience
+            clone(self, data, *options, progress_bar and self.ranks.leads)
+        self._last_obs = None
+        if self.env is not None:
+            self._trained_normalized = bool(normalized_by(self.env))
+        return self
+
+    # --- SB3's interface ---------------------------------------------------------------------------------------------
+
+    @torch_defaults()
+    def _setup_model(self) -> None:
+        # As in SB3, clip ranges are schedules once the model is set up. SB3 has no strings as learning rates.
+        self.clip_range = schedule_of("clip_range", self.clip_range)
+        self.clip_range_vf = schedule_of("clip_range_vf", self.clip_range_vf)
+        if isinstance(self.learning_rate, str):
+            self.learning_rate = self.lr_schedule
+        settings = self.settings = Settings.of(self)
+        vars(self).pop("rollout_buffer", None)
+        settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
+        settings.check_device(self.device)
+        self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
+        self.set_random_seed(self.seed)
+        self.policy = adapt_policy_class(self.policy_class)(
+            self.observation_space,
+            self.action_space,
+            partial(value_at, name="learning_rate", schedule=self.lr_schedule),
+            **settings.of_policy,
+            **self.policy_kwargs,
+        ).to(self.device)
+        optimizer = self.policy.optimizer
+        if optimizer.state and self.device.type != "cpu":
+            # State that was made with the optimizer stayed on the CPU.
+            optimizer.load_state_dict(optimizer.state_dict())
+        warn_of_overrides(self.policy_class)
+        self.shared.seed(self.env, self.seed)
+        self._maybe_recommend_cpu()
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """As SB3's; environments that cannot be seeded give a warning."""
+        with assigned(self, env=None):
+            super().set_random_seed(seed)
+        if self.env is not None and seed is not None:
+            seed_envs(self.env, seed)
 
     @classmethod
     def _checked_env(cls, env: GymEnv | str, verbose: int) -> GymEnv:
@@ -413,506 +855,13 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
             raise ValueError(f"policy={policy_name!r} is unknown: use one of {sorted(self.policy_aliases)}, or a class")
         return self.policy_aliases[policy_name]
 
-    def _setup_learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        reset_num_timesteps: bool = True,
-        tb_log_name: str = "run",
-        progress_bar: bool = False,
-    ) -> tuple[int, BaseCallback]:
-        require_number("total_timesteps", total_timesteps, 0, 1e18, above=True)
-        if self.env is None:
-            raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
-        self._trained_normalized = bool(normalized_by(self.env))
-        if self._log_of_file is not None and self.tensorboard_log is None:
-            warnings.warn(
-                f"the model was saved with tensorboard_log={self._log_of_file!r}, which is not below the working "
-                "folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there again",
-                stacklevel=3,
-            )
-        self._fit_buffer()
-        if self.call.resumed is not None:
-            self._plan_compiling(0)
-            total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
-        else:
-            self._plan_compiling(total_timesteps)
-            self.updater.n_skipped = 0
-        begins = reset_num_timesteps or self._last_obs is None
-        if begins:
-            self.position.carry = self.position.stream_sums = None
-        # A copy of the model may have been made elsewhere.
-        self.position.carry = tree_map(lambda tensor: tensor.to(self.device), self.position.carry)
-        self._join_ranks(total_timesteps)
-        if self.verbose >= 1 and self.compilation.notice:
-            print(self.compilation.notice)
-        checked = CheckedEnvs(self.env, self._steps)
-        with checked, checkpoint.logs_continued(self, tb_log_name):
-            total, callbacks = super()._setup_learn(
-                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
-            )
-        if begins:
-            checked.check_reset(self._last_obs)
-        self.ranks.require_same({"callback": self.call.in_all_processes})
-        return total, callbacks
-
-    def _plan_compiling(self, total_timesteps: int) -> None:
-        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
-        foreign = None if self.policy.has_params else f"{self.policy_class.__name__} overrides methods of SB3's policy"
-        self.compilation.plan(self.settings.compile, planned, self.device, foreign)
-
-    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        callback = super()._init_callback(callback, progress_bar)
-        self.call.watch(callback)
-        checkpoint.watch(self.call)
-        check_evaluations(self, self.call.callbacks)
-        if self.policy._forward_hooks or self.policy._forward_pre_hooks:
-            warnings.warn(
-                "forward hooks on the policy itself are not called: register them on parts like policy.mlp_extractor",
-                stacklevel=4,
-            )
-        return callback
-
-    @property
-    def compiled(self) -> CompileStatus:
-        """Whether training is compiled, true or false; printed, it says why."""
-        is_own = self._n_updates and type(self).train is not PPO_Plus.train
-        return self.compilation.status(f"{type(self).__name__}.train" if is_own else None)
-
-    def learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1,
-        tb_log_name: str = "PPO_Plus",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> Self:
-        """Train; the arguments are SB3's.
-
-        :param total_timesteps: steps to take over all environments, at least; rollouts are completed
-        :param callback: callback(s), called at every step
-        :param log_interval: rollouts between two logs; ``None``: no logs
-        :param tb_log_name: name of the run in TensorBoard
-        :param reset_num_timesteps: start counting steps from 0
-        :param progress_bar: show one
-        :return: the model
-        :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
-        """
-        settings = self._refresh()
-        settings.check_schedules()
-        settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
-        check_callback(callback)
-        require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
-        require_int("log_interval", log_interval, 1, or_none=True)
-        with self._running(total_timesteps) as call:
-            total_timesteps, callback = self._setup_learn(
-                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
-            )
-            # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
-            iteration = call.iteration
-            callback.on_training_start(LazyLocals(locals()), globals())
-            checkpoint.restore(self)
-            while self.num_timesteps < total_timesteps:
-                self._fit_buffer()
-                if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
-                    break
-                iteration += 1
-                self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
-                if log_interval is not None and iteration % log_interval == 0:
-                    self.dump_logs(iteration)
-                self.train()
-                call.iteration, call.between_rollouts = iteration, True
-            callback.on_training_end()
-            # What was collected before a callback stopped training is left out.
-            call.between_rollouts = True
-        return self
-
-    @usual_settings()
-    def pretrain(
-        self,
-        dataset: Any,
-        n_epochs: int = 50,
-        batch_size: int = 64,
-        learning_rate: float = 1e-3,
-        validation_split: float = 0.1,
-        patience: int | None = 5,
-        progress_bar: bool = False,
-    ) -> Self:
-        """Clone demonstrations before :meth:`learn`: maximize the log-likelihood of their actions
-        (:mod:`ppo_plus.rollout.demonstrations`). Where rewards and ends of episodes are known, the critic learns their
-        returns. Afterwards the optimizer is reset, and the random generators of the process are unchanged.
-
-        :param dataset: a dict with ``observations`` and ``actions``, and optionally ``rewards``, ``terminations``,
-            ``truncations`` and ``action_masks``: a row per transition, in the order of the episodes; the return of
-            :func:`ppo_plus.record_demonstrations`; a list of trajectories of imitation, or of such dicts; or a
-            data set of Minari. Observations, actions and rewards are those of the environment, before ``VecNormalize``,
-            and are added to the statistics by which they are normalized
-        :param n_epochs: passes over the data, at most, at least 1
-        :param batch_size: transitions per minibatch, at least 1; with memory, those of at least one episode
-        :param learning_rate: constant, above 0
-        :param validation_split: share of episodes (or transitions, if ends are unknown) to validate by, in ``[0, 1)``
-        :param patience: epochs without a lower validation loss after which it ends, at least 1; ``None``: never. The
-            weights of the lowest validation loss are kept
-        :param progress_bar: show one
-        :return: the model
-        :raises ValueError: an argument is out of range, or a row does not fit the spaces: names the row
-        :raises FloatingPointError: losses stayed non-finite
-        """
-        for name, count in {"n_epochs": n_epochs, "batch_size": batch_size}.items():
-            require_int(name, count, 1)
-        require_number("learning_rate", learning_rate, 0, above=True)
-        require_number("validation_split", validation_split, 0, 1 - 1e-9)
-        require_int("patience", patience, 1, or_none=True)
-        self._refresh()
-        warn_of_statistics(self._trained_normalized, self.env)
-        threads = torch_threads(self._choose_threads())
-        generators = th.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        with threads, full_precision(), np.errstate(under="ignore"), generators:
-            if self.seed is not None:
-                th.manual_seed(self.seed)
-            data = read_demonstrations(self, dataset)
-            options = n_epochs, batch_size, learning_rate, validation_split, patience
-            clone(self, data, *options, progress_bar and self.ranks.leads)
-        self._last_obs = None
-        if self.env is not None:
-            self._trained_normalized = bool(normalized_by(self.env))
-        return self
-
-    def _fit_buffer(self) -> None:
-        """Make the buffer again if ``n_steps`` was assigned, and store it where the environments' tensors are."""
-        if self.rollout_buffer.buffer_size != self.n_steps:
-            del self.rollout_buffer
-        storage = self.device if isinstance(self.env, TensorVecEnv) else th.device("cpu")
-        if self.rollout_buffer.storage != storage:
-            self.rollout_buffer.store_on(storage)
-
-    @contextmanager
-    def _running(self, total_timesteps: int) -> Iterator[Call]:
-        """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
-        keep_freed_memory()
-        threads, underflow = torch_threads(self._choose_threads()), np.errstate(under="ignore")
-        with threads, full_precision(), underflow:
-            try:
-                self.call = self.call.begun(total_timesteps)
-                yield self.call
-            except BaseException:
-                self.ranks.leave()
-                raise
-            finally:
-                self.call.close_bars()
-                if self.call.resumed is None:  # otherwise it can be resumed again
-                    # An error may have left a rollout unfinished.
-                    self.call = Call(between_rollouts=self.call.between_rollouts)
-
-    def dump_logs(self, iteration: int = 0) -> None:
-        """Write what was logged.
-
-        :param iteration: rollouts so far in this call of ``learn``
-        """
-        single = self.env and self.env.unwrapped
-        if isinstance(single, SupervisedVecEnv) and single.restarts:
-            self.logger.record("faults/env_restarts", max(single.n_restarts, self.shared.n_restarts))
-        if self.shared.waited is not None:
-            self.logger.record("time/wait", self.shared.waited)
-        super().dump_logs(iteration)
-
-    def _choose_threads(self) -> int:
-        """Torch's threads for training."""
-        settings = self.settings
-        if settings.n_threads != "auto":
-            return int(settings.n_threads)
-        # A loop over time computes with the transitions of one step at once.
-        steps = settings.steps_per_sequence
-        n_at_once = settings.batch_size // (1 if not steps or self.policy.compiles_encoder else steps)
-        return th.get_num_threads() if worth_threads(self.policy, n_at_once, self.device) else 1
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
+        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Training compiles by itself, and calls the parts of a policy: what `torch.compile` wraps would not be called.
         super().__setattr__(name, original(value) if name == "policy" else value)
 
     # SB3 and callbacks read and write these two of the position.
-
     _last_obs, _last_episode_starts = _of_position("obs"), _of_position("starts")
-
-    def _join_ranks(self, total_timesteps: int) -> None:
-        """Start training with the other processes, with the weights and statistics of rank 0.
-
-        :raises RanksError: their settings or networks differ
-        """
-        if not isinstance(self.shared, SharedTraining):
-            return
-        if not self.ranks.leads:
-            # The caller of ``load`` may have said otherwise.
-            self.verbose, self.tensorboard_log = 0, None
-        facts = self._common_facts()
-        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
-        facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
-        self.ranks.require_same(facts | spaces | {"kl_control": self.updater.kl_memory and self.updater.kl_memory[1]})
-        self.shared.begin(self.env, self.policy)  # type: ignore[arg-type]
-
-    def _common_facts(self) -> dict[str, Any]:
-        """What must be the same in processes that train together: comparable arguments, and what is frozen."""
-        may_differ, kinds = {"seed", "tensorboard_log", "n_threads", "compile"}, (int, float, str)
-        arguments = vars(self.settings).items()
-        facts = {name: value for name, value in arguments if name not in may_differ and isinstance(value, kinds)}
-        parts = (*kinds, tuple)
-        streams = [[value for value in vars(stream).values() if isinstance(value, parts)] for stream in self.streams]
-        return facts | {"frozen weights": frozen(self.policy), "streams": streams}
-
-    # --- collecting ------------------------------------------------------------------------------------------------
-
-    def collect_rollouts(
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        rollout_buffer: RolloutBuffer,  # type: ignore[override]
-        n_rollout_steps: int,
-    ) -> bool:
-        """As SB3's: fill the buffer with steps of the current policy; ``False`` if the callback stopped training."""
-        if getattr(callback, "model", None) is None:
-            raise RuntimeError("the callback is not initialized: call learn, or first _setup_learn, which returns it")
-        self.policy.set_training_mode(False)
-        rollout_buffer.reset()
-        # A callback may use the environments here, write a checkpoint, or assign arguments.
-        callback.on_rollout_start()
-        self._refresh()
-        self.call.between_rollouts = False
-        if self._last_obs is None:
-            env = self.env  # type: ignore[assignment]
-        # Without callbacks, nothing reads a step's values or moves weights between steps.
-        watched = not (isinstance(callback, ConvertCallback) and callback.callback is None)
-        # SB3's wrappers of environments in tensors work in NumPy.
-        kind = TensorCollector if isinstance(env, TensorVecEnv) else Collector
-        plan = self._plan(env, rollout_buffer, watched)
-        is_first = self.collector is None
-        self.collector = collector = kind(plan, env, self.position, self._steps())
-        while (n_steps := collector.n_steps) < n_rollout_steps:
-            step = collector.step()
-            self.num_timesteps += env.num_envs * self.ranks.size
-            if watched:
-                callback.update_locals(locals() | collector.locals())
-            if not (answer := callback.on_step()):
-                if answer is None:
-                    warnings.warn("the callback returned None, which ends training: return True", stacklevel=3)
-                collector.leave()
-                return self._synchronize(keep_training=False)
-            self._update_info_buffer(step.infos, step.dones)
-            collector.store(self.env)  # type: ignore[arg-type]
-        self._refresh()
-        if is_first and not self._trained_normalized:
-            warn_of_bounds(rollout_buffer.observations, self.observation_space)
-        report = collector.finish()
-        self._update_info_buffer(report.infos)
-        for name, value in report.log.items():
-            self.logger.record_mean(name, value)
-
-        keep_training = self._synchronize(keep_training=True)
-        if self.policy.streams is not None:
-            self._finish_streams(collector, keep_training)
-        collector.estimate(rollout_buffer)
-        recomputes = self.settings.recompute_advantages
-        with following_rewards(rollout_buffer, collector.estimate) if recomputes else nullcontext():
-            callback.update_locals(locals())
-            callback.on_rollout_end()
-        return keep_training
-
-    @interrupts_wait()
-    def _finish_streams(self, collector: Collector, keep_training: bool) -> None:
-        """Complete the streams of a rollout, of all processes if they all have one."""
-        buffer, position = self.rollout_buffer, self.position
-        pool = (self.shared if keep_training else SingleProcess()).total
-        position.stream_sums, means = finish(self.policy, buffer, position.stream_sums, collector.dones(), pool)
-        for name, mean in means.items():
-            self.logger.record(f"rollout/ep_{name}_mean", mean)
-
-    def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
-        """What the rollout that begins is collected with."""
-        masks = find_masks(env, self.policy.distribution.mask_layout, self.settings.action_mask_key)
-        self._expects_masks = masks is not None and masks.key is None
-        act = prepare_act(self.policy, masks, self.compilation, may_move=watched)
-        length, window = self.settings.steps_per_sequence, self._stats_window_size
-        return RolloutPlan(self.policy, act, masks, rollout_buffer, self.device, self.sde_sample_freq, length, window)
-
-    def _steps(self) -> int:
-        """How many steps each environment has taken."""
-        return self.num_timesteps // (self.n_envs * self.ranks.size)
-
-    def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: Any = None) -> None:
-        if ended := self.shared.record(of_ended(infos, dones)):
-            super()._update_info_buffer(ended, np.ones(len(ended), dtype=bool))
-
-    def _synchronize(self, keep_training: bool) -> bool:
-        """End a rollout in all processes: share episodes, statistics and timesteps.
-
-        :param keep_training: whether this process wants to continue
-        :return: whether all of them do
-        """
-        keep_training, infos, self.num_timesteps = self.shared.synchronize(
-            self.env, keep_training, self._stats_window_size, self.num_timesteps, self._common_facts, self.policy
-        )
-        super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
-        return keep_training
-
-    # --- training --------------------------------------------------------------------------------------------------
-
-    @usual_settings()
-    def train(self) -> None:
-        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
-
-        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
-        """
-        settings, policy, valid = self._refresh(), self.policy, self.rollout_buffer.valid
-        if valid is not None and not valid.any() and not self.ranks.several:
-            self.call.between_rollouts = True
-            return  # all steps of the rollout only reset
-        policy.set_training_mode(True)
-        self._normalize(self.rollout_buffer)
-        self._count_returns()
-        numbers = settings.at(self._current_progress_remaining)
-        self.shared.scheduled = numbers
-        control, reads = settings.control, Reads(objects={"loss": settings.loss}, changing=[self])
-        reduction = self.shared.reduction
-        rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)
-        utils.update_learning_rate(policy.optimizer, numbers["learning_rate"])
-        if type(self)._update_learning_rate is not OnPolicyAlgorithm._update_learning_rate:
-            self._update_learning_rate(policy.optimizer)
-        scaled = numbers if policy.value_normalizer is None else policy.value_normalizer.in_units_of_values(numbers)
-        with self.updater.start(rule, scaled, self.device) as update:
-            for epoch in self._epochs():
-                for rollout, indices in epoch:
-                    update.step(rollout, indices)
-                    if update.stopped:
-                        break
-                update.end_epoch()
-                if update.stopped:
-                    break
-        self.shared.end_update(policy)
-        self._count_observations()
-        self._n_updates += update.n_epochs
-        self._log_update(update, numbers)
-        self.call.between_rollouts = True
-
-    def _epochs(self) -> Iterable[Iterable[Any]]:
-        """Passes over the rollout in minibatches, which are pairs of the rollout and the rows of it."""
-        settings, buffer = self.settings, self.rollout_buffer
-        normalizes = settings.loss.normalize_advantage
-        rollout = self.policy.prepare_rollout(buffer.on_device())
-        if self.policy.streams is not None and self.policy.streams.need_next_observations:
-            rollout = rollout._replace(next_observations=buffer.column("final_observations"))
-        if settings.recompute_advantages:
-            # Copies, since they may be the buffer's.
-            rollout = rollout._replace(advantages=rollout.advantages.clone(), returns=rollout.returns.clone())
-        epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))
-        if settings.recompute_advantages:
-            epochs = reestimated(epochs, rollout, self.policy, buffer, self._estimate)
-        return self.shared.epochs(epochs, normalizes)
-
-    def _estimate(self, buffer: RolloutBuffer) -> None:
-        """Fill advantages and returns of a copy of the rollout, given its values."""
-        assert self.collector is not None
-        self.collector.estimate(buffer)
-        self._normalize(buffer)
-
-    def _normalize(self, buffer: RolloutBuffer) -> None:
-        """Combine advantages with those of streams, and normalize them over the whole rollout, if that is asked for."""
-        if self.policy.streams is not None:
-            buffer.combine_advantages(*self.policy.streams.weights(self._current_progress_remaining))
-        if self.settings.normalize_advantage == "rollout":
-            self.shared.normalize_advantages(buffer)
-
-    @interrupts_wait()
-    def _count_returns(self) -> None:
-        """Add the returns of the rollout to the moments that values are normalized by, if they are."""
-        policy = self.policy
-        if policy.value_normalizer is not None:
-            moments = Moments.of(self.rollout_buffer.transitions("returns"))
-            last = [policy.value_net, *([policy.streams.head] if policy.streams else [])]
-            policy.value_normalizer.rescale(last, self.shared.total(moments))
-
-    @interrupts_wait()
-    def _count_observations(self) -> None:
-        """Add the observations of the rollout to the moments that observations are normalized by, if they are."""
-        normalizer = self.policy.observation_normalizer
-        if normalizer is not None:
-            moments = normalizer.moments_of(self.rollout_buffer.transitions("observations"))
-            normalizer.add(self.shared.total(moments))
-
-    def _log_update(self, update: Update, numbers: dict[str, Any]) -> None:
-        if self.verbose >= 1 and not update.state.running:
-            print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.kl:.2g}")
-        buffer = self.rollout_buffer
-        logged = update.metrics(self.policy)
-        names = ["", *(f"{stream.name}_" for stream in self.streams)]
-        learned = ... if buffer.valid is None else th.from_numpy(buffer.valid)
-        for name, part in zip(names, (buffer, *buffer.streams), strict=True):
-            columns = read([part.stored(kind)[learned].flatten() for kind in ("values", "returns")])
-            values, returns = (column.numpy() for column in columns)
-            logged[f"{name}explained_variance"] = self.shared.explained_variance(values, returns)
-        if self.policy.streams is not None:
-            weights, _ = self.policy.streams.weights(self._current_progress_remaining)
-            logged |= {f"{name}weight": weight for name, weight in zip(names[1:], weights, strict=True)}
-        logged |= {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
-        for name, value in logged.items():
-            self.logger.record(f"train/{name}", value)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-
-    def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
-        r"""The loss of one minibatch: **the place to override** to change the objective.
-
-        By default :class:`ppo_plus.PPOLoss`, with the options that the arguments ask for.
-
-        It is pure: no logging, no ``.item()``, no optimizer; what should be logged is returned as a diagnostic. What
-        it reads besides its arguments and the weights must not change during an update.
-
-        :param batch: the minibatch
-        :param coefficients: weights and bounds at this point of training
-        :return: total loss and diagnostics
-        """
-        values, params = self.policy.evaluate_batch(batch)
-        return self.settings.loss(self.policy.distribution, values, params, batch, coefficients)
-
-    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
-        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
-
-    # --- playing -----------------------------------------------------------------------------------------------------
-
-    def predict(
-        self,
-        observation: Any,
-        state: tuple[np.ndarray, ...] | None = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        action_masks: Any = None,
-    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
-        """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
-        if action_masks is None and self._expects_masks and not self._warned_of_masks:
-            self._warned_of_masks = True
-            warnings.warn(
-                "predict was called without action_masks, but the model was trained with masks: without them it "
-                "chooses among all actions. Pass action_masks=, or use model.evaluate or sb3_contrib's evaluate_policy",
-                stacklevel=2,
-            )
-        return self.policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
-
-    @np.errstate(under="ignore")
-    def evaluate(
-        self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
-    ) -> tuple[float, float]:
-        """Mean and standard deviation of the return, with deterministic actions.
-
-        It does not disturb training: normalization statistics stay unchanged, and if the training environment is used,
-        nothing in it records the evaluated episodes, and new episodes start before training continues.
-
-        :param n_eval_episodes: number of episodes, at least 1
-        :param env: where to play; by default the training environment. Observations are normalized with the training
-            environment's statistics if that is a ``VecNormalize``; rewards are those before any ``VecNormalize``
-        :param render: whether to show it
-        :return: mean and standard deviation over episodes
-        :raises ValueError: no environment, one with other spaces, or no episode asked for
-        :raises FloatingPointError: an observation or a reward is not finite
-        """
-        return evaluate(self, n_eval_episodes, env, render)
-
-    # --- saving ------------------------------------------------------------------------------------------------------

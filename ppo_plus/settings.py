@@ -30,8 +30,10 @@ from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.attention import MlpAttentionPolicy
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
+from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.recurrent import MlpLstmPolicy
 from ppo_plus.policy.streams import Stream
+from ppo_plus.process import worth_threads
 from ppo_plus.require import (
     ATTRIBUTES,
     nearest,
@@ -48,6 +50,10 @@ MAX_AUTO_SEQUENCE = 16
 #: The names in ``train/<name>_loss`` and ``rollout/ep_<name>_mean`` that are not those of streams.
 RESERVED = ("value", "policy_gradient", "entropy", "rew", "len")
 
+#: The arguments that shape the policy, besides its class and ``policy_kwargs``.
+SHAPING = frozenset("action_mask_key exploration normalize_observations normalize_values streams use_sde".split())
+#: The arguments that may differ between processes that train one model.
+OWN = frozenset({"seed", "tensorboard_log", "n_threads", "compile"})
 #: What ``n_threads`` is at most: more than a machine has cores, since models move between machines.
 MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))
 
@@ -163,6 +169,31 @@ class Settings:
             else:
                 values[name] = value_at(progress_remaining, name, schedule, LOWEST[name])
         return values
+
+    @property
+    def shared_by_processes(self) -> dict[str, Any]:
+        """What must be the same in processes that train together: the arguments that can be compared."""
+        kinds = (int, float, str)
+        facts = {name: value for name, value in vars(self).items() if isinstance(value, kinds) and name not in OWN}
+        parts = [
+            [value for value in vars(each).values() if isinstance(value, (*kinds, tuple))] for each in self.streams
+        ]
+        return facts | {"streams": parts}
+
+    @property
+    def of_policy(self) -> dict[str, Any]:
+        """What the policy is built with: only what is set, since a policy class for SB3 may not accept the others."""
+        values = {name: getattr(self, name) for name in SHAPING}
+        return {"use_sde": self.use_sde} | {name: v for name, v in values.items() if v not in (None, False, (), [])}
+
+    def threads(self, policy: ActorCriticPolicy, device: th.device) -> int:
+        """Torch's threads for training."""
+        if self.n_threads != "auto":
+            return int(self.n_threads)
+        # A loop over time computes with the transitions of one step at once.
+        steps = self.steps_per_sequence
+        n_at_once = self.batch_size // (1 if not steps or policy.compiles_encoder else steps)
+        return th.get_num_threads() if worth_threads(policy, n_at_once, device) else 1
 
     def check_unchanged(self, before: "Settings") -> None:
         """:raises ValueError: an argument that the model is built with has been assigned"""

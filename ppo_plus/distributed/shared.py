@@ -5,7 +5,7 @@ update they share the moments of advantages, and the mean of losses and gradient
 that one would make with all their transitions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.utils import explained_variance
+from stable_baselines3.common.utils import explained_variance, set_random_seed
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch import nn
 
-from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, state_of
+from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, frozen, state_of, use_own_gpu
+from ppo_plus.envs.checks import seed_envs
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments, total
@@ -26,8 +27,12 @@ from ppo_plus.update.minibatch import Gradient, LossAndGradient
 
 #: A minibatch: the rollout and the rows of it.
 Rows = tuple[Any, th.Tensor]
-#: Returns what has to be the same in all processes.
-Facts = Callable[[], dict[str, Any]]
+
+
+def shared_training() -> "SingleProcess":
+    """Training by the processes that are there: by several if this one belongs to a process group."""
+    ranks = Ranks.present()
+    return SharedTraining(ranks) if ranks.several else SingleProcess(ranks)
 
 
 class SingleProcess:
@@ -42,18 +47,50 @@ class SingleProcess:
     #: What schedules gave for the last update, which has to be the same in all processes.
     scheduled: Mapping[str, Any] = MappingProxyType({})
 
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+
+    def use_device(self, device: th.device) -> None:
+        """Let this process compute on its own GPU."""
+
+    def seed(self, env: VecEnv | None, seed: int | None) -> None:
+        """Draw other numbers than the other processes from now on: noise, minibatches, and what environments draw."""
+
+    def begin(self, env: VecEnv, policy: nn.Module, facts: Mapping[str, Any]) -> None:
+        """Start training: all processes take the weights and normalization statistics of rank 0.
+
+        :raises RanksError: ``facts``, or the shapes of their networks, optimizers or statistics, differ
+        """
+
+    def has_nothing_to_learn(self, valid: np.ndarray | None) -> bool:
+        """Whether no process has a transition to learn from, so that there is no update.
+
+        :param valid: which rows of this process's rollout are transitions; ``None``: all
+        """
+        return valid is not None and not valid.any()
+
     def record(self, ended: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those infos of episodes that are to be logged now."""
         return ended
 
     def synchronize(
-        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: Facts, policy: nn.Module
+        self,
+        env: VecEnv,
+        policy: nn.Module,
+        facts: Mapping[str, Any],
+        keep_training: bool,
+        num_timesteps: int,
+        window: int,
     ) -> tuple[bool, list[dict[str, Any]], int]:
         """End a rollout: statistics of ``env`` become those of all processes, and weights that differ by rounding are
-        made the same. Returns whether all want to continue, infos of at most ``keep`` episodes of each to log now, and
-        the largest count of timesteps, since one may have stopped early.
+        made the same.
 
-        :raises RanksError: weights, or what ``facts`` returns, differ
+        :param facts: what has to be the same in all processes
+        :param keep_training: whether this process wants to continue
+        :param window: how many of the last episodes of a process are logged, at most
+        :return: whether all want to continue, infos of episodes to log now, and the largest count of timesteps, since
+            one may have stopped early
+        :raises RanksError: weights or ``facts`` differ
         """
         return keep_training, [], num_timesteps
 
@@ -83,7 +120,7 @@ class SharedTraining(SingleProcess):
     """Training by several processes as by one with all their transitions."""
 
     def __init__(self, ranks: Ranks):
-        self.ranks = ranks
+        super().__init__(ranks)
         #: The moments of each running statistic at the start of the rollout, the same in all processes.
         self._common: list[Moments] = []
         #: Info entries of the episodes that have ended in this rollout.
@@ -92,11 +129,17 @@ class SharedTraining(SingleProcess):
         self._diagnostics: tuple[str, ...] = ()
         self.waited = 0.0
 
-    def begin(self, env: VecEnv, policy: nn.Module) -> None:
-        """Start training: all processes take the weights and normalization statistics of rank 0.
+    def use_device(self, device: th.device) -> None:
+        use_own_gpu(device)
 
-        :raises RanksError: their networks, optimizers or statistics have other shapes
-        """
+    def seed(self, env: VecEnv | None, seed: int | None) -> None:
+        # Weights are drawn alike before. With a seed, rank 0 draws what a single process would.
+        set_random_seed(self.ranks.seed(seed))  # type: ignore[arg-type]
+        if seed is not None and env is not None:
+            seed_envs(env, (seed + self.ranks.rank * env.num_envs) % 2**32)
+
+    def begin(self, env: VecEnv, policy: nn.Module, facts: Mapping[str, Any]) -> None:
+        self.ranks.require_same({**facts, "frozen weights": frozen(policy)})
         state = [*state_of(policy).values()]
         self.ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in state]})
         self.ranks.copy_lead(state)
@@ -109,18 +152,27 @@ class SharedTraining(SingleProcess):
             running.mean, running.var, running.count = mean, var, count
         self._common = [_moments(running) for running in statistics]
 
+    def has_nothing_to_learn(self, valid: np.ndarray | None) -> bool:
+        return False  # the others would wait for this one
+
     def record(self, ended: list[dict[str, Any]]) -> list[dict[str, Any]]:
         self._episodes += [info for info in ended if any(entry is not None for entry in info.values())]
         return []
 
     def synchronize(
-        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, facts: Facts, policy: nn.Module
+        self,
+        env: VecEnv,
+        policy: nn.Module,
+        facts: Mapping[str, Any],
+        keep_training: bool,
+        num_timesteps: int,
+        window: int,
     ) -> tuple[bool, list[dict[str, Any]], int]:
-        self.ranks.require_same({**facts(), **self.scheduled})
+        self.ranks.require_same({**facts, **self.scheduled, "frozen weights": frozen(policy)})
         statistics = running_statistics(unwrap_vec_normalize(env))
         moments = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]
         n_restarts = getattr(env.unwrapped, "n_restarts", 0)
-        message = (keep_training, num_timesteps, self._episodes[-keep:], moments, self.ranks.waited, n_restarts)
+        message = (keep_training, num_timesteps, self._episodes[-window:], moments, self.ranks.waited, n_restarts)
         by_rank = self.ranks.gather_values((*message, checksums(policy)))
         keep_all, timesteps, episodes, parts, waited, restarts, weights = zip(*by_rank, strict=True)
         self.ranks.settle_rounding(policy, weights)

@@ -5,7 +5,7 @@ distribution (:mod:`ppo_plus.policy.distributions`) and an exploration (:mod:`pp
 interface, its networks and their initialization, ``policy_kwargs`` and the names in ``state_dict()`` are SB3's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn, optim
 
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise, WhiteNoise
+from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.arguments import NetworkLike, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
@@ -41,6 +42,7 @@ from ppo_plus.policy.observations import (
     visible_spaces,
 )
 from ppo_plus.policy.streams import Streams
+from ppo_plus.process import interrupts_wait
 from ppo_plus.trees import to_device
 
 #: Memory of a policy: any nesting of tensors whose first dimension is the environment; empty without memory.
@@ -438,6 +440,25 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """The rollout that an update is going to learn from, a :class:`ppo_plus.Batch`, with masks that are in the
         observations, and what is counted once for all its minibatches in ``rollout.carry.memory``."""
         return rollout._replace(masks=self._masks(rollout.observations, rollout.masks))
+
+    @interrupts_wait()
+    def before_update(self, transitions: Callable[[str], Any], total: Callable[[Moments], Moments]) -> None:
+        """Add the returns of a rollout to the moments that values are normalized by, if they are.
+
+        :param transitions: returns a tensor of the rollout by its name, with a row per transition
+        :param total: returns the moments of all processes together, given those of this one
+        """
+        if self.value_normalizer is not None:
+            last = [self.value_net, *([self.streams.head] if self.streams else [])]
+            self.value_normalizer.rescale(last, total(Moments.of(transitions("returns"))))
+
+    @interrupts_wait()
+    def after_update(self, transitions: Callable[[str], Any], total: Callable[[Moments], Moments]) -> None:
+        """Add the observations of a rollout to the moments that they are normalized by, if they are; arguments as of
+        :meth:`before_update`."""
+        if self.observation_normalizer is not None:
+            moments = self.observation_normalizer.moments_of(transitions("observations"))
+            self.observation_normalizer.add(total(moments))
 
     def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
         """The actor's memory as the ``state`` of :meth:`predict`: tensors whose second dimension is the environment."""

@@ -282,7 +282,7 @@ class RolloutBuffer:
         :raises RuntimeError: the rollout is not complete
         """
         self._require_full()
-        valid, stored = self.valid, self.all_of(name) if name == "returns" else self.stored(name)
+        valid, stored = self.valid, self.all_of(name) if name in ("values", "returns") else self.stored(name)
         if valid is None:
             return tree_map(lambda tensor: tensor.flatten(0, 1), stored)
         return tree_map(lambda tensor: tensor[th.from_numpy(valid)], stored)

@@ -29,6 +29,7 @@ from ppo_plus.saving.format.container import PathOrFile, naming
 from ppo_plus.saving.format.names import Damaged, Refused, name_of
 from ppo_plus.saving.format.values import Optional, Undescribable, describe, require_form, restore, unknown_names
 from ppo_plus.saving.sb3.pickles import of_closure
+from ppo_plus.settings import SHAPING
 
 KIND = "model"
 #: SB3's heading above the versions with which a model was saved.
@@ -77,8 +78,6 @@ STATE = {
 }
 #: Arguments of policies that only training starts from.
 INITIAL = {"log_std_init", "ortho_init"}
-#: Arguments besides ``policy_kwargs`` that change the weights that there are.
-SHAPING = frozenset("action_mask_key exploration normalize_observations normalize_values streams use_sde".split())
 #: Where files have the values of a schedule, in equal steps of the remaining progress.
 POINTS = [i / 1024 for i in range(1025)]
 #: What classes among ``policy_kwargs`` must be subclasses of, unless they are registered.

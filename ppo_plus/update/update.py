@@ -1,11 +1,8 @@
 """Updates of a policy: minibatch by minibatch, until the epochs or the KL control end them."""
 
-import signal
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +15,7 @@ from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.policy.policies import ActorCriticPolicy
+from ppo_plus.process import interrupts_wait
 from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.minibatch import (
     FINITE,
@@ -44,8 +42,6 @@ GradientFunction = Callable[[Batch, KLState, th.Tensor], LossAndGradient]
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
-#: Seconds after which code that does not answer Ctrl-C is interrupted wherever it is.
-PATIENCE = 1.0
 #: Beyond this mean standard deviation of actions, a warning says so.
 LARGE_STD = 1000.0
 
@@ -57,47 +53,6 @@ def coefficients_of(values: Mapping[str, Any]) -> Coefficients:
         # At the end of a schedule it may be 0: rounding alone would then decide which ratios are clipped.
         tensors["clip_range"] = tensors["clip_range"].clamp(min=1e-5)
     return Coefficients(**{"clip_range": None, "clip_range_vf": None, **tensors})
-
-
-@contextmanager
-def interrupts_wait() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C wait in the block until what the block gets is called, or the block ends: so it finds nothing halfway.
-    A second one that comes :data:`PATIENCE` seconds later or more does not wait, since the code may hang."""
-    handler: Any = signal.getsignal(signal.SIGINT)
-    came: list[float] = []
-
-    def answer() -> None:
-        if came:
-            came.clear()
-            handler(signal.SIGINT, None)
-
-    def receive(number: int, frame: Any) -> None:
-        came.append(time.monotonic())
-        if came[-1] - came[0] > PATIENCE:
-            answer()
-
-    # Python handles signals in the main thread.
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield answer
-        return
-    signal.signal(signal.SIGINT, receive)
-    try:
-        yield answer
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        answer()
-
-
-@contextmanager
-def usual_settings() -> Iterator[None]:
-    """In the block, torch makes tensors in single precision on the CPU and records gradients, whatever else was set."""
-    before, elsewhere = th.get_default_dtype(), th.get_default_device().type != "cpu"
-    with th.inference_mode(False), th.enable_grad(), th.device("cpu") if elsewhere else nullcontext():
-        try:
-            th.set_default_dtype(th.float32)
-            yield
-        finally:
-            th.set_default_dtype(before)
 
 
 class Updater:
@@ -211,6 +166,14 @@ class Update:
             self._asks = not before.equal(th.cuda.get_rng_state(self._device))
         self.stopped = self._may_stop and self._asks and not self.state.running
         self.answer_interrupt()
+
+    def run(self, epoch: Iterable[tuple[Batch, th.Tensor]]) -> None:
+        """Learn from the minibatches of an epoch, until the KL control stops the update."""
+        for rollout, indices in epoch:
+            self.step(rollout, indices)
+            if self.stopped:
+                break
+        self.end_epoch()
 
     def end_epoch(self) -> None:
         """Ask the KL control whether another epoch may follow."""

@@ -520,14 +520,16 @@ def test_small_steps_use_one_thread(monkeypatch):
     model = make_recurrent(n_steps=64, batch_size=64, sequence_length=16, memory=dict(lstm_hidden_size=256))
     n_weights = sum(weight.numel() for weight in model.policy.parameters())
     assert 4 * n_weights < WORTH_THREADS < 64 * n_weights
-    assert model._choose_threads() == 1
+    assert model.settings.threads(model.policy, model.device) == 1
     # A scan computes with all transitions at once.
     scan = make_recurrent(
         policy="MlpLruPolicy", n_steps=64, batch_size=64, sequence_length=16, memory=dict(lstm_hidden_size=4096)
     )
     assert 64 * sum(weight.numel() for weight in scan.policy.parameters()) > WORTH_THREADS
     monkeypatch.setattr(th, "get_num_threads", lambda: 7)
-    assert scan._choose_threads() == 7 and model._choose_threads() == 1
+    assert (
+        scan.settings.threads(scan.policy, scan.device) == 7 and model.settings.threads(model.policy, model.device) == 1
+    )
 
 
 def test_evaluation_passes_masks_and_memory():

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import signal
 import warnings
 
 import pytest
@@ -14,7 +13,7 @@ from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
 from ppo_plus.formulas.losses import clip_fraction
 from ppo_plus.update.minibatch import COUNTED, UpdateRule, packed
-from ppo_plus.update.update import MAX_SKIPPED, Update, Updater, coefficients_of, in_place, interrupts_wait
+from ppo_plus.update.update import MAX_SKIPPED, Update, Updater, coefficients_of, in_place
 
 
 def remembering(control, running=False, beta=4.0, lr_scale=0.5):
@@ -109,28 +108,6 @@ def test_a_large_standard_deviation_of_actions_warns_once():
             model.learn(96)
         found = [str(each.message) for each in said if "train/action_std is 1.81e+03" in str(each.message)]
         assert len(found) == n_warnings
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_an_interrupt_waits_for_an_answer_or_the_end(answers):
-    reached = []
-    with pytest.raises(KeyboardInterrupt), interrupts_wait() as answer, interrupts_wait():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        reached.append("halfway")
-        if answers:
-            answer()  # what the inner block has got waits for its end
-        reached.append("the end")
-    assert reached == ["halfway", "the end"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_later_interrupt_does_not_wait(monkeypatch):
-    monkeypatch.setattr("ppo_plus.update.update.PATIENCE", 0.0)
-    with pytest.raises(KeyboardInterrupt), interrupts_wait():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("it has waited")
 
 
 def test_rounding_does_not_decide_what_is_clipped_at_the_end_of_a_schedule():
