@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -35,13 +36,12 @@ from ppo_plus.envs.normalization import (
     warn_of_statistics,
 )
 from ppo_plus.envs.resumable.state import Resumable
-from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, value_at
-from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
+from ppo_plus.policy.adapter import build_policy
 from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import warn_of_bounds
@@ -49,6 +49,7 @@ from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.process import (
     assigned,
+    computing,
     full_precision,
     has_convolutions,
     interrupts_wait,
@@ -75,11 +76,6 @@ from ppo_plus.update.update import Update, Updater
 
 #: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
 ScheduleLike = float | str | Schedule
-
-
-def _of_position(name: str) -> Any:
-    """A property of a model that reads and writes one of its position's attributes."""
-    return property(lambda it: getattr(it.position, name), lambda it, value: setattr(it.position, name, value))
 
 
 class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
@@ -224,8 +220,6 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         self._warned_of_masks = self._warned_of_schedules = False
         #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
         self._trained_normalized: bool | None = None
-        #: A folder of logs that only a file asks for; a loaded model writes nothing there.
-        self._log_of_file: str | None = None
         # SB3's constructor uses these before they can be checked with the others.
         verbose = int(verbose) if isinstance(verbose, bool) else verbose
         require_int("verbose", verbose, 0)
@@ -333,8 +327,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
     def _running(self, total_timesteps: int) -> Iterator[Call]:
         """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
         keep_freed_memory()
-        threads, underflow = torch_threads(self.settings.threads(self.policy, self.device)), np.errstate(under="ignore")
-        with threads, full_precision(), underflow:
+        with computing(self.settings.threads(self.policy, self.device)):
             try:
                 self.call = self.call.begun(total_timesteps)
                 yield self.call
@@ -359,20 +352,12 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         self._trained_normalized = bool(normalized_by(self.env))
-        if self._log_of_file is not None and self.tensorboard_log is None:
-            warnings.warn(
-                f"the model was saved with tensorboard_log={self._log_of_file!r}, which is not below the working "
-                "folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there again",
-                stacklevel=3,
-            )
         self._fit_buffer()
-        if self.call.resumed is not None:
-            self._plan_compiling(0)
-            total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
-        else:
-            self._plan_compiling(total_timesteps)
+        continues = self.call.resumed is not None
+        self._plan_compiling(0 if continues else total_timesteps)
+        if not continues:
             self.updater.n_skipped = 0
-        begins = reset_num_timesteps or self._last_obs is None
+        begins = (reset_num_timesteps and not continues) or self._last_obs is None
         if begins:
             self.position.carry = self.position.stream_sums = None
         # A copy of the model may have been made elsewhere.
@@ -380,14 +365,17 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         if not self.ranks.leads:
             # The caller of ``load`` may have said otherwise.
             self.verbose, self.tensorboard_log = 0, None
-        facts = {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
-        facts |= {"observation_space": self.observation_space, "action_space": self.action_space}
-        facts |= {"kl_control": self.updater.kl_memory and self.updater.kl_memory[1]}
-        self.shared.begin(self.env, self.policy, self.settings.shared_by_processes | facts)
+        names = ("observation_space", "action_space", "n_envs", "num_timesteps")
+        facts = self.settings.shared_by_processes | {name: getattr(self, name) for name in names}
+        facts |= {
+            "total_timesteps": total_timesteps,
+            "kl_control": self.updater.kl_memory and self.updater.kl_memory[1],
+        }
+        self.shared.begin(self.env, self.policy, facts)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         checked = CheckedEnvs(self.env, self._steps)
-        with checked, checkpoint.logs_continued(self, tb_log_name):
+        with checked:
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
@@ -403,13 +391,11 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         callback = super()._init_callback(callback, progress_bar)
-        self.call.watch(callback)
-        checkpoint.watch(self.call)
         check_evaluations(self, self.call.callbacks)
         if self.policy._forward_hooks or self.policy._forward_pre_hooks:
             warnings.warn(
                 "forward hooks on the policy itself are not called: register them on parts like policy.mlp_extractor",
-                stacklevel=4,
+                stacklevel=6,
             )
         return callback
 
@@ -454,11 +440,8 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
 
         :param iteration: rollouts so far in this call of ``learn``
         """
-        single = self.env and self.env.unwrapped
-        if isinstance(single, SupervisedVecEnv) and single.restarts:
-            self.logger.record("faults/env_restarts", max(single.n_restarts, self.shared.n_restarts))
-        if self.shared.waited is not None:
-            self.logger.record("time/wait", self.shared.waited)
+        for name, value in self.shared.metrics(self.env).items():
+            self.logger.record(name, value)
         super().dump_logs(iteration)
 
     # --- collecting --------------------------------------------------------------------------------------------------
@@ -766,18 +749,15 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         settings.check_device(self.device)
         self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
         self.set_random_seed(self.seed)
-        self.policy = adapt_policy_class(self.policy_class)(
+        self.policy = build_policy(
+            self.policy_class,
             self.observation_space,
             self.action_space,
             partial(value_at, name="learning_rate", schedule=self.lr_schedule),
+            self.device,
             **settings.of_policy,
             **self.policy_kwargs,
-        ).to(self.device)
-        optimizer = self.policy.optimizer
-        if optimizer.state and self.device.type != "cpu":
-            # State that was made with the optimizer stayed on the CPU.
-            optimizer.load_state_dict(optimizer.state_dict())
-        warn_of_overrides(self.policy_class)
+        )
         self.shared.seed(self.env, self.seed)
         self._maybe_recommend_cpu()
 
@@ -864,4 +844,5 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         super().__setattr__(name, original(value) if name == "policy" else value)
 
     # SB3 and callbacks read and write these two of the position.
-    _last_obs, _last_episode_starts = _of_position("obs"), _of_position("starts")
+    _last_obs = property(attrgetter("position.obs"), lambda self, obs: setattr(self.position, "obs", obs))
+    _last_episode_starts = property(attrgetter("position.starts"), lambda self, v: setattr(self.position, "starts", v))

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch as th
 from torch import nn
 
@@ -67,6 +68,13 @@ def torch_threads(number: int) -> Iterator[None]:
         yield
     finally:
         th.set_num_threads(before)
+
+
+@contextmanager
+def computing(n_threads: int) -> Iterator[None]:
+    """Let torch use so many threads in full precision in the block, and NumPy round tiny numbers to 0 silently."""
+    with torch_threads(n_threads), full_precision(), np.errstate(under="ignore"):
+        yield
 
 
 @contextmanager

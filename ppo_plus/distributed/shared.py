@@ -20,6 +20,7 @@ from torch import nn
 from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, frozen, state_of, use_own_gpu
 from ppo_plus.envs.checks import seed_envs
 from ppo_plus.envs.normalization import running_statistics
+from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments, total
 from ppo_plus.trees import to_device
@@ -40,10 +41,6 @@ class SingleProcess:
 
     #: Averages losses and gradients over processes (:meth:`SharedTraining.reduction`).
     reduction: Any = None
-    #: Environments that were replaced in other processes.
-    n_restarts = 0
-    #: Seconds that processes have waited for each other, on average; ``None``: there is one.
-    waited: float | None = None
     #: What schedules gave for the last update, which has to be the same in all processes.
     scheduled: Mapping[str, Any] = MappingProxyType({})
 
@@ -68,6 +65,12 @@ class SingleProcess:
         :param valid: which rows of this process's rollout are transitions; ``None``: all
         """
         return valid is not None and not valid.any()
+
+    def metrics(self, env: VecEnv | None) -> dict[str, float]:
+        """What is logged of the processes and their environments, by name."""
+        single = env and env.unwrapped
+        is_supervised = isinstance(single, SupervisedVecEnv) and single.restarts
+        return {"faults/env_restarts": single.n_restarts} if is_supervised else {}  # type: ignore[union-attr]
 
     def record(self, ended: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those infos of episodes that are to be logged now."""
@@ -127,7 +130,8 @@ class SharedTraining(SingleProcess):
         self._episodes: list[dict[str, Any]] = []
         #: The names of the loss's diagnostics, once a minibatch had transitions.
         self._diagnostics: tuple[str, ...] = ()
-        self.waited = 0.0
+        #: Seconds that processes have waited for each other, on average, and environments that all have replaced.
+        self._waited, self._n_restarts = 0.0, 0
 
     def use_device(self, device: th.device) -> None:
         use_own_gpu(device)
@@ -151,6 +155,10 @@ class SharedTraining(SingleProcess):
         for running, (mean, var, count) in zip(statistics, of_lead, strict=True):
             running.mean, running.var, running.count = mean, var, count
         self._common = [_moments(running) for running in statistics]
+
+    def metrics(self, env: VecEnv | None) -> dict[str, float]:
+        own = super().metrics(env)
+        return {name: max(value, self._n_restarts) for name, value in own.items()} | {"time/wait": self._waited}
 
     def has_nothing_to_learn(self, valid: np.ndarray | None) -> bool:
         return False  # the others would wait for this one
@@ -177,7 +185,7 @@ class SharedTraining(SingleProcess):
         keep_all, timesteps, episodes, parts, waited, restarts, weights = zip(*by_rank, strict=True)
         self.ranks.settle_rounding(policy, weights)
         self._episodes = []
-        self.waited, self.n_restarts = sum(waited) / len(waited), sum(restarts)
+        self._waited, self._n_restarts = sum(waited) / len(waited), sum(restarts)
         for i, running in enumerate(statistics):
             whole = total([self._common[i], *(part[i] for part in parts)])
             running.mean, running.var, running.count = whole.mean.numpy(), whole.var.numpy(), whole.n.item()

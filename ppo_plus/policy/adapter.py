@@ -12,6 +12,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
+from stable_baselines3.common.type_aliases import Schedule
 
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiInputPolicy, Step
@@ -94,6 +95,7 @@ class SB3Interface:
 
     # There is no memory, nothing is normalized, and there is one critic.
     init_memory = ActorCriticPolicy.init_memory
+    before_update, after_update = ActorCriticPolicy.before_update, ActorCriticPolicy.after_update
     observation_normalizer = value_normalizer = streams = None
 
     def prepare_rollout(self, rollout: Any) -> Any:
@@ -141,7 +143,24 @@ def warn_of_overrides(policy_class: type) -> None:
             else "and so runs as in SB3, uncompiled, and without exact KL, gSDE off Box, masks and memory. For these "
             "derive it from ppo_plus.ActorCriticPolicy, and override encode, heads, act or evaluate"
         )
-        warnings.warn(f"policy={policy_class.__name__} overrides {', '.join(methods)}, {consequence}", stacklevel=6)
+        warnings.warn(f"policy={policy_class.__name__} overrides {', '.join(methods)}, {consequence}", stacklevel=7)
+
+
+def build_policy(
+    policy_class: type,
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    lr_schedule: Schedule,
+    device: th.device,
+    **arguments: Any,
+) -> ActorCriticPolicy:
+    """A policy on a device, of one of our classes or one that was written for SB3."""
+    policy = adapt_policy_class(policy_class)(observation_space, action_space, lr_schedule, **arguments).to(device)
+    if policy.optimizer.state and device.type != "cpu":
+        # State that was made with the optimizer stayed on the CPU.
+        policy.optimizer.load_state_dict(policy.optimizer.state_dict())
+    warn_of_overrides(policy_class)
+    return policy
 
 
 @cache

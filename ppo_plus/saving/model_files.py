@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import get_system_info
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
@@ -35,10 +36,39 @@ class ModelFiles(OnPolicyAlgorithm):
 
     policy: ActorCriticPolicy  # type: ignore[assignment]
     settings: Settings
+    normalize_observations: bool | dict[str, Any]
     call: Call
     #: The weights that the policy is built with, by name and shape; ``None``: it is not built yet.
     built_layout: dict[str, th.Size] | None
     _trained_normalized: bool | None
+    #: A folder of logs that only a file asks for; a loaded model writes nothing there.
+    _log_of_file: str | None = None
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        """As SB3's; an interrupted call of ``learn`` continues with the timesteps that are left, and its logs."""
+        if self._log_of_file is not None and self.tensorboard_log is None:
+            warnings.warn(
+                f"the model was saved with tensorboard_log={self._log_of_file!r}, which is not below the working "
+                "folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there again",
+                stacklevel=4,
+            )
+        if self.call.resumed is not None:
+            total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
+        with checkpoint.logs_continued(self, tb_log_name):
+            return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        callback = super()._init_callback(callback, progress_bar)
+        self.call.watch(callback)
+        checkpoint.watch(self.call)
+        return callback
 
     def save(
         self,

@@ -15,7 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, Check
 from stable_baselines3.common.logger import Figure, Logger, configure
 
 from ppo_plus.call import Call, tree_of
-from ppo_plus.saving.checkpoint.checkpoint import restore
+from ppo_plus.saving.checkpoint.checkpoint import restore, watch
 from ppo_plus.saving.checkpoint.process_state import (
     EVENTS,
     cut,
@@ -221,6 +221,7 @@ class Speaking(BaseCallback):
 def watching(callback):
     call = Call(1.0)
     call.watch(callback)
+    watch(call)
     return call
 
 
