@@ -40,7 +40,7 @@ from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
-from ppo_plus.formulas.schedules import Schedule, value_at
+from ppo_plus.formulas.schedules import Schedule, ScheduleLike, value_at
 from ppo_plus.policy.adapter import build_policy
 from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
@@ -73,9 +73,6 @@ from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, ch
 from ppo_plus.trees import tree_map
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Update, Updater
-
-#: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
-ScheduleLike = float | str | Schedule
 
 
 class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
@@ -604,7 +601,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         if self.policy.streams is not None:
             buffer.combine_advantages(*self.policy.streams.weights(self._current_progress_remaining))
         if self.settings.normalize_advantage == "rollout":
-            self.shared.normalize_advantages(buffer)
+            buffer.normalize_advantages(self.shared.normalized)
 
     def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
         r"""The loss of one minibatch: **the place to override** to change the objective.

@@ -4,7 +4,7 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from operator import attrgetter, is_
@@ -15,6 +15,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
@@ -25,7 +26,15 @@ from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
-from ppo_plus.formulas.schedules import TAKES_PROGRESS, Constant, Schedule, Unknown, make_schedule, value_at
+from ppo_plus.formulas.schedules import (
+    TAKES_PROGRESS,
+    Constant,
+    Schedule,
+    ScheduleLike,
+    Unknown,
+    make_schedule,
+    value_at,
+)
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.attention import MlpAttentionPolicy
@@ -78,39 +87,39 @@ class Settings:
     :raises TypeError: an argument is of the wrong kind
     """
 
-    policy_class: Any = _fixed()
-    learning_rate: Any = _scheduled()
+    policy_class: type[SB3ActorCriticPolicy] = _fixed()
+    learning_rate: ScheduleLike = _scheduled()
     n_steps: int
     batch_size: int
     n_epochs: int
     gamma: float
     gae_lambda: float
-    clip_range: Any = _scheduled(above=True, optional=True)
-    clip_range_vf: Any = _scheduled(above=True, optional=True)
+    clip_range: ScheduleLike | None = _scheduled(above=True, optional=True)
+    clip_range_vf: ScheduleLike | None = _scheduled(above=True, optional=True)
     normalize_advantage: bool | str
-    ent_coef: Any = _scheduled(-float("inf"))
-    vf_coef: Any = _scheduled()
+    ent_coef: ScheduleLike = _scheduled(-float("inf"))
+    vf_coef: ScheduleLike = _scheduled()
     max_grad_norm: float
     use_sde: bool = _fixed()
     sde_sample_freq: int | str
-    rollout_buffer_class: Any = _fixed()
-    rollout_buffer_kwargs: Any = _fixed()
-    target_kl: Any = _scheduled(above=True, optional=True)
+    rollout_buffer_class: type | None = _fixed()
+    rollout_buffer_kwargs: dict[str, Any] = _fixed()
+    target_kl: ScheduleLike | None = _scheduled(above=True, optional=True)
     stats_window_size: int
-    tensorboard_log: Any
-    policy_kwargs: Any = _fixed()
-    seed: Any = _fixed()
+    tensorboard_log: str | None
+    policy_kwargs: dict[str, Any] = _fixed()
+    seed: int | None = _fixed()
     value_clip: str
     recompute_advantages: bool
-    kl_control: Any
-    exploration: Any = _fixed()
+    kl_control: str | KLControl
+    exploration: NoiseProcess | None = _fixed()
     compile: bool | str
     n_threads: int | str
     sequence_length: int | str
-    action_mask_key: Any = _fixed()
-    normalize_observations: Any = _fixed()
-    normalize_values: Any = _fixed()
-    streams: Any = _fixed()
+    action_mask_key: str | None = _fixed()
+    normalize_observations: bool | dict[str, Any] = _fixed()
+    normalize_values: bool | dict[str, Any] = _fixed()
+    streams: Sequence[Stream] = _fixed()
     #: The arguments that may change over time, as schedules; ``None`` where the argument is.
     schedules: dict[str, Schedule | None] = field(init=False, repr=False, compare=False)
     #: What ``target_kl`` does.
@@ -133,7 +142,7 @@ class Settings:
                 value_clip=self.value_clip,  # type: ignore[arg-type]
                 normalize_advantage=self.normalize_advantage in (True, "minibatch"),
                 entropy_bonus=not (isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0),
-                streams=tuple(stream.name for stream in self.streams),
+                streams=tuple(str(stream.name) for stream in self.streams),
             ),
         )
         _check_kl_control(self)
@@ -222,7 +231,9 @@ class Settings:
         n_minibatches = math.ceil(n_transitions / self.batch_size)
         return math.ceil(total_timesteps / n_transitions) * self.n_epochs * n_minibatches
 
-    def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
+    def check_spaces(
+        self, observation_space: spaces.Space, action_space: spaces.Space, env: VecEnv | None, n_envs: int
+    ) -> None:
         """:raises ValueError: the arguments do not fit the environments"""
         _check_memory(self.n_steps, n_envs, observation_space, action_space)
         require_one_normalization(env, self.normalize_observations, self.normalize_values)

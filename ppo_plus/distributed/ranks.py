@@ -16,6 +16,7 @@ import torch as th
 from torch import distributed as dist
 
 from ppo_plus.generators import derived_seed
+from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.trees import tree_leaves
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class Ranks:
                 said = ", ".join(f"{value} on rank {rank}" for value, rank in reversed(values.items()))
                 raise RanksError(f"{name} differs between ranks: {said}")
 
-    def settle_rounding(self, policy: Any, by_rank: Sequence[dict[str, int]]) -> None:
+    def settle_rounding(self, policy: ActorCriticPolicy, by_rank: Sequence[dict[str, int]]) -> None:
         """Copy the weights of rank 0 if the :func:`checksums` of processes differ, by rounding on different processors.
 
         :raises RanksError: they differ by more; on all of them, which then have the weights of rank 0
@@ -155,7 +156,7 @@ def _is_near(tensor: th.Tensor, other: th.Tensor) -> bool:
     return bool((tensor - other).norm() <= ROUNDING * max(tensor.norm().item(), ROUNDING))
 
 
-def state_of(policy: Any) -> dict[str, th.Tensor]:
+def state_of(policy: ActorCriticPolicy) -> dict[str, th.Tensor]:
     """Parameters, buffers and optimizer state of a policy, by name."""
     optimizer = policy.optimizer.state_dict()["state"]
     state = {f"optimizer state {i}": leaf for i, leaf in enumerate(tree_leaves(optimizer))}
@@ -163,7 +164,7 @@ def state_of(policy: Any) -> dict[str, th.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, th.Tensor)}
 
 
-def checksums(policy: Any) -> dict[str, int]:
+def checksums(policy: ActorCriticPolicy) -> dict[str, int]:
     """The CRC-32 of each entry of :func:`state_of` that is not a count."""
     state = {name: tensor.detach().cpu() for name, tensor in state_of(policy).items() if tensor.is_floating_point()}
     return {name: zlib.crc32(tensor.contiguous().reshape(-1).view(th.uint8).numpy()) for name, tensor in state.items()}  # type: ignore[arg-type]

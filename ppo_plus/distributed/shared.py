@@ -5,7 +5,7 @@ update they share the moments of advantages, and the mean of losses and gradient
 that one would make with all their transitions.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
@@ -15,19 +15,19 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.utils import explained_variance, set_random_seed
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
-from torch import nn
 
 from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, frozen, state_of, use_own_gpu
 from ppo_plus.envs.checks import seed_envs
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
-from ppo_plus.formulas.losses import Losses
+from ppo_plus.formulas.losses import Losses, normalize
 from ppo_plus.formulas.moments import Moments, total
+from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.trees import to_device
-from ppo_plus.update.minibatch import Gradient, LossAndGradient
+from ppo_plus.update.minibatch import Batch, Gradient, LossAndGradient
 
 #: A minibatch: the rollout and the rows of it.
-Rows = tuple[Any, th.Tensor]
+Rows = tuple[Batch, th.Tensor]
 
 
 def shared_training() -> "SingleProcess":
@@ -40,7 +40,7 @@ class SingleProcess:
     """Where several processes would exchange something: a single one does nothing, or computes it alone."""
 
     #: Averages losses and gradients over processes (:meth:`SharedTraining.reduction`).
-    reduction: Any = None
+    reduction: Callable[[LossAndGradient | None, list[th.Tensor], int], LossAndGradient] | None = None
     #: What schedules gave for the last update, which has to be the same in all processes.
     scheduled: Mapping[str, Any] = MappingProxyType({})
 
@@ -53,7 +53,7 @@ class SingleProcess:
     def seed(self, env: VecEnv | None, seed: int | None) -> None:
         """Draw other numbers than the other processes from now on: noise, minibatches, and what environments draw."""
 
-    def begin(self, env: VecEnv, policy: nn.Module, facts: Mapping[str, Any]) -> None:
+    def begin(self, env: VecEnv, policy: ActorCriticPolicy, facts: Mapping[str, Any]) -> None:
         """Start training: all processes take the weights and normalization statistics of rank 0.
 
         :raises RanksError: ``facts``, or the shapes of their networks, optimizers or statistics, differ
@@ -79,7 +79,7 @@ class SingleProcess:
     def synchronize(
         self,
         env: VecEnv,
-        policy: nn.Module,
+        policy: ActorCriticPolicy,
         facts: Mapping[str, Any],
         keep_training: bool,
         num_timesteps: int,
@@ -101,16 +101,16 @@ class SingleProcess:
         """The moments of the numbers of all processes together."""
         return moments
 
-    def normalize_advantages(self, buffer: Any) -> None:
-        """Normalize the advantages of the rollouts of all processes, as those of one."""
-        buffer.normalize_advantages()
+    def normalized(self, advantages: th.Tensor) -> th.Tensor:
+        """Advantages ``(B,)`` with mean 0 and standard deviation 1 over the rollouts of all processes."""
+        return normalize(advantages)
 
     def epochs(self, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterable[Iterable[Rows]]:
         """Epochs with as many minibatches in each process, of which the last ones may have no rows; if it
         ``normalizes``, with advantages that are normalized over all processes (:attr:`~ppo_plus.Batch.normalized`)."""
         return epochs
 
-    def end_update(self, policy: nn.Module) -> None:
+    def end_update(self, policy: ActorCriticPolicy) -> None:
         """Average the statistics that layers keep of the data, such as those of batch normalization."""
 
     def explained_variance(self, values: np.ndarray, returns: np.ndarray) -> float:
@@ -142,7 +142,7 @@ class SharedTraining(SingleProcess):
         if seed is not None and env is not None:
             seed_envs(env, (seed + self.ranks.rank * env.num_envs) % 2**32)
 
-    def begin(self, env: VecEnv, policy: nn.Module, facts: Mapping[str, Any]) -> None:
+    def begin(self, env: VecEnv, policy: ActorCriticPolicy, facts: Mapping[str, Any]) -> None:
         self.ranks.require_same({**facts, "frozen weights": frozen(policy)})
         state = [*state_of(policy).values()]
         self.ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in state]})
@@ -170,7 +170,7 @@ class SharedTraining(SingleProcess):
     def synchronize(
         self,
         env: VecEnv,
-        policy: nn.Module,
+        policy: ActorCriticPolicy,
         facts: Mapping[str, Any],
         keep_training: bool,
         num_timesteps: int,
@@ -198,14 +198,12 @@ class SharedTraining(SingleProcess):
     def total(self, moments: Moments) -> Moments:
         return total(self.ranks.gather_values(Moments(*(part.cpu() for part in moments))))
 
-    def normalize_advantages(self, buffer: Any) -> None:
-        valid = ... if buffer.valid is None else buffer.valid
-        advantages = buffer.advantages[valid]
-        whole = self.total(Moments.of(th.as_tensor(advantages).reshape(-1)))
-        buffer.advantages[valid] = (advantages - whole.mean.item()) / (whole.std.item() + 1e-8)
+    def normalized(self, advantages: th.Tensor) -> th.Tensor:
+        whole = self.total(Moments.of(advantages.reshape(-1)))
+        return (advantages - whole.mean.item()) / (whole.std.item() + 1e-8)
 
     def epochs(self, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterator[Iterable[Rows]]:
-        rollout: Any = None
+        rollout: Batch | None = None
         with_room: Any = None  # the rollout with a place for normalized advantages
         for epoch in epochs:
             minibatches = list(epoch)
@@ -264,7 +262,7 @@ class SharedTraining(SingleProcess):
         losses = Losses(loss, dict(zip(self._diagnostics, diagnostics, strict=True)))
         return losses, tuple(mean.view(like.shape) for mean, like in zip(means, weights, strict=True))
 
-    def end_update(self, policy: nn.Module) -> None:
+    def end_update(self, policy: ActorCriticPolicy) -> None:
         for buffer in policy.buffers():
             if buffer.is_floating_point():
                 # Divided first, so that nothing becomes infinite.

@@ -8,7 +8,7 @@ reads or overrides those keeps working. For environments in tensors, the storage
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -249,10 +249,10 @@ class RolloutBuffer:
             self.advantages = (self.advantages + sum(weight * part.advantages for weight, part in parts)) / divisor
         self.is_combined = True
 
-    def normalize_advantages(self) -> None:
-        """Normalize the advantages over the whole rollout."""
+    def normalize_advantages(self, normalized: Callable[[th.Tensor], th.Tensor] = normalize) -> None:
+        """Replace the advantages of the rollout by what ``normalized`` returns for them."""
         advantages, counted = self.stored("advantages"), ... if self.valid is None else th.from_numpy(self.valid)
-        advantages[counted] = normalize(advantages[counted])
+        advantages[counted] = normalized(advantages[counted])
 
     def twin(self, **others: th.Tensor) -> "RolloutBuffer":
         """The same rollout with copies of :data:`ESTIMATED`, so that new estimates leave this one unchanged; ``others``

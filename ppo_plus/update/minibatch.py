@@ -16,7 +16,8 @@ from ppo_plus.compiling.torch_private import as_if_compiling, autograd_grad, fla
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.normalization import RunningMoments
-from ppo_plus.policy.policies import Carry, Features
+from ppo_plus.policy.policies import ActorCriticPolicy, Carry, Features
+from ppo_plus.policy.streams import Streams
 from ppo_plus.trees import to_device, tree_flatten, tree_leaves, tree_map, widest
 
 Observations = th.Tensor | dict[str, th.Tensor]
@@ -294,7 +295,7 @@ class UpdateRule:
     changes buffers alone.
     """
 
-    policy: Any  # the policy, with its optimizer
+    policy: ActorCriticPolicy  # with its optimizer
     compute_loss: Callable[[Batch, Coefficients], Losses]
     control: KLControl
     max_grad_norm: float  # bound on the norm of the gradient
@@ -304,7 +305,7 @@ class UpdateRule:
     #: What ``compute_loss`` reads besides the policy.
     reads: Reads = Reads()
     #: Adds what the policy's streams learn (:class:`ppo_plus.Stream`); ``None``: they do not learn.
-    streams: Any = None
+    streams: Streams | None = None
 
     def __call__(
         self, train_state: TrainState, coefficients: Coefficients, rollout: Batch, state: KLState, indices: th.Tensor

@@ -205,7 +205,7 @@ class Update:
             self._read()
         self.state = self.control.after_update(self.state, self.kl, self.coefficients.target_kl)
 
-    def metrics(self, policy: Any) -> dict[str, float]:
+    def metrics(self, policy: ActorCriticPolicy) -> dict[str, float]:
         """What is logged of the update, as ``train/<name>``."""
         table = th.cat(self._tables)
         logged = {name: mean.item() for name, mean in means(self._names, table).items()}
@@ -294,7 +294,7 @@ def gradient_compiled(
 ) -> GradientFunction:
     """Loss and gradient of a process's part of a minibatch, compiled; after the encoder, if that is not compiled."""
     vector = trainable(lent)[0].data
-    bound_to: Any = None
+    bound_to: Batch | None = None
     bound: Any = None
 
     def gradient_of(rollout: Batch, state: KLState, indices: th.Tensor) -> LossAndGradient:
@@ -321,7 +321,7 @@ def whole_compiled(rule: UpdateRule, compiled: Compiled, lent: Optimizer, coeffi
     """Minibatches in the compiled form of an :class:`UpdateRule`."""
     eager = in_place(rule, lent, coefficients)
     fresh, full_size = not moments(lent), 0
-    bound_to: Any = None
+    bound_to: Batch | None = None
     bound: Any = None
 
     def minibatch(rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:

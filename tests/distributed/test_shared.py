@@ -146,8 +146,8 @@ def learned_by_one(case, parts):
     epochs = iter(zip(*(part["minibatches"] for part in parts), strict=True))
     buffer = model.rollout_buffer
     buffer.on_device = lambda: rollout
-    buffer.transitions = partial(getattr, rollout)
-    buffer.normalize_advantages = lambda: None
+    buffer.transitions = lambda name: getattr(rollout, "old_values" if name == "values" else name)
+    buffer.normalize_advantages = lambda normalized: None
 
     def minibatches(batch_size, data):
         assert batch_size == model.batch_size and data.returns is rollout.returns

@@ -87,7 +87,7 @@ def test_normalized_values_stay_the_same_when_moments_are_added():
     obs = th.randn(20, 2)
     before = model.policy.predict_values(obs)
     model.rollout_buffer.returns[:] += 100.0
-    model._count_returns()
+    model.policy.before_update(model.rollout_buffer.transitions, model.shared.total)
     th.testing.assert_close(model.policy.predict_values(obs), before, rtol=1e-3, atol=1e-3)
     normalizer = model.policy.value_normalizer
     assert normalizer.mean[0] > 10 > normalizer.mean[1:].abs().max()
