@@ -7,13 +7,16 @@ from functools import partial
 import pytest
 import torch as th
 from envs import vec
+from faulty_envs import Failing
 from gymnasium import spaces
 from models import make_model, make_normalized
 from processes import in_each
 from stable_baselines3.common.callbacks import ConvertCallback
-from torchrun import torchrun
+from stable_baselines3.common.vec_env import DummyVecEnv
+from stream_envs import counting
 
-from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, frozen, state_of
+from ppo_plus import Cost, PPO_Plus
+from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, state_of
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 
 
@@ -47,80 +50,107 @@ def test_collectives(ranks):
     assert ranks.waited > 0
 
 
-@in_each
-def test_different_arguments_raise_an_error(ranks):
-    said = "n_steps differs between ranks: 16 on rank 0, 32 on rank 1"
-    with pytest.raises(RanksError, match=re.escape(said)):
-        make_normalized(n_steps=16 * (1 + ranks.rank)).learn(64)
+def change_schedule(model):
+    model.lr_schedule = lambda progress: 1e-3
 
 
-@in_each
-def test_an_argument_that_a_callback_changes_on_one_raises_an_error(ranks):
-    def change(locals_, _):
-        if ranks.rank == 1:
-            locals_["self"].n_epochs = 2
+def freeze(model):
+    model.policy.action_net.bias.requires_grad_(False)
+
+
+@th.no_grad()
+def move(model, amount=0.1):
+    model.policy.action_net.weight.add_(amount)
+
+
+FREEZING = "frozen weights differs between ranks: [] on rank 0, ['action_net.bias'] on rank 1"
+#: What one process changes, whether in a rollout, and the error of both.
+CHANGES = {
+    "arguments": (
+        lambda model: setattr(model, "n_steps", 32),
+        False,
+        "n_steps differs between ranks: 16 on rank 0, 32",
+    ),
+    "arguments in a rollout": (lambda model: setattr(model, "n_epochs", 2), True, "n_epochs differs between ranks"),
+    "schedules": (change_schedule, True, "learning_rate differs between ranks: 0.0003 on rank 0"),
+    "what is frozen": (freeze, False, FREEZING),
+    "what is frozen in a rollout": (freeze, True, FREEZING),
+    "weights": (move, True, "action_net.weight differs between ranks 0 and 1"),
+}
+
+
+def on_rank_1(change):
+    """A callback that changes the model in the first step, in one process only."""
+
+    changed = []
+
+    def step(locals_, _):
+        if Ranks.present().rank == 1 and not changed:
+            changed.append(True)
+            change(locals_["self"])
         return True
 
-    said = "n_epochs differs between ranks"
+    return ConvertCallback(step)
+
+
+def learn_changed(ranks, what):
+    change, in_rollout, said = CHANGES[what]
+    model = make_normalized()
+    if ranks.rank == 1 and not in_rollout:
+        change(model)
     with pytest.raises(RanksError, match=re.escape(said)):
-        make_normalized().learn(256, callback=ConvertCallback(change))
+        model.learn(256, on_rank_1(change) if in_rollout else None)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_one_process_changes_raises_an_error(what, processes):
+    processes(learn_changed, what)
 
 
 @in_each
-def test_a_schedule_that_a_callback_replaces_raises_an_error(ranks):
-    """Also those that a callback has put in the place of others."""
-
-    def change(locals_, _):
-        if ranks.rank == 1:
-            locals_["self"].lr_schedule = lambda progress: 1e-3
-        return True
-
-    said = "learning_rate differs between ranks: 0.0003 on rank 0"
-    with pytest.raises(RanksError, match=re.escape(said)):
-        make_normalized().learn(256, callback=ConvertCallback(change))
+def test_weights_that_differ_by_rounding_become_those_of_rank_0(ranks):
+    trained = make_normalized().learn(256, on_rank_1(partial(move, amount=1e-7)))
+    first, second = ranks.gather_values([weight.tolist() for weight in trained.policy.parameters()])
+    assert first == second
 
 
 @in_each
 def test_different_callbacks_raise_an_error(ranks):
-    """Those in which processes wait for each other."""
+    """Callbacks in which processes wait for each other."""
     callback = EvalAfterUpdates(vec(spaces.Discrete(3))) if ranks.leads else None
     said = "callback differs between ranks: ['EvalAfterUpdates'] on rank 0, [] on rank 1"
     with pytest.raises(RanksError, match=re.escape(said)):
         make_normalized().learn(64, callback=callback)
 
 
-RAISING = """
-import signal
-from stable_baselines3.common.callbacks import ConvertCallback
-from ppo_plus import PPO_Plus
-from ppo_plus.distributed.ranks import RanksError
-from ppo_plus.distributed.torchrun import join
-
-ranks = join("cpu")
-# Torchrun ends the others as soon as one has failed: this one first notices by itself.
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-def fail(locals_, _):
-    if ranks.rank == 1 and locals_["self"].num_timesteps > 100:
-        raise ValueError("the wind has torn the line")
-    return True
-
-try:
-    PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, compile=False).learn(10**9, callback=ConvertCallback(fail))
-except RanksError as error:
-    assert ranks.rank == 0 and "another process that trains with it has ended" in str(error)
-    print("noticed", flush=True)
-"""
+@in_each
+def test_different_streams_raise_an_error(ranks):
+    streams = [Cost("cost", limit=1.0 + ranks.rank)]
+    model = PPO_Plus("MlpPolicy", counting(2), n_steps=32, batch_size=32, streams=streams, device="cpu")
+    with pytest.raises(RanksError, match="streams differs between ranks"):
+        model.learn(64)
 
 
-@pytest.mark.slow
-def test_an_error_of_one_ends_all_with_its_message(tmp_path):
-    script = tmp_path / "raising.py"
-    script.write_text(RAISING)
-    done = torchrun(2, script)
-    assert done.returncode == 1
-    assert "ValueError: the wind has torn the line" in done.stderr
-    assert "noticed" in done.stdout
+def learn_with_error(ranks, in_evaluation):
+    def fail(locals_, _):
+        if ranks.rank == 1 and locals_["self"].num_timesteps > 100:
+            raise ValueError("boom")
+        return True
+
+    eval_env = DummyVecEnv([lambda: Failing("raise" if ranks.rank == 1 else None)])
+    eval_env.seed(0)
+    callback = EvalAfterUpdates(eval_env, warn=False) if in_evaluation else ConvertCallback(fail)
+    model = PPO_Plus("MlpPolicy", DummyVecEnv([Failing]), n_steps=16, batch_size=16, n_epochs=1, compile=False)
+    error, message = RanksError, "another process that trains with it has ended"
+    if ranks.rank == 1:
+        error, message = ValueError, "boom"
+    with pytest.raises(error, match=message):
+        model.learn(10**4, callback)
+
+
+@pytest.mark.parametrize("in_evaluation", [False, True])
+def test_an_error_of_one_ends_all(in_evaluation, processes):
+    processes(learn_with_error, in_evaluation)
 
 
 # --- what processes compare of their weights --------------------------------------------------------------------------
@@ -176,61 +206,3 @@ def test_weights_that_one_process_lacks_raise_an_error(policy):
     del second["value_net.bias"]
     with pytest.raises(RanksError, match="value_net.bias differs"):
         Second([]).settle_rounding(policy, [first, second])
-
-
-def test_frozen_weights_are_named(policy):
-    policy.value_net.bias.requires_grad_(False)
-    assert frozen(policy) == ["value_net.bias"]
-    policy.value_net.bias.requires_grad_(True)
-
-
-def on_rank_1(change):
-    """A callback that changes the policy once, in one process only."""
-
-    def step(locals_, _):
-        policy = locals_["self"].policy
-        if policy.change is not None and Ranks.present().rank == 1:
-            policy.change(policy)
-            policy.change = None
-        return True
-
-    trained = make_normalized()
-    trained.policy.change = change
-    return trained, ConvertCallback(step)
-
-
-@in_each
-def test_weights_that_one_changes_raise_an_error(ranks):
-    """Weights that one process changes are noticed; those that differ by rounding become those of rank 0."""
-
-    @th.no_grad()
-    def add(amount, policy):
-        policy.action_net.weight.add_(amount)
-
-    trained, callback = on_rank_1(partial(add, 1e-7))
-    trained.learn(256, callback)
-    first, second = ranks.gather_values([weight.tolist() for weight in trained.policy.parameters()])
-    assert first == second
-    trained, callback = on_rank_1(partial(add, 0.1))
-    with pytest.raises(RanksError, match=r"action_net.weight differs between ranks 0 and 1.*on one rank only"):
-        trained.learn(256, callback)
-
-
-FREEZING = re.escape("frozen weights differs between ranks: [] on rank 0, ['action_net.bias'] on rank 1")
-
-
-@in_each
-def test_a_weight_frozen_by_one_raises_an_error(ranks):
-    """A weight that one process freezes is noticed before the update."""
-    trained, callback = on_rank_1(lambda policy: policy.action_net.bias.requires_grad_(False))
-    with pytest.raises(RanksError, match=FREEZING):
-        trained.learn(256, callback)
-
-
-@in_each
-def test_a_weight_frozen_before_training_raises_an_error(ranks):
-    """A weight that one process freezes is noticed before training."""
-    trained = make_normalized()
-    trained.policy.action_net.bias.requires_grad_(ranks.rank == 0)
-    with pytest.raises(RanksError, match=FREEZING):
-        trained.learn(256)

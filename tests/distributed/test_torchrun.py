@@ -40,19 +40,19 @@ os._exit(0)
 ENVIRONMENT = os.environ | {"TORCHELASTIC_RUN_ID": "job"}
 
 
-def test_one_gpu_is_not_for_all_processes(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+@pytest.mark.parametrize(
+    ("device", "more", "message"),
+    [
+        ("cuda:1", {}, "--device cuda:1 is one GPU, and each process needs its own"),
+        ("cpu", {"TORCHELASTIC_MAX_RESTARTS": "3"}, "--max-restarts 3: restarted processes do not .*--resume RUN"),
+    ],
+)
+def test_what_processes_cannot_have_raises_an_error(device, more, message, monkeypatch):
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in {**launched, **more}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="--device cuda:1 is one GPU, and each process needs its own"):
-        join("cuda:1")
-
-
-def test_restarts_by_torchrun_are_refused(monkeypatch):
-    names = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    for name, value in {**names, "TORCHELASTIC_MAX_RESTARTS": "3"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="--max-restarts 3: restarted processes do not resume .*--resume RUN"):
-        join("cpu")
+    with pytest.raises(ValueError, match=message):
+        join(device)
 
 
 @on_linux
@@ -209,7 +209,7 @@ def test_killed_processes_resume_with_identical_results(tmp_path, whole):
     assert_same_run(resumed, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @needs_proc
 def test_without_torchrun_processes_end_and_can_be_resumed(tmp_path):
     launched = start("--standalone", "--nproc-per-node", 2, train=given(tmp_path, 10**7))

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, vec
+from envs import ACTIONS, OBSERVATIONS, KeyMaskedEnv, MaskedEnv, vec
 from parametrization import part
 from simulated_device import waits
 from stable_baselines3 import PPO
@@ -93,19 +93,10 @@ CASES = {
 }
 #: On a GPU, held noise is drawn for all environments, and autocast rounds.
 OTHER_NUMBERS = {"tensors, gsde", "autocast"}
-#: What is traced on the simulated GPU: each way to act and to learn once.
-TRACED = {
-    "mixed, colored",
-    "masks",
-    "gru, gsde",
-    "penalty",
-    "apart",
-    "tensors, masks",
-    "tensors, lstm",
-    "tensors, gsde",
-}
 #: Cases whose parts are in other traced cases: `make check` leaves them out.
 IN_OTHERS = {"masks", "gru, gsde", "tensors, gsde"}
+#: What is traced on the simulated GPU: each way to act and to learn once.
+TRACED = IN_OTHERS | {"mixed, colored", "penalty", "apart", "tensors, masks", "tensors, lstm"}
 
 
 class Counting(PPO_Plus):
@@ -161,7 +152,7 @@ def test_pretraining_is_as_on_the_cpu(name, is_simulated):
     models[0].learn(8)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", part(CASES, CASES.keys() - IN_OTHERS))
 def test_training_is_as_on_the_cpu_and_waits_rarely(name, is_simulated, same_order):
     model = trained(name, "cuda")
     assert {p.device.type for p in model.policy.parameters()} == {"cuda"}
@@ -247,7 +238,7 @@ def test_an_update_is_sb3s(kind, is_simulated):
     assert difference(*models) < (1e-6 if is_simulated else 1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["Adagrad", "NAdam", "RMSprop", "SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", ["Adagrad", "NAdam", "AdamW"])
 def test_every_optimizer_has_its_state_on_the_gpu(optimizer, is_simulated, tmp_path):
     kwargs = {"policy_kwargs": {"optimizer_class": getattr(th.optim, optimizer)}}
     model = trained("box", "cuda", **kwargs)
@@ -374,10 +365,3 @@ def test_without_triton_compiling_raises_an_error(monkeypatch):
         CompileError, match=r"acting could not be compiled \(RuntimeError: no Triton\): use compile=False"
     ):
         trained("box", "cuda", compile=True)
-
-
-def test_every_action_space_is_learned():
-    for kind in ACTIONS:
-        case = envs(kind, "dict"), POLICIES["dict"], {"target_kl": 0.1, "kl_control": "penalty", "n_epochs": 1}
-        model = trained(case, "cuda", n_rollouts=1)
-        assert all(p.isfinite().all() for p in model.policy.parameters())

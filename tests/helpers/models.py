@@ -51,12 +51,12 @@ SMALL = dict(lstm_hidden_size=12, ortho_init=False)
 
 
 def make_recurrent(
-    kind="discrete", policy="MlpLstmPolicy", env=None, observation="box", memory=None, n_envs=2, **kwargs
+    kind="discrete", policy="MlpLstmPolicy", env=None, observation="box", memory=None, n_envs=2, cls=PPO_Plus, **kwargs
 ):
     """A model with memory, for an action space and an observation space by name."""
     env = env or vec(ACTIONS[kind], OBSERVATIONS[observation], n_envs)
     defaults = dict(n_steps=16, batch_size=16, n_epochs=2, sequence_length=8, seed=0, device="cpu", compile=False)
-    return PPO_Plus(policy, env, policy_kwargs=SMALL | (memory or {}), **defaults | kwargs)
+    return cls(policy, env, policy_kwargs=SMALL | (memory or {}), **defaults | kwargs)
 
 
 class NoTraining(PPO_Plus):

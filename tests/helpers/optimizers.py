@@ -1,6 +1,7 @@
 """A small network, optimizers of all kinds, and steps of them, shared by tests."""
 
 import torch as th
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from torch import nn, optim
 
 from ppo_plus.update.minibatch import ELEMENTWISE, trainable
@@ -13,7 +14,12 @@ OPTIONS = {
     "Adam_amsgrad": (optim.Adam, {"amsgrad": True}),
     "Adam_fused": (optim.Adam, {"fused": True}),
     "Adam_foreach": (optim.Adam, {"foreach": True}),
+    "Adam_betas_decay": (optim.Adam, {"betas": (0.5, 0.9), "weight_decay": 0.1}),
+    "SGD_nesterov": (optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "SGD_maximize": (optim.SGD, {"maximize": True}),
     "RMSprop_centered": (optim.RMSprop, {"centered": True, "momentum": 0.9}),
+    "RMSpropTFLike_centered": (RMSpropTFLike, {"centered": True, "momentum": 0.9}),
+    "Adagrad_initial": (optim.Adagrad, {"initial_accumulator_value": 0.1, "lr_decay": 0.1}),
 }
 
 

@@ -9,7 +9,7 @@ import torch as th
 from envs import ACTIONS, VECTOR, StillEnv, equal_actions, vec
 from gymnasium import spaces
 from models import weights
-from parametrization import in_turn, sample
+from parametrization import in_turn
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 from training import make
@@ -52,25 +52,26 @@ def changes(actions):
     return [t for t in range(1, len(actions)) if np.any(actions[t] != actions[t - 1])]
 
 
-EVERY_KIND = [*ACTIONS, "box_squashed"]
-
-
+#: One action space of each kind.
+FAMILIES = ["box", "box_squashed", "discrete_start", "multibinary_2d", "mixed"]
 EXPLORATIONS = [{}, {"use_sde": True}, {"exploration": ColoredNoise(1.0, horizon=64)}]
 
 
-@pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
-def test_noise_is_kept_for_a_rollout(kind):
-    actions, _ = explore(kind)
-    assert changes(actions) == [8]
+@pytest.mark.parametrize(
+    ("kind", "kwargs", "expected"),
+    [
+        *((kind, {}, [8]) for kind in FAMILIES),
+        *((kind, {"sde_sample_freq": 3}, [3, 6, 8, 11, 14]) for kind in FAMILIES),
+        *((kind, {"use_sde": False}, list(range(1, 16))) for kind in FAMILIES),
+    ],
+)
+def test_noise_is_kept_and_resampled_as_the_arguments_say(kind, kwargs, expected):
+    """For a rollout, for as many steps of one, or in each step."""
+    actions, _ = explore(kind, **kwargs)
+    assert changes(actions) == expected
 
 
-@pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
-def test_noise_is_resampled_every_n_steps_of_a_rollout(kind):
-    actions, _ = explore(kind, sde_sample_freq=3)
-    assert changes(actions) == [3, 6, 8, 11, 14]
-
-
-@pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_noise_is_resampled_only_at_episode_starts(kind):
     actions, starts = explore(kind, sde_sample_freq="episode", max_steps=(3, 5, 100))
     for parity, length in enumerate((3, 5, 100)):
@@ -80,20 +81,14 @@ def test_noise_is_resampled_only_at_episode_starts(kind):
         assert np.array_equal(actions[t][~starts[t]], actions[t - 1][~starts[t]])
 
 
-@pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
-def test_white_noise_is_new_at_every_step(kind):
-    actions, _ = explore(kind, use_sde=False)
-    assert changes(actions) == list(range(1, 16))
-
-
-@pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_environments_do_not_share_noise(kind):
     # All of them see the one observation that there is.
     actions, _ = explore(kind, n_updates=1, observation_space=spaces.Discrete(1))
     assert len(np.unique(actions[0], axis=0)) > 1
 
 
-@pytest.mark.parametrize(("kind", "exploration"), in_turn(EVERY_KIND, EXPLORATIONS))
+@pytest.mark.parametrize(("kind", "exploration"), in_turn(FAMILIES, EXPLORATIONS))
 def test_reset_noise_resamples_the_noise_of_predict(kind, exploration):
     env = vec(ACTIONS["box" if kind == "box_squashed" else kind], n_envs=N_NOISY)
     policy_kwargs = {"squash_output": True} if kind == "box_squashed" else {}
@@ -131,19 +126,24 @@ def test_predicting_does_not_disturb_the_noise_of_training():
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize(("kind", "exploration"), in_turn(EVERY_KIND, EXPLORATIONS))
-def test_a_copy_of_a_trained_policy_acts_alike(kind, exploration):
+def act_alike(obs, *policies):
+    """Whether policies choose the same actions thrice."""
+    actions = []
+    for policy in policies:
+        th.manual_seed(5)
+        actions.append([policy.predict(obs)[0] for _ in range(3)])
+    return all(map(equal_actions, *actions))
+
+
+@pytest.mark.parametrize(("kind", "exploration"), in_turn(FAMILIES, EXPLORATIONS))
+def test_a_policy_that_is_saved_by_itself_or_copied_acts_alike(kind, exploration, tmp_path):
     env = vec(ACTIONS["box" if kind == "box_squashed" else kind])
     policy_kwargs = {"squash_output": True} if kind == "box_squashed" else {}
-    model = make(env=env, policy_kwargs=policy_kwargs, n_epochs=1, **exploration).learn(16)
+    policy = make(env=env, policy_kwargs=policy_kwargs, n_epochs=1, **exploration).learn(16).policy
     obs = env.reset()
-    model.predict(obs)
-    twin = copy.deepcopy(model.policy)
-    actions = []
-    for policy in (model.policy, twin):
-        th.manual_seed(5)
-        actions.append(policy.predict(obs)[0])
-    assert equal_actions(*actions)
+    policy.save(tmp_path / "policy.pt")
+    assert act_alike(obs, policy, MlpPolicy.load(tmp_path / "policy.pt", device="cpu"))
+    assert act_alike(obs, policy, copy.deepcopy(policy))
 
 
 @dataclass(frozen=True)
@@ -170,15 +170,3 @@ def test_an_exploration_object_of_gsde_is_use_sde():
     runs = [{"use_sde": True}, {"exploration": StateDependentNoise()}]
     first, second = (weights(make(env=vec(ACTIONS["box"]), **run).learn(32)) for run in runs)
     assert th.equal(first, second)
-
-
-@pytest.mark.parametrize("exploration", EXPLORATIONS, ids=str)
-def test_a_policy_keeps_its_exploration_when_saved_by_itself(exploration, tmp_path):
-    policy = make(env=vec(ACTIONS["box"]), **exploration).policy
-    policy.save(tmp_path / "policy.pt")
-    obs = np.stack([VECTOR.sample() for _ in range(4)])
-    actions = []
-    for each in (policy, MlpPolicy.load(tmp_path / "policy.pt", device="cpu")):
-        th.manual_seed(5)
-        actions.append([each.predict(obs)[0] for _ in range(3)])
-    np.testing.assert_array_equal(*actions)

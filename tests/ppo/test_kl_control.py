@@ -16,38 +16,28 @@ from ppo_plus.update import minibatch
 def test_early_stop_comes_before_the_step_beyond_the_limit():
     model = make(Recording, target_kl=1e-12)
     history = learn(model, 1)
-    # The first minibatch has KL 0; after its step the second one is beyond any such target.
+    # The first minibatch has KL 0; after its step the second one is beyond any such target, and counts in the averages.
     assert len(model.record) == 2
-    assert n_steps_taken(model) == 1
-    assert history["train/n_updates"] == [1]
-    assert history["train/kl_early_stop"] == [1.0]
-
-
-def test_the_minibatch_that_stops_is_counted_in_the_averages():
-    model = make(Recording, target_kl=1e-12)
-    history = learn(model, 1)
     kls = [diagnostics["approx_kl"].item() for _, _, diagnostics in model.record]
     assert history["train/approx_kl"] == pytest.approx([np.mean(kls)])
-
-
-def test_stop_per_epoch_finishes_the_epoch():
-    model = make(target_kl=1e-12, kl_control=EarlyStop(per="epoch"), n_epochs=3)
-    history = learn(model, 1)
-    assert n_steps_taken(model) == 4
-    assert history["train/n_updates"] == [1]
-
-
-def test_stop_leaves_an_update_within_the_limit_alone():
-    model = make(target_kl=100.0)
-    history = learn(model, 1)
-    assert n_steps_taken(model) == 8
-    assert history["train/kl_early_stop"] == [0.0]
-
-
-def test_stopping_one_update_does_not_stop_the_next():
-    model = make(target_kl=1e-12)
-    learn(model, 3)
+    assert n_steps_taken(model) == history["train/n_updates"][0] == history["train/kl_early_stop"][0] == 1
+    # The next update starts again.
+    learn(model, 2)
     assert n_steps_taken(model) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "n_steps", "stopped"),
+    [
+        (dict(target_kl=1e-12, kl_control=EarlyStop(per="epoch"), n_epochs=3), 4, 1.0),
+        (dict(target_kl=100.0), 8, 0.0),
+    ],
+)
+def test_stop_finishes_the_epoch_if_asked_or_all_within_the_limit(arguments, n_steps, stopped):
+    model = make(**arguments)
+    history = learn(model, 1)
+    assert n_steps_taken(model) == n_steps and history["train/n_updates"] == [n_steps // 4]
+    assert history["train/kl_early_stop"] == [stopped]
 
 
 @pytest.mark.parametrize("kind", ["box", "discrete"])
@@ -115,18 +105,13 @@ def test_the_state_of_a_control_is_saved_and_loaded(kl_control, tmp_path):
     assert learn(loaded, 1)[name] == pytest.approx([expected])
 
 
-def test_a_new_penalty_control_starts_with_its_own_coefficient():
-    model = make()
-    learn(model, 1)
-    model.kl_control, model.target_kl = "penalty", 1e3
-    assert learn(model, 1)["train/kl_coef"] == [0.5]
-
-
-def test_replacing_a_control_removes_its_scale():
+def test_another_control_starts_with_its_own_coefficient_and_scale():
     model = make(target_kl=1e3, kl_control="adaptive_lr", learning_rate=1e-3)
     assert learn(model, 1)["train/lr_scale"] == [1.5]
     model.kl_control = "stop"
     assert learn(model, 1)["train/learning_rate"] == [1e-3]
+    model.kl_control = "penalty"
+    assert learn(model, 1)["train/kl_coef"] == [0.5]
 
 
 class ConstantGradient(PPO_Plus):

@@ -32,9 +32,9 @@ def test_orthogonal_initial_weights_are_optional(ortho_init):
     assert is_orthogonal == ortho_init
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "float16", "float64"])
 @pytest.mark.parametrize("squash_output", [False, True])
-def test_every_dtype_of_box_actions_reaches_its_bounds(dtype, squash_output):
+def test_box_actions_of_any_dtype_reach_their_bounds(dtype, squash_output):
     # The environment refuses an action that its space does not contain.
     low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if "int" in dtype else (-100, 100)
     if dtype == "int64":
@@ -47,18 +47,14 @@ def test_every_dtype_of_box_actions_reaches_its_bounds(dtype, squash_output):
     assert extremes.dtype == space.dtype
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int64", "float16", "float64", "bool"])
-def test_every_dtype_of_box_observations_is_learned_from(dtype):
-    space = spaces.Box(0, 1, (3,), np.dtype(dtype).type)
-    assert th.isfinite(weights(make(env=vec(ACTIONS["discrete"], space)).learn(16))).all()
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint64", "float64", "bool"])
-def test_every_dtype_of_box_observations_is_remembered_at_time_limits(dtype):
+@pytest.mark.parametrize("dtype", ["uint8", "uint64", "float64", "bool"])
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_box_observations_of_any_dtype_are_learned_from(policy, dtype):
+    """Memory looks at the final observations of time limits, too."""
     space = spaces.Box(0, 1, (3,), np.dtype(dtype).type)
     env = DummyVecEnv([lambda: TimeLimit(RandomEnv(ACTIONS["discrete"], space), 5)])
-    model = make(env=env, policy="MlpLstmPolicy", policy_kwargs={"lstm_hidden_size": 8})
-    assert th.isfinite(weights(model.learn(16))).all()
+    policy_kwargs = {"lstm_hidden_size": 8} if policy == "MlpLstmPolicy" else {}
+    assert th.isfinite(weights(make(env=env, policy=policy, policy_kwargs=policy_kwargs).learn(16))).all()
 
 
 @pytest.mark.parametrize(("normalize_images", "scale"), [(True, 255.0), (False, 1.0)])

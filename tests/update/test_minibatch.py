@@ -181,7 +181,7 @@ BY_INDUCTOR = "two shared layers, dropout"
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", part(TRAINED_CASES, TRAINED_CASES.keys() - {BY_INDUCTOR}))
+@pytest.mark.parametrize("case", part(TRAINED_CASES, ["LSTM, gSDE"]))
 @pytest.mark.slow
 def test_compiled_and_eager_train_the_same(case, request):
     if case != BY_INDUCTOR:
@@ -203,7 +203,7 @@ def test_compiled_and_eager_train_the_same(case, request):
 
 @needs_compiler
 @pytest.mark.usefixtures("traced")
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_other_clipping_is_noticed():
     results = []
     for compile in (False, True):
@@ -227,11 +227,7 @@ class Augmented(PPO_Plus):
 @needs_compiler
 @pytest.mark.usefixtures("traced")
 def test_a_custom_loss_is_compiled_too():
-    arguments = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", policy_kwargs=SMALL)
-    eager, compiled = (
-        Augmented("MlpLstmPolicy", vec(ACTIONS["box"]), compile=compile, **arguments).learn(64)
-        for compile in (False, True)
-    )
+    eager, compiled = (make_recurrent("box", cls=Augmented, compile=compile).learn(64) for compile in (False, True))
     assert_trained_alike(eager, compiled)
 
 
@@ -248,16 +244,14 @@ class Elsewhere(PPO_Plus):
 @pytest.mark.usefixtures("traced")
 def test_a_loss_that_needs_the_encoder_elsewhere_runs_eagerly(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1)
-    arguments = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", policy_kwargs=SMALL)
-    eager = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=False, **arguments).learn(32)
-    auto = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), **arguments)
+    eager = make_recurrent("box", cls=Elsewhere).learn(32)
+    auto = make_recurrent("box", cls=Elsewhere, compile="auto")
     with pytest.warns(RuntimeWarning, match="the update runs uncompiled"):
         auto.learn(32)
     assert auto.compilation.functions["acting"].is_compiled and not auto.compiled
     assert th.allclose(parameters(eager), parameters(auto), atol=1e-6)
-    strict = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=True, **arguments)
     with pytest.raises(CompileError, match="the update could not be compiled"):
-        strict.learn(32)
+        make_recurrent("box", cls=Elsewhere, compile=True).learn(32)
 
 
 @needs_compiler
@@ -268,9 +262,8 @@ def test_an_evaluate_of_the_users_is_not_left_out_where_the_encoder_is_not_compi
             values, params = super().evaluate(*args, **kwargs)
             return 2 * values, params
 
-    arguments = dict(n_steps=16, batch_size=16, compile=True, device="cpu", policy_kwargs=SMALL)
     with pytest.raises(CompileError, match="Doubled overrides evaluate"):
-        PPO_Plus(Doubled, vec(ACTIONS["box"]), **arguments).learn(32)
+        make_recurrent("box", Doubled, compile=True).learn(32)
 
 
 @pytest.mark.usefixtures("traced")
@@ -278,16 +271,11 @@ def test_an_evaluate_of_the_users_is_not_left_out_where_the_encoder_is_not_compi
 @needs_compiler
 def test_compiled_training_leaves_out_steps_that_only_reset():
     eager, compiled = (
-        PPO_Plus(
-            "MlpLstmPolicy",
-            gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"),
+        make_recurrent(
+            env=gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"),
             n_steps=64,
             batch_size=32,
-            n_epochs=1,
-            seed=0,
-            device="cpu",
             compile=compile,
-            policy_kwargs=SMALL,
         ).learn(128)
         for compile in (False, True)
     )
@@ -375,48 +363,37 @@ def test_steps_need_the_controls_consent_and_finite_numbers(loss, kl, running, a
 
 
 def test_without_a_control_finite_steps_are_applied():
-    asked = []
+    asked, state = [], KLControl().init()
     for loss in (1.0, NAN):
-        losses, state = Losses(th.tensor(loss), {}), KLControl().init()
-        applied_by(KLControl(), lambda *args: asked.append(args[-1].item()), losses, state, 0.1, NAN)
+        applied_by(
+            KLControl(), lambda *args: asked.append(args[-1].item()), Losses(th.tensor(loss), {}), state, 0.1, NAN
+        )
     assert asked == [True, False]
 
 
-class WrongDiagnostic(PPO_Plus):
-    def compute_loss(self, batch, coefficients):
-        losses = super().compute_loss(batch, coefficients)
-        return losses._replace(diagnostics=losses.diagnostics | {"mine": 3.0})
+#: Changes of a loss, and what the error says of them.
+WRONG_LOSSES = [
+    (lambda losses, n: losses._replace(total=losses.total[None]), r"returned \['total'\] that are not 0-d tensors"),
+    (
+        lambda losses, n: losses._replace(diagnostics=losses.diagnostics | {"mine": 3.0}),
+        r"returned \['mine'\] that are not 0-d tensors",
+    ),
+    (
+        lambda losses, n: losses._replace(diagnostics=losses.diagnostics | {f"of {n}": losses.total.detach()}),
+        r"'of 8', .* in one minibatch and .*'of 4', .*: return the same, in the same order",
+    ),
+]
 
 
-def test_a_diagnostic_that_is_not_a_tensor_is_named():
-    model = WrongDiagnostic("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=4, batch_size=8, compile=False)
-    with pytest.raises(ValueError, match=r"returned \['mine'\] that are not 0-d tensors"):
-        model.learn(8)
+@pytest.mark.filterwarnings("ignore:batch_size=8 does not divide")
+@pytest.mark.parametrize(("change", "message"), WRONG_LOSSES)
+def test_losses_of_another_form_are_named(change, message):
+    class Wrong(PPO_Plus):
+        def compute_loss(self, batch, coefficients):
+            return change(super().compute_loss(batch, coefficients), len(batch.actions))
 
-
-class WrongTotal(PPO_Plus):
-    def compute_loss(self, batch, coefficients):
-        losses = super().compute_loss(batch, coefficients)
-        return losses._replace(total=losses.total[None])
-
-
-class SomeDiagnostics(PPO_Plus):
-    def compute_loss(self, batch, coefficients):
-        losses = super().compute_loss(batch, coefficients)
-        name = "full" if len(batch.actions) == 8 else "short"
-        return losses._replace(diagnostics=losses.diagnostics | {name: losses.total.detach()})
-
-
-@pytest.mark.parametrize(
-    ("cls", "message"),
-    [
-        (WrongTotal, r"returned \['total'\] that are not 0-d tensors"),
-        (SomeDiagnostics, r"'full', .* in one minibatch and .*'short', .*: return the same, in the same order"),
-    ],
-)
-def test_losses_of_another_form_are_named(cls, message):
-    with pytest.raises(ValueError, match=message), pytest.warns(UserWarning, match="batch_size=8 does not divide"):
-        cls("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=6, batch_size=8, compile=False, device="cpu").learn(12)
+    with pytest.raises(ValueError, match=message):
+        make_model(Wrong, n_steps=6, compile=False).learn(12)
 
 
 def test_means_are_over_applied_minibatches():
@@ -452,75 +429,45 @@ def assert_same(first, second, first_optimizer, second_optimizer):
 
 
 @PACKABLE
-def test_steps_on_the_packed_vector_are_steps_on_the_parameters(name):
-    plain, module = network(), network()
-    plain_optimizer, optimizer = optimizer_of(name, plain), optimizer_of(name, module)
-    for seeds in (range(3), range(3, 5)):
-        steps(plain_optimizer, plain, seeds)
-        with packed(optimizer) as lent:
-            assert len(trainable(lent)) == 1
-            steps(lent, module, seeds)
-    assert_same(module, plain, optimizer, plain_optimizer)
-
-
-@PACKABLE
-def test_packing_alone_changes_nothing(name):
+def test_packing_changes_neither_values_nor_places(name):
     module = network()
     optimizer = optimizer_of(name, module)
     steps(optimizer, module, range(2))
-    weights = [p.detach().clone() for p in module.parameters()]
-    state, pointers = flat_state(optimizer), [p.data_ptr() for p in module.parameters()]
-    with packed(optimizer):
-        pass
+    weights, pointers = [p.detach().clone() for p in module.parameters()], [p.data_ptr() for p in module.parameters()]
+    state = flat_state(optimizer)
+    with packed(optimizer) as lent:
+        # All weights, and only they, share one vector.
+        storages = {p.untyped_storage().data_ptr() for p in module.parameters()}
+        assert storages == {part.untyped_storage().data_ptr() for part in trainable(lent)} and len(storages) == 1
     assert all(map(th.equal, module.parameters(), weights))
-    assert [p.data_ptr() for p in module.parameters()] == pointers
+    assert [p.data_ptr() for p in module.parameters()] == pointers and len(set(pointers)) == 4
     after = flat_state(optimizer)
     assert after.keys() == state.keys()
     assert all(th.equal(after[key], state[key]) for key in state)
 
 
 @PACKABLE
-def test_an_exception_keeps_values_and_state_of_that_moment(name):
-    plain, module = network(), network()
-    plain_optimizer, optimizer = optimizer_of(name, plain), optimizer_of(name, module)
-    pointers = [p.data_ptr() for p in module.parameters()]
-    steps(plain_optimizer, plain, range(2))
-    with pytest.raises(KeyError), packed(optimizer) as lent:
-        steps(lent, module, range(2))
-        raise KeyError
+def test_steps_on_the_packed_vector_are_steps_on_the_parameters(name):
+    """Also if an exception ends them, in an optimizer that is saved and loaded, and without packing again."""
+    plain, module, twin = network(), network(), network()
+    plain_optimizer, optimizer, other = (optimizer_of(name, each) for each in (plain, module, twin))
+    for seeds in (range(3), range(3, 5)):
+        steps(plain_optimizer, plain, seeds)
+        with pytest.raises(KeyError), packed(optimizer) as lent:
+            steps(lent, module, seeds)
+            raise KeyError
     assert_same(module, plain, optimizer, plain_optimizer)
-    assert [p.data_ptr() for p in module.parameters()] == pointers
-    # It is an ordinary optimizer again.
-    steps(plain_optimizer, plain, [7])
-    steps(optimizer, module, [7])
-    assert_same(module, plain, optimizer, plain_optimizer)
-
-
-@PACKABLE
-def test_state_after_packing_can_be_saved_and_loaded(name):
-    module = network()
-    optimizer = optimizer_of(name, module)
-    with packed(optimizer) as lent:
-        steps(lent, module, range(2))
-    twin = copy.deepcopy(module)
-    other = optimizer_of(name, twin)
     file = io.BytesIO()
-    th.save(optimizer.state_dict(), file)
+    th.save((module.state_dict(), optimizer.state_dict()), file)
     file.seek(0)
-    other.load_state_dict(th.load(file, weights_only=False))
-    for each_module, each in ((module, optimizer), (twin, other)):
-        with packed(each) as lent:
-            steps(lent, each_module, [7])
-    assert_same(module, twin, optimizer, other)
-
-
-def test_parameters_share_one_vector_inside_and_none_outside():
-    module = network()
-    optimizer = optim.Adam(module.parameters())
-    with packed(optimizer) as lent:
-        storages = {p.untyped_storage().data_ptr() for p in module.parameters()}
-        assert storages == {trainable(lent)[0].untyped_storage().data_ptr()}
-    assert len({p.untyped_storage().data_ptr() for p in module.parameters()}) == 4
+    for each, state in zip((twin, other), th.load(file, weights_only=False), strict=True):
+        each.load_state_dict(state)
+    for each, each_optimizer in ((plain, plain_optimizer), (module, optimizer)):
+        steps(each_optimizer, each, [7])
+    with packed(other) as lent:
+        steps(lent, twin, [7])
+    assert_same(module, plain, optimizer, plain_optimizer)
+    assert_same(twin, plain, other, plain_optimizer)
 
 
 def test_a_change_of_the_learning_rate_stays_inside():
@@ -570,21 +517,17 @@ def stepped_unevenly(module):
     return optimizer
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda module: NotElementwise(module.parameters()), two_groups, with_hook, with_another_step, stepped_unevenly],
-    ids=["own_class", "two_groups", "hook", "another_step", "uneven_state"],
-)
+def of_double(module):
+    return optim.Adam(module.double().parameters())
+
+
+def of_own_class(module):
+    return NotElementwise(module.parameters())
+
+
+@pytest.mark.parametrize("make", [of_own_class, two_groups, with_hook, with_another_step, stepped_unevenly, of_double])
 def test_optimizers_that_cannot_be_packed_are_used_unchanged(make):
-    module = network()
-    optimizer = make(module)
-    with packed(optimizer) as lent:
-        assert lent is optimizer
-
-
-def test_parameters_of_another_precision_are_not_packed():
-    module = network().double()
-    optimizer = optim.Adam(module.parameters())
+    optimizer = make(network())
     with packed(optimizer) as lent:
         assert lent is optimizer
 
@@ -592,49 +535,29 @@ def test_parameters_of_another_precision_are_not_packed():
 # --- within the algorithm --------------------------------------------------------------------------------------------
 
 
-def make(optimizer_class, **kwargs):
-    env = vec(ACTIONS["box"])
-    return make_model(env=env, policy_kwargs={"optimizer_class": optimizer_class}, **kwargs)
+def trained_again(model):
+    """The weights after another update on the same rollout, in the same order of minibatches."""
+    np.random.seed(1)
+    model.train()
+    return weights(model)
 
 
-@pytest.mark.parametrize("optimizer_class", ELEMENTWISE)
+@pytest.mark.parametrize("optimizer_class", part(ELEMENTWISE, [optim.Adam, optim.RMSprop]))
 def test_optimizer_state_is_saved_and_used_in_the_next_update(optimizer_class, tmp_path):
-    model = make(optimizer_class).learn(16)
+    policy_kwargs = {"optimizer_class": optimizer_class}
+    model = make_model(env=vec(ACTIONS["box"]), policy_kwargs=policy_kwargs, n_epochs=3).learn(16)
+    assert {int(state["step"]) for state in model.policy.optimizer.state.values() if "step" in state} <= {2 * 3}
     model.save(tmp_path / "model")
-    loaded = PPO_Plus.load(tmp_path / "model", device="cpu")
+    loaded, forgetful = (PPO_Plus.load(tmp_path / "model", device="cpu") for _ in range(2))
     expected, found = flat_state(model.policy.optimizer), flat_state(loaded.policy.optimizer)
     assert expected.keys() == found.keys()
     assert all(th.equal(expected[key], found[key]) for key in expected)
-
-    # The same rollout for both, in the same order of minibatches.
-    loaded.rollout_buffer, loaded._logger = model.rollout_buffer, model.logger
-    for each in (model, loaded):
-        np.random.seed(1)
-        each.train()
-    assert th.equal(weights(model), weights(loaded))
-
-
-def test_forgetting_the_optimizer_state_would_be_noticed():
-    model = make(optim.Adam).learn(16)
-    twin = copy.deepcopy(model.policy.state_dict())
-    results = []
-    for forget in (False, True):
-        model.policy.load_state_dict(twin)
-        if forget:
-            model.policy.optimizer.state.clear()
-        else:
-            saved = copy.deepcopy(model.policy.optimizer.state_dict())
-        np.random.seed(1)
-        model.train()
-        results.append(weights(model).clone())
-        model.policy.optimizer.load_state_dict(saved)
-    assert not th.allclose(*results, atol=1e-4)
-
-
-def test_adam_counts_every_step_of_every_update():
-    model = make(optim.Adam, n_epochs=3).learn(32)
-    counts = {state["step"].item() for state in model.policy.optimizer.state.values()}
-    assert counts == {2 * 3 * 2}
+    forgetful.policy.optimizer.state.clear()
+    for each in (loaded, forgetful):
+        each.rollout_buffer, each._logger = model.rollout_buffer, model.logger
+    assert th.equal(trained_again(model), trained_again(loaded))
+    if expected:
+        assert not th.allclose(weights(model), trained_again(forgetful), atol=1e-4)
 
 
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
@@ -693,3 +616,6 @@ def test_an_interrupt_finds_weights_and_moments_of_a_minibatch():
         assert len({p.untyped_storage().data_ptr() for p in parameters}) == len(parameters)
         n_steps |= steps
     assert {5, 8} <= n_steps
+    # Training can continue.
+    interrupted = weights(model)
+    assert th.isfinite(weights(model.learn(16))).all() and not th.equal(weights(model), interrupted)

@@ -22,19 +22,14 @@ def remembering(control, running=False, beta=4.0, lr_scale=0.5):
     return updater
 
 
-def test_a_new_update_starts_with_the_controls_state():
-    control = AdaptivePenalty()
+def test_a_control_that_is_the_same_starts_from_the_state_that_it_left():
+    control = AdaptivePenalty(band=2.0)
     assert Updater(Compilation()).kl_state(control) == control.init()
-
-
-def test_a_control_runs_again_after_it_stopped_an_update():
-    state = remembering(AdaptivePenalty(band=2.0)).kl_state(AdaptivePenalty(band=2.0))
-    assert state == KLState(th.tensor(True), th.tensor(4.0), th.tensor(0.5))
-
-
-@pytest.mark.parametrize("other", [AdaptivePenalty(band=3.0), EarlyStop()])
-def test_another_control_starts_from_its_own_state(other):
-    assert remembering(AdaptivePenalty(band=2.0)).kl_state(other) == other.init()
+    # It runs again after it stopped an update.
+    remembered = KLState(th.tensor(True), th.tensor(4.0), th.tensor(0.5))
+    assert remembering(control).kl_state(AdaptivePenalty(band=2.0)) == remembered
+    for other in (AdaptivePenalty(band=3.0), EarlyStop()):
+        assert remembering(control).kl_state(other) == other.init()
 
 
 @pytest.mark.parametrize("kl_control", ["penalty", "adaptive_lr", "stop"])
