@@ -25,7 +25,6 @@ from report import (  # noqa: E402
     processes,
     reliability,
     returns,
-    scaling,
     scores,
     speed,
     streams,
@@ -33,7 +32,6 @@ from report import (  # noqa: E402
     zoo,
 )
 from report.markdown import markdown  # noqa: E402
-from report.plan import ARMS  # noqa: E402
 from report.results import path, read, read_lines  # noqa: E402
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
@@ -68,13 +66,6 @@ README = {
     "HalfCheetah-v5-x1": "HalfCheetah-v5, 1 env",
     "CartPole-v1-LSTM-x8": "CartPole-v1, LSTM, 8 envs (SB3: RecurrentPPO)",
     "Atari-shapes-x8": "Atari-shaped images, 8 envs",
-}
-VEC_ENVS = {
-    "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
-    "SB3 SubprocVecEnv": "SB3 `SubprocVecEnv`",
-    "Gymnasium sync": "Gymnasium, sequential",
-    "Gymnasium async": "Gymnasium, in processes",
-    "Gymnasium native": "Gymnasium, native vector environment",
 }
 WORKERS = {
     vec_envs.BASE: "`make_vec`, one process",
@@ -190,6 +181,8 @@ def speed_details(*names: str) -> Lines:
     ]
     rows = []
     for workload, by_contender in measured(*names).items():
+        if workload not in README:
+            continue
         for contender, value in by_contender.items():
             if not value.error:
                 seconds = [
@@ -205,13 +198,6 @@ def scaled(axis: str, name: str = "scaling") -> Lines:
     """Time per step against one quantity."""
     results = speed.parse(read(name)[axis]["results"])
     return speed.comparison(results, axis, speed.time_cell)
-
-
-def memory_scaled(axis: str) -> Lines:
-    """Memory against one quantity."""
-    results = speed.parse(read("scaling")[axis]["results"])
-    corner = f"{axis}: buffer, added by training"
-    return speed.comparison(results, corner, speed.memory_cell)
 
 
 def learning_check() -> Lines:
@@ -299,20 +285,6 @@ def compared() -> Lines:
     return markdown(["", "SB3", "PPO_Plus", "measured by"], rows)
 
 
-def more_seeds() -> Lines:
-    """Results with the seeds of both files, for the contenders in both."""
-    first, more = results("learning_memory"), results("learning_memory_more_seeds")
-    names = {result.contender for result in more}
-    first = [
-        result
-        for result in first
-        if result.task == "Pendulum-v1" and result.contender in names
-    ]
-    columns = {name: cell for name, cell in scores.COLUMNS.items() if name != "returns"}
-    columns["seeds"] = lambda group: str(len(group))
-    return scores.rows([*first, *more], columns)
-
-
 def tuning() -> Lines:
     """The confirmation in the report of the example's study, without the single returns."""
     report = (DOCS / "tuning" / "lunarlander" / "report.md").read_text(encoding="utf-8")
@@ -347,19 +319,6 @@ def effects(name: str) -> Lines:
 def returned(stage: str) -> Lines:
     """Returns of the contenders in one stage."""
     return returns.table(returns.results(stages=[stage]))
-
-
-def normalized_inside() -> Lines:
-    """Returns with normalization inside the policy, and of the entry with the same seeds."""
-    runs, entries = returns.results(stages=["inside"]), zoo.runs()
-    seeds = dict.fromkeys((run["task"], run["seed"]) for run in runs)
-    entry = [
-        run
-        for task, seed in seeds
-        for run in entries[ARMS["inside"].entry_of(task)]
-        if run["seed"] == seed
-    ]
-    return returns.table([*entry, *runs])
 
 
 def reported() -> list[dict[str, Any]]:
@@ -432,7 +391,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "speed": lambda: speeds(WORKLOADS, "speed", "speed_images"),
     "speed-about": lambda: about("speed"),
     "speed-details": lambda: speed_details("speed", "speed_images"),
-    "images": lambda: speeds(IMAGES, "speed_images"),
     "images-about": lambda: about("speed_images"),
     "gpu-images": lambda: speeds(IMAGES, "gpu_images"),
     "gpu-images-about": lambda: about("gpu_images"),
@@ -454,8 +412,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "scaling-batch-size": lambda: scaled("batch-size"),
     "scaling-width": lambda: scaled("width"),
     "scaling-image-size": lambda: scaled("image-size"),
-    "memory-environments": lambda: memory_scaled("environments"),
-    "memory-image-size": lambda: memory_scaled("image-size"),
     "scaling-about": lambda: about("scaling"),
     "threads": lambda: scaled("threads", "threads"),
     "threads-about": lambda: about("threads"),
@@ -476,10 +432,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
             "near",
             "own",
             "own-entry",
-            "atari",
         )
     },
-    "returns-inside": normalized_inside,
     "returns-overrides": lambda: returns.gains(returns.results(stages=["overrides"])),
     **{
         f"returns-effects-{name}": partial(effects, name)
@@ -500,7 +454,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "demonstrations-about": lambda: about("learning_demonstrations"),
     "memory": lambda: learned("learning_memory", timed=True),
     "memory-about": lambda: about("learning_memory"),
-    "memory-seeds": more_seeds,
     "together": lambda: learned("learning_together", timed=True),
     "together-about": lambda: about("learning_together"),
     "tuning": tuning,
@@ -510,7 +463,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "determinism-about": lambda: about("determinism"),
     "soak": lambda: reliability.soak_table(read("soak")["results"]),
     "soak-about": lambda: about("soak"),
-    "vec-envs": lambda: by_task("vec_env", VEC_ENVS),
     "workers": lambda: vec_envs.table(
         read("workers")["us_per_step"],
         vec_envs.BASE,
@@ -527,12 +479,10 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "supervised": lambda: by_task("supervised", SUPERVISED),
     "agents": agents,
     "supervised-about": lambda: about("supervised"),
-    "vec-envs-about": lambda: about("vec_env"),
     "processes-training": lambda: processes.training_table(read("processes")),
     "processes-updates": lambda: processes.updates_table(read("processes")),
     "processes-messages": lambda: processes.messages_table(read("processes")),
     "processes-about": lambda: about("processes"),
-    "processes-scaling": lambda: scaling.assumed_table(read("processes")),
 }
 
 
