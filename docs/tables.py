@@ -431,7 +431,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
             "deciders",
             "near",
             "own",
-            "own-entry",
         )
     },
     "returns-overrides": lambda: returns.gains(returns.results(stages=["overrides"])),
