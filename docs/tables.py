@@ -342,20 +342,20 @@ def explored(kind: str) -> Lines:
 
 
 def agents() -> Lines:
-    """The trained agents, with films of those that can be drawn."""
+    """The trained agents, with pictures of those that can be drawn."""
 
     def row(agent: dict[str, Any]) -> list[str]:
-        film = Path("pictures", "agents", f"{agent['env']}.gif")
+        picture = Path("pictures", "agents", f"{agent['env']}.gif")
         return [
             agent["env"],
-            f"![{agent['env']}]({film})" if (DOCS / film).exists() else "",
+            f"![{agent['env']}]({picture})" if (DOCS / picture).exists() else "",
             f"{agent['return']:,.0f} ± {agent['std']:,.0f}",
             f"{agent['seed']}, median of {agent['of_seeds']}",
             f"{agent['steps'] / 1e6:.2g}M",
         ]
 
     lines = read_lines(DOCS.parent / "agents" / "agents.jsonl")
-    header = ["environment", "film", "return", "seed", "timesteps"]
+    header = ["environment", "picture", "return", "seed", "timesteps"]
     return markdown(header, map(row, sorted(lines, key=lambda agent: agent["env"])))
 
 
