@@ -60,8 +60,8 @@ def blocks(page: Path) -> list[Block]:
 EXAMPLES = [page for page in PAGES if any(block.language != "yaml" for block in blocks(page))]
 IDS = [str(page.relative_to(ROOT)) for page in EXAMPLES]
 #: What these pages show has tests; they take longest.
-LONGEST = [ROOT / f"docs/{name}.md" for name in ("deploying", "customizing", "migrating", "learning")]
-LONGEST.append(ROOT / "docs/capabilities/demonstrations.md")
+LONGEST = [ROOT / f"docs/{name}.md" for name in ("deploying", "customizing", "migrating", "learning", "zoo")]
+LONGEST += [ROOT / f"docs/capabilities/{name}.md" for name in ("demonstrations", "faults")]
 
 
 class StopAfterUpdate(BaseCallback):
