@@ -408,10 +408,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
         others=False,
     ),
     "normalization-speed-about": lambda: about("normalization_speed"),
-    "scaling-environments": lambda: scaled("environments"),
     "scaling-batch-size": lambda: scaled("batch-size"),
     "scaling-width": lambda: scaled("width"),
-    "scaling-image-size": lambda: scaled("image-size"),
     "scaling-about": lambda: about("scaling"),
     "threads": lambda: scaled("threads", "threads"),
     "threads-about": lambda: about("threads"),
@@ -440,7 +438,11 @@ TABLES: dict[str, Callable[[], Lines]] = {
     },
     "returns-recipe": lambda: returns.recipe(returns.recipe_runs()),
     "returns-about": returns_about,
-    **{f"returns-goals-{arm}": partial(goals, arm) for arm in returns.GOALS},
+    **{
+        f"returns-goals-{arm}": partial(goals, arm)
+        for arm in returns.GOALS
+        if arm != "entry"
+    },
     **{f"exploration-{kind}": partial(explored, kind) for kind in EXPLORED},
     **{
         f"exploration-{kind}-about": partial(about, explored_in(kind))
