@@ -25,7 +25,6 @@ from report import (  # noqa: E402
     processes,
     reliability,
     returns,
-    scaling,
     scores,
     speed,
     streams,
@@ -33,7 +32,6 @@ from report import (  # noqa: E402
     zoo,
 )
 from report.markdown import markdown  # noqa: E402
-from report.plan import ARMS  # noqa: E402
 from report.results import path, read, read_lines  # noqa: E402
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
@@ -68,13 +66,6 @@ README = {
     "HalfCheetah-v5-x1": "HalfCheetah-v5, 1 env",
     "CartPole-v1-LSTM-x8": "CartPole-v1, LSTM, 8 envs (SB3: RecurrentPPO)",
     "Atari-shapes-x8": "Atari-shaped images, 8 envs",
-}
-VEC_ENVS = {
-    "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
-    "SB3 SubprocVecEnv": "SB3 `SubprocVecEnv`",
-    "Gymnasium sync": "Gymnasium, sequential",
-    "Gymnasium async": "Gymnasium, in processes",
-    "Gymnasium native": "Gymnasium, native vector environment",
 }
 WORKERS = {
     vec_envs.BASE: "`make_vec`, one process",
@@ -190,6 +181,8 @@ def speed_details(*names: str) -> Lines:
     ]
     rows = []
     for workload, by_contender in measured(*names).items():
+        if workload not in README:
+            continue
         for contender, value in by_contender.items():
             if not value.error:
                 seconds = [
@@ -205,13 +198,6 @@ def scaled(axis: str, name: str = "scaling") -> Lines:
     """Time per step against one quantity."""
     results = speed.parse(read(name)[axis]["results"])
     return speed.comparison(results, axis, speed.time_cell)
-
-
-def memory_scaled(axis: str) -> Lines:
-    """Memory against one quantity."""
-    results = speed.parse(read("scaling")[axis]["results"])
-    corner = f"{axis}: buffer, added by training"
-    return speed.comparison(results, corner, speed.memory_cell)
 
 
 def learning_check() -> Lines:
@@ -299,20 +285,6 @@ def compared() -> Lines:
     return markdown(["", "SB3", "PPO_Plus", "measured by"], rows)
 
 
-def more_seeds() -> Lines:
-    """Results with the seeds of both files, for the contenders in both."""
-    first, more = results("learning_memory"), results("learning_memory_more_seeds")
-    names = {result.contender for result in more}
-    first = [
-        result
-        for result in first
-        if result.task == "Pendulum-v1" and result.contender in names
-    ]
-    columns = {name: cell for name, cell in scores.COLUMNS.items() if name != "returns"}
-    columns["seeds"] = lambda group: str(len(group))
-    return scores.rows([*first, *more], columns)
-
-
 def tuning() -> Lines:
     """The confirmation in the report of the example's study, without the single returns."""
     report = (DOCS / "tuning" / "lunarlander" / "report.md").read_text(encoding="utf-8")
@@ -349,19 +321,6 @@ def returned(stage: str) -> Lines:
     return returns.table(returns.results(stages=[stage]))
 
 
-def normalized_inside() -> Lines:
-    """Returns with normalization inside the policy, and of the entry with the same seeds."""
-    runs, entries = returns.results(stages=["inside"]), zoo.runs()
-    seeds = dict.fromkeys((run["task"], run["seed"]) for run in runs)
-    entry = [
-        run
-        for task, seed in seeds
-        for run in entries[ARMS["inside"].entry_of(task)]
-        if run["seed"] == seed
-    ]
-    return returns.table([*entry, *runs])
-
-
 def reported() -> list[dict[str, Any]]:
     """The runs in the comparison of contenders."""
     return returns.results(stages=returns.REPORTED)
@@ -383,20 +342,20 @@ def explored(kind: str) -> Lines:
 
 
 def agents() -> Lines:
-    """The trained agents, with films of those that can be drawn."""
+    """The trained agents, with pictures of those that can be drawn."""
 
     def row(agent: dict[str, Any]) -> list[str]:
-        film = Path("pictures", "agents", f"{agent['env']}.gif")
+        picture = Path("pictures", "agents", f"{agent['env']}.gif")
         return [
             agent["env"],
-            f"![{agent['env']}]({film})" if (DOCS / film).exists() else "",
+            f"![{agent['env']}]({picture})" if (DOCS / picture).exists() else "",
             f"{agent['return']:,.0f} ± {agent['std']:,.0f}",
             f"{agent['seed']}, median of {agent['of_seeds']}",
             f"{agent['steps'] / 1e6:.2g}M",
         ]
 
     lines = read_lines(DOCS.parent / "agents" / "agents.jsonl")
-    header = ["environment", "film", "return", "seed", "timesteps"]
+    header = ["environment", "picture", "return", "seed", "timesteps"]
     return markdown(header, map(row, sorted(lines, key=lambda agent: agent["env"])))
 
 
@@ -432,7 +391,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "speed": lambda: speeds(WORKLOADS, "speed", "speed_images"),
     "speed-about": lambda: about("speed"),
     "speed-details": lambda: speed_details("speed", "speed_images"),
-    "images": lambda: speeds(IMAGES, "speed_images"),
     "images-about": lambda: about("speed_images"),
     "gpu-images": lambda: speeds(IMAGES, "gpu_images"),
     "gpu-images-about": lambda: about("gpu_images"),
@@ -450,12 +408,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
         others=False,
     ),
     "normalization-speed-about": lambda: about("normalization_speed"),
-    "scaling-environments": lambda: scaled("environments"),
     "scaling-batch-size": lambda: scaled("batch-size"),
     "scaling-width": lambda: scaled("width"),
-    "scaling-image-size": lambda: scaled("image-size"),
-    "memory-environments": lambda: memory_scaled("environments"),
-    "memory-image-size": lambda: memory_scaled("image-size"),
     "scaling-about": lambda: about("scaling"),
     "threads": lambda: scaled("threads", "threads"),
     "threads-about": lambda: about("threads"),
@@ -475,11 +429,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
             "deciders",
             "near",
             "own",
-            "own-entry",
-            "atari",
         )
     },
-    "returns-inside": normalized_inside,
     "returns-overrides": lambda: returns.gains(returns.results(stages=["overrides"])),
     **{
         f"returns-effects-{name}": partial(effects, name)
@@ -487,7 +438,11 @@ TABLES: dict[str, Callable[[], Lines]] = {
     },
     "returns-recipe": lambda: returns.recipe(returns.recipe_runs()),
     "returns-about": returns_about,
-    **{f"returns-goals-{arm}": partial(goals, arm) for arm in returns.GOALS},
+    **{
+        f"returns-goals-{arm}": partial(goals, arm)
+        for arm in returns.GOALS
+        if arm != "entry"
+    },
     **{f"exploration-{kind}": partial(explored, kind) for kind in EXPLORED},
     **{
         f"exploration-{kind}-about": partial(about, explored_in(kind))
@@ -500,7 +455,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "demonstrations-about": lambda: about("learning_demonstrations"),
     "memory": lambda: learned("learning_memory", timed=True),
     "memory-about": lambda: about("learning_memory"),
-    "memory-seeds": more_seeds,
     "together": lambda: learned("learning_together", timed=True),
     "together-about": lambda: about("learning_together"),
     "tuning": tuning,
@@ -510,7 +464,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "determinism-about": lambda: about("determinism"),
     "soak": lambda: reliability.soak_table(read("soak")["results"]),
     "soak-about": lambda: about("soak"),
-    "vec-envs": lambda: by_task("vec_env", VEC_ENVS),
     "workers": lambda: vec_envs.table(
         read("workers")["us_per_step"],
         vec_envs.BASE,
@@ -527,12 +480,10 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "supervised": lambda: by_task("supervised", SUPERVISED),
     "agents": agents,
     "supervised-about": lambda: about("supervised"),
-    "vec-envs-about": lambda: about("vec_env"),
     "processes-training": lambda: processes.training_table(read("processes")),
     "processes-updates": lambda: processes.updates_table(read("processes")),
     "processes-messages": lambda: processes.messages_table(read("processes")),
     "processes-about": lambda: about("processes"),
-    "processes-scaling": lambda: scaling.assumed_table(read("processes")),
 }
 
 

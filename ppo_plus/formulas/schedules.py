@@ -138,7 +138,7 @@ def value_at(progress_remaining: float, name: str, schedule: Schedule, low: floa
 
 
 def _builds(value: Any) -> bool:
-    """Whether a schedule makes objects of a class, which are no numbers, and may be large in a stranger's file."""
+    """Whether a schedule makes objects of a class, which may be large in an untrusted file."""
     while hasattr(value, "value_schedule"):  # SB3's `FloatSchedule`
         value = value.value_schedule
     return isinstance(value, partial) and isinstance(value.func, type)

@@ -117,7 +117,7 @@ def sizes(folder: str | Path, patterns: Iterable[str]) -> dict[str, int]:
 
 def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> None:
     """Cut off what was appended to files after ``kept`` was taken by :func:`sizes`, so that nothing is in them twice;
-    files that did not exist then are emptied. The patterns are the caller's, and ``kept`` may be a stranger's.
+    files that did not exist then are emptied. The patterns are the caller's, and ``kept`` may be untrusted.
 
     :raises Refused: a file of ``kept`` does not match, or one leads through a link; no file is cut then
     """

@@ -1,6 +1,6 @@
 """What a file may build: the classes and functions that it may name, as ``module:qualname``, and how many numbers.
 
-A file may come from a stranger, and a model is built with the classes that it names. So a name stands only for a class
+A file may be untrusted, and a model is built with the classes that it names. So a name stands only for a class
 of a few packages that is of a kind a model is built from, for one of :data:`OBJECTS`, for what the user has registered
 or passed to ``load``, or for a class of such a kind in a module of the user's program. No other module is imported, and
 no dotted path is followed. The names are public ones (``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): files stay readable

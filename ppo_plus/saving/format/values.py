@@ -291,7 +291,7 @@ class Optional(dict[Any, Any]):
 
 
 def require_form(value: Any, form: Any) -> None:
-    """Check a value that was read before it is used: the file may be damaged, or a stranger's.
+    """Check a value that was read before it is used: the file may be damaged, or untrusted.
 
     :param form: a type (of integers: at least 0), ``None``, a function that says whether a value is valid, a list with
         the form of its items, a dict with the forms of its entries (``str``: all others), or a tuple of possible forms

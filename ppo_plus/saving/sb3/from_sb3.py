@@ -146,7 +146,7 @@ def read_sb3_zip(
     path_or_file: PathOrFile, skipped: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, Any], str]:
     """What can be read of a saved model without running its pickles: attributes, by name why others cannot, weights,
-    and SB3's text on the system; raises :class:`Refused` if it is no model, or only pickles have its weights."""
+    and SB3's text on the system; raises :class:`Refused` if it is not a model, or only pickles have its weights."""
     with naming(path_or_file, "saved model"):
         with opened(path_or_file) as file, decoding("the archive"):
             size = file.seek(0, io.SEEK_END)
