@@ -386,31 +386,31 @@ UPDATE = (
 ROLLOUT = (
     Fault(
         "demonstrations-run-on",
-        "rollout/demonstrations.py",
+        "demonstrations/cloning.py",
         "ends.roll(1)[:, None]",
         "th.zeros_like(ends)[:, None]",
-        "tests/rollout/test_demonstrations.py",
+        "tests/demonstrations/test_demonstrations.py",
     ),
     Fault(
         "padding-counts",
-        "rollout/demonstrations.py",
+        "demonstrations/cloning.py",
         "        if batch.valid is not None:\n            values, params, batch",
         "        if False:\n            values, params, batch",
-        "tests/rollout/test_demonstrations.py",
+        "tests/demonstrations/test_demonstrations.py",
     ),
     Fault(
         "last-weights-stay",
-        "rollout/demonstrations.py",
+        "demonstrations/cloning.py",
         "policy.load_state_dict(kept)",
         "pass",
-        "tests/rollout/test_demonstrations.py",
+        "tests/demonstrations/test_demonstrations.py",
     ),
     Fault(
         "demonstrated-choices-from-start",
         "policy/distributions.py",
         "np.asarray(actions - start, dtype=np.float32)",
         "np.asarray(actions, dtype=np.float32)",
-        "tests/rollout/test_demonstrations.py",
+        "tests/demonstrations/test_demonstrations.py",
     ),
     Fault(
         "anew-too-late",

@@ -30,6 +30,7 @@ from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
+from ppo_plus.demonstrations.cloning import clone, read_demonstrations
 from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, of_ended, prepare, seed_envs
@@ -59,7 +60,6 @@ from ppo_plus.public import MODULES
 from ppo_plus.require import require_callable, require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
-from ppo_plus.rollout.demonstrations import clone, read_demonstrations
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
 from ppo_plus.rollout.reestimate import following_rewards, reestimated
 from ppo_plus.rollout.streams import finish
@@ -552,7 +552,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> SelfPPO_Plus:
         """Clone demonstrations before :meth:`learn`: maximize the log-likelihood of their actions
-        (:mod:`ppo_plus.rollout.demonstrations`). Where rewards and ends of episodes are known, the critic learns their
+        (:mod:`ppo_plus.demonstrations.cloning`). Where rewards and ends of episodes are known, the critic learns their
         returns. Afterwards the optimizer is reset, and the random generators of the process are unchanged.
 
         :param dataset: a dict with ``observations`` and ``actions``, and optionally ``rewards``, ``terminations``,

@@ -29,6 +29,7 @@ ROOMS = [
     "distributed",
     "model",
     "rollout",
+    "demonstrations",
     "settings",
     "saving",
     "call",
