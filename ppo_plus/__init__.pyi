@@ -1,7 +1,7 @@
 """The public names, for type checkers; at run time, :mod:`ppo_plus.public` reads them here."""
 
 from ppo_plus.compiling.compiled import CompileError as CompileError
-from ppo_plus.demonstrations.cloning import record_demonstrations as record_demonstrations
+from ppo_plus.demonstrations.recording import record_demonstrations as record_demonstrations
 from ppo_plus.distributed.ranks import RanksError as RanksError
 from ppo_plus.envs.make_vec import as_vec_env as as_vec_env
 from ppo_plus.envs.make_vec import make_vec as make_vec

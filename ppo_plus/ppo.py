@@ -30,7 +30,7 @@ from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
-from ppo_plus.demonstrations.cloning import clone, read_demonstrations
+from ppo_plus.demonstrations.cloning import clone
 from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, of_ended, prepare, seed_envs
@@ -571,24 +571,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises ValueError: an argument is out of range, or a row does not fit the spaces: names the row
         :raises FloatingPointError: losses stayed non-finite
         """
-        for name, count in {"n_epochs": n_epochs, "batch_size": batch_size}.items():
-            require_int(name, count, 1)
-        require_number("learning_rate", learning_rate, 0, above=True)
-        require_number("validation_split", validation_split, 0, 1 - 1e-9)
-        require_int("patience", patience, 1, or_none=True)
-        self._refresh()
-        warn_of_statistics(self._trained_normalized, self.env)
-        threads = torch_threads(self._choose_threads())
-        generators = th.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        with threads, full_precision(), np.errstate(under="ignore"), generators:
-            if self.seed is not None:
-                th.manual_seed(self.seed)
-            data = read_demonstrations(self, dataset)
-            options = n_epochs, batch_size, learning_rate, validation_split, patience
-            clone(self, data, *options, progress_bar and self.ranks.leads)
-        self._last_obs = None
-        if self.env is not None:
-            self._trained_normalized = bool(normalized_by(self.env))
+        clone(self, dataset, n_epochs, batch_size, learning_rate, validation_split, patience, progress_bar)
         return self
 
     def _fit_buffer(self) -> None:

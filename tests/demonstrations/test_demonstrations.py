@@ -25,7 +25,7 @@ import ppo_plus
 import ppo_plus.settings
 from ppo_plus import PPO_Plus, record_demonstrations
 from ppo_plus.demonstrations import cloning
-from ppo_plus.demonstrations.cloning import read_demonstrations
+from ppo_plus.demonstrations.reading import read_demonstrations
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.trees import tree_leaves, tree_map
 
