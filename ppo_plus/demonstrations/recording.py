@@ -14,7 +14,6 @@ from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, LeanVecEnv, check_spaces,
 from ppo_plus.envs.layers import share_layers
 from ppo_plus.envs.make_vec import as_vec_env
 from ppo_plus.envs.normalization import warn_of_statistics
-from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.require import require_int
@@ -75,9 +74,6 @@ def record_demonstrations(
             obs, rewards, dones, infos = vec_env.step(actions)
             n_steps += 1
             for i in range(n_envs):
-                if RESTART in infos[i]:
-                    running[i] = []  # a fault of the environment has interrupted the episode
-                    continue
                 if not left[i] or is_reset(infos[i]):
                     continue
                 cut = bool(dones[i] and infos[i].get(TIMEOUT, False))

@@ -200,15 +200,10 @@ class RolloutBuffer:
 
     def exclude(self, steps: list[int], envs: list[int]) -> None:
         """Exclude steps (rows and their columns) from training: those at which a vector environment only reset, which
-        end one episode and follow the end of another, and those in which an environment failed (:meth:`cut`)."""
+        end one episode and follow the end of another."""
         if self.valid is None:
             self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
         self.valid[steps, envs] = False
-
-    def cut(self, steps: list[int], envs: list[int]) -> None:
-        """Give steps (rows and their columns) in which an environment failed, and which ended their episodes, an
-        advantage of 0: the step before each is bootstrapped from the value of where it led, as at a time limit."""
-        self.rewards[steps, envs] = self.values[steps, envs]
 
     def bootstrap_timeouts(
         self, steps: list[int] | th.Tensor, envs: list[int] | th.Tensor, final_values: th.Tensor

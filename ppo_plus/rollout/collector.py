@@ -18,7 +18,6 @@ from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped, without_gradients
 from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, row_of
 from ppo_plus.envs.layers import layers
-from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import is_finite, not_finite, require_finite, to_network
 from ppo_plus.policy.policies import Carry, Step
@@ -162,8 +161,6 @@ class Collector:
         self.pending: Any = None
         #: Transitions that a time limit ended: row, column, final observation.
         self._limited: list[tuple[int, int, Any]] = []
-        #: Steps that led nowhere, since the environment failed and was replaced: row, column.
-        self._failed: list[tuple[int, int]] = []
         #: Which episodes have ended in each step, booleans ``(N,)``.
         self._dones: list[Any] = []
         self._use(env)
@@ -286,12 +283,8 @@ class Collector:
             self.position.obs, self.position.starts = step.new_obs, starts
         self._limited += [(row, i, final_obs) for i, final_obs in limited]
         buffer = self._plan.buffer
-        if np.count_nonzero(starts):
-            starting = np.flatnonzero(starts).tolist()
-            failed = [i for i in starting if RESTART in infos[i]]
-            self._failed += [(row, i) for i in failed]
-            if excluded := failed + [i for i in starting if is_reset(infos[i])]:
-                buffer.exclude([row] * len(excluded), excluded)
+        if np.count_nonzero(starts) and (excluded := np.flatnonzero(starts & ~step.dones).tolist()):
+            buffer.exclude([row] * len(excluded), excluded)
         actions, values, log_probs, params = step.chosen
         streams = self._plan.policy.streams
         further = () if streams is None else from_infos(streams, step.new_obs, step.dones, infos)
@@ -367,8 +360,6 @@ class Collector:
             continues = k > 0 and not policy.streams.parts[k - 1].stream.episodic
             if final_values and not continues:
                 part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])
-            if self._failed and not continues:
-                part.cut(*([*column] for column in zip(*self._failed, strict=True)))
             ended = th.zeros_like(starts) if continues else starts
             # Overridden methods may be SB3's, which works in NumPy.
             dones = ended.numpy() if ended.device.type == "cpu" else ended

@@ -23,7 +23,8 @@ CLIP = 10.0
 
 def from_infos(streams: Streams, new_obs: Any, dones: np.ndarray, infos: Sequence[Mapping[str, Any]]) -> Any:
     """What a step adds to the buffer: the observations after it, also of episodes that it has ended, if streams are
-    computed from them; and the rewards in ``info``, ``(N, K - 1)``, which are 0 where an environment only reset.
+    computed from them; and the rewards in ``info``, ``(N, K - 1)``, which are 0 where an environment only reset,
+    or failed, since its info then has no keys of its own.
 
     :raises KeyError: one is missing
     :raises ValueError: one is not a number

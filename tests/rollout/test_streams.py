@@ -20,6 +20,7 @@ from tensor_envs import TensorTwin
 
 from ppo_plus import Cost, PPO_Plus, RandomNetworkDistillation, RolloutBuffer, Stream, TensorEnv, Transition, as_vec_env
 from ppo_plus.compiling import compiled
+from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.rollout.streams import discounted_sums
 
 T, N = 32, 3
@@ -289,7 +290,7 @@ def test_with_masks_and_choices():
     assert model.logger.name_to_value["train/curiosity_loss"] > 0
 
 
-def test_an_environment_that_fails_ends_all_streams():
+def test_a_fault_is_a_time_limit_of_streams():
     class Costly(Failing):
         def step(self, action):
             *rest, info = super().step(action)
@@ -301,13 +302,13 @@ def test_an_environment_that_fails_ends_all_streams():
     model, facts = make(env, streams=streams, n_steps=16, batch_size=16, n_epochs=1), Facts()
     model.learn(48, facts)
     buffer = model.rollout_buffer
-    ended, *going_on = buffer.streams
-    assert (~buffer.valid).sum() == 1
-    np.testing.assert_allclose(ended.returns[~buffer.valid], ended.values[~buffer.valid], rtol=1e-5)
-    # Where nothing ends, the step is one without a reward.
-    for continues in going_on:
-        assert continues.rewards[~buffer.valid] == 0 and (continues.rewards[buffer.valid] == 1).all()
-    assert facts.logged[-1]["rollout/ep_cost_mean"] == 8
+    ended, continues, ones = buffer.streams
+    faults = np.vectorize(lambda info: RESTART in info)(table(facts.rollouts[0], "infos"))
+    assert buffer.valid is None and faults.sum() == 1
+    # Its info has no entry: there is no reward but the value of the final observation, which the step began with.
+    np.testing.assert_allclose(ended.rewards[faults], 0.99 * ended.values[faults], rtol=1e-5)
+    assert continues.rewards[faults] == 0 and (continues.rewards[~faults] == 1).all() and (ones.rewards == 1).all()
+    assert facts.logged[0]["rollout/ep_cost_mean"] == pytest.approx((8 + 8 + 4 + 8 + 8 + 8) / 6)
     env.close()
 
 
