@@ -116,12 +116,14 @@ class RolloutBuffer:
         """Start a new rollout in the memory of the last one."""
         self.pos = 0
         self.full = False
-        #: Which transitions to learn from; ``None``: all.
+        #: Which rows are transitions (:meth:`add`), booleans ``(T, N)``; ``None``: all.
         self.valid: np.ndarray | None = None
         #: The values of final observations that the rewards have; ``None``: none.
         self._final_values: th.Tensor | None = None
         #: The rollout with the rewards of each stream (:class:`ppo_plus.Stream`) in place of the environment's.
         self.streams: list[RolloutBuffer] = []
+        #: Whether returns end with episodes.
+        self.episodic = True
         #: Whether advantages are those of all streams together.
         self.is_combined = False
         #: The policy's memory before the first step of each sequence, in order; empty without memory.
@@ -145,6 +147,7 @@ class RolloutBuffer:
         masks: Any = None,
         final_obs: Any = None,
         streams: Any = None,
+        valid: np.ndarray | None = None,
     ) -> None:
         """Store one step of all environments: NumPy's arrays, or tensors on the device of the storage.
 
@@ -160,6 +163,9 @@ class RolloutBuffer:
         :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
         :param final_obs: the last observations of episodes that the step has ended, like ``obs``; ``None``: not known
         :param streams: rewards of ``K - 1`` streams, ``(N, K - 1)``, 0 for those that are computed; ``None``: none
+        :param valid: which rows are transitions, booleans ``(N,)``; ``None``: all. The others, such as steps that only
+            reset an environment, count nowhere: advantages, sums and moments are those of the rollout without them
+            (:meth:`estimate`). What follows them begins an episode, so that memory does not lead through them
         """
         in_tensors, pos = isinstance(action, th.Tensor), self.pos
         if params is None:
@@ -184,6 +190,10 @@ class RolloutBuffer:
         stored("episode_starts")[pos] = episode_start
         stored("values")[pos] = value
         stored("log_probs")[pos] = log_prob
+        if valid is not None:
+            if self.valid is None:
+                self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
+            self.valid[pos] = valid
         self.pos, self.full = self.pos + 1, self.pos + 1 == self.buffer_size
 
     def stored(self, name: str) -> Any:
@@ -198,13 +208,6 @@ class RolloutBuffer:
         All sequences of a rollout have the same length."""
         self.memories.append(memory)
 
-    def exclude(self, steps: list[int], envs: list[int]) -> None:
-        """Exclude steps (rows and their columns) from training: those at which a vector environment only reset, which
-        end one episode and follow the end of another."""
-        if self.valid is None:
-            self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
-        self.valid[steps, envs] = False
-
     def bootstrap_timeouts(
         self, steps: list[int] | th.Tensor, envs: list[int] | th.Tensor, final_values: th.Tensor
     ) -> None:
@@ -217,6 +220,28 @@ class RolloutBuffer:
         gain = values if self._final_values is None else values - self._final_values
         rewards.index_put_((rows, columns), self.gamma * gain, accumulate=True)
         self._final_values = values
+
+    def estimate(self, last_values: th.Tensor, starts: th.Tensor) -> None:
+        """Estimate the advantages of the transitions by :meth:`compute_returns_and_advantage`, as if the rows that are
+        not :attr:`valid` were not there: moved before all others, they change no estimate but their own.
+
+        :param last_values: as of that method
+        :param starts: which of the observations after the last step begin an episode, booleans ``(N,)``
+        """
+        starts = starts if self.episodic else th.zeros_like(starts)
+        # Overridden methods may be SB3's, which works in NumPy.
+        dones = starts.numpy() if starts.device.type == "cpu" else starts
+        if self.valid is None:
+            self.compute_returns_and_advantage(last_values=last_values, dones=dones)
+            return
+        rows = th.from_numpy(self.valid.argsort(axis=0, kind="stable")).to(self.storage)
+        order = rows, th.arange(self.n_envs, device=self.storage)
+        moved = copy.copy(self)
+        moved._stored = {name: tree_map(lambda part: _held(part[order]), self.stored(name)) for name in self._stored}
+        moved.valid = np.sort(self.valid, axis=0)
+        moved.compute_returns_and_advantage(last_values=last_values, dones=dones)
+        for name in ("advantages", "returns"):
+            self.stored(name)[order] = moved.stored(name)
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray | th.Tensor) -> None:
         """Fill ``advantages`` (GAE) and ``returns`` (TD(λ)).

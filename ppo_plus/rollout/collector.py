@@ -82,9 +82,14 @@ class EnvStep(NamedTuple):
     env_actions: Any  # its actions as the environments take them
     new_obs: Any  # the next observations
     rewards: np.ndarray  # shape `(N,)`
-    new_starts: np.ndarray  # which of `new_obs` begin an episode, booleans `(N,)`
-    dones: np.ndarray  # which episodes have ended: `new_starts` without steps that only reset
+    dones: np.ndarray  # which episodes have ended, booleans `(N,)`
+    valid: np.ndarray | None  # which rows are transitions (`RolloutBuffer.add`), booleans `(N,)`; `None`: all
     infos: Sequence[dict[str, Any]]
+
+    @property
+    def next_starts(self) -> np.ndarray:
+        """Which of ``new_obs`` begin an episode, booleans ``(N,)``: also those that follow no transition."""
+        return self.dones if self.valid is None else self.dones | ~self.valid
 
 
 class Report(NamedTuple):
@@ -178,7 +183,7 @@ class Collector:
     def leave(self) -> None:
         """End the rollout early: the next one continues from where the pending step led."""
         if self.pending is not None and self.position.obs is not None:
-            self.position.obs, self.position.starts = self.pending.new_obs, self.pending.new_starts
+            self.position.obs, self.position.starts = self.pending.new_obs, self.pending.next_starts
         self.pending = self.position.stream_sums = None
 
     def step(self) -> Any:
@@ -193,19 +198,19 @@ class Collector:
         obs_tensor, chosen = self._choose(obs, starts, masks)
         env_actions = plan.policy.distribution.to_env(chosen.actions)
         with self._checked:
-            new_obs, rewards, new_starts, infos = self._env.step(env_actions)
+            new_obs, rewards, dones, infos = self._env.step(env_actions)
             self._step += 1
             n_envs = self._env.num_envs
             # Copies: environments may return the same arrays in each step, also in an evaluation by a callback.
-            new_obs, new_starts = mapped(np.array, new_obs), np.array(new_starts, dtype=bool).reshape(n_envs)
+            new_obs, dones = mapped(np.array, new_obs), np.array(dones, dtype=bool).reshape(n_envs)
             rewards = as_rewards(rewards, n_envs, self._step)
             self._checked.require_finite(new_obs, rewards)
-        dones = new_starts
-        if np.count_nonzero(new_starts):
-            dones = new_starts & [not is_reset(info) for info in infos]
-        self.pending = EnvStep(
-            obs, starts, masks, obs_tensor, chosen, env_actions, new_obs, rewards, new_starts, dones, infos
-        )
+        valid = None
+        if np.count_nonzero(dones) and any(resets := [is_reset(info) for info in infos]):
+            valid = ~np.array(resets)
+            dones = dones & valid
+        taken = obs, starts, masks, obs_tensor, chosen, env_actions
+        self.pending = EnvStep(*taken, new_obs, rewards, dones, valid, infos)
         return self.pending
 
     def _choose(self, obs: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[Any, Step]:
@@ -270,8 +275,8 @@ class Collector:
         :raises FloatingPointError: a final observation is not finite
         """
         step: EnvStep = self.pending
-        row, starts, infos = self.n_steps, step.new_starts, step.infos
-        limited = self._limited_in(starts, infos) if np.count_nonzero(starts) else []
+        starts, infos = step.next_starts, step.infos
+        limited = self._limited_in(step.dones, infos) if np.count_nonzero(step.dones) else []
         with self._checked if limited else nullcontext():
             for i, final_obs in limited:
                 require_finite("final observation", final_obs, self._step, env=i)
@@ -281,26 +286,24 @@ class Collector:
             self._use(env)
         else:
             self.position.obs, self.position.starts = step.new_obs, starts
-        self._limited += [(row, i, final_obs) for i, final_obs in limited]
-        buffer = self._plan.buffer
-        if np.count_nonzero(starts) and (excluded := np.flatnonzero(starts & ~step.dones).tolist()):
-            buffer.exclude([row] * len(excluded), excluded)
+        self._limited += [(self.n_steps, i, final_obs) for i, final_obs in limited]
         actions, values, log_probs, params = step.chosen
         streams = self._plan.policy.streams
         further = () if streams is None else from_infos(streams, step.new_obs, step.dones, infos)
-        buffer.add(step.obs, actions, step.rewards, step.starts, values, log_probs, params, step.masks, *further)
+        row = (step.obs, actions, step.rewards, step.starts, values, log_probs, params, step.masks, *further)
+        self._plan.buffer.add(*row, valid=step.valid)
         self._dones.append(step.dones)
         self.n_steps += 1
         self.pending = None
 
-    def _limited_in(self, starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
+    def _limited_in(self, dones: np.ndarray, infos: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
         """Index and final observation of the environments whose episode a time limit, and nothing else, has ended.
 
         Warns once of infos with only one of the two entries that say so, and of overwritten final observations.
         """
         step: Any = self.pending
         limited: list[tuple[int, Any]] = []
-        for i in np.flatnonzero(starts).tolist():
+        for i in np.flatnonzero(dones).tolist():
             final_obs, is_limited = infos[i].get("terminal_observation"), infos[i].get(TIMEOUT)
             if is_limited and final_obs is not None:
                 # Copied: the environment may reuse the array before the rollout ends.
@@ -344,26 +347,29 @@ class Collector:
 
         :param buffer: the rollout's, or a twin of it
         """
-        policy, (obs, carry, starts) = self._plan.policy, self._last
-        (rows, columns), final_obs = self._at_limits
-        final_values = []
         with th.no_grad():
-            carry = carry or Carry(policy.init_memory(len(starts)))
-            values = policy.predict_values(obs, carry, to_device(starts, policy.device)).reshape(len(starts), -1)
-            if len(rows):
-                final_values.append(values_after(policy, buffer, rows, columns, final_obs))
-        if self._unknown is not None and len(self._unknown[0]):
-            final_values.append(buffer.all_of("values")[self._unknown].reshape(len(self._unknown[0]), -1))
-            rows, columns = map(th.cat, zip((rows, columns), self._unknown, strict=True))
+            rows, columns, final_values = self._values_at_limits(buffer)
+            last_values, starts = self._last_values(), self._last[-1]
         buffer.is_combined = False
         for k, part in enumerate((buffer, *buffer.streams)):
-            continues = k > 0 and not policy.streams.parts[k - 1].stream.episodic
-            if final_values and not continues:
-                part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])
-            ended = th.zeros_like(starts) if continues else starts
-            # Overridden methods may be SB3's, which works in NumPy.
-            dones = ended.numpy() if ended.device.type == "cpu" else ended
-            part.compute_returns_and_advantage(last_values=values[:, k : k + 1], dones=dones)
+            if len(rows) and part.episodic:
+                part.bootstrap_timeouts(rows, columns, final_values[:, k])
+            part.estimate(last_values[:, k : k + 1], starts)
+
+    def _last_values(self) -> th.Tensor:
+        """The present values of the last observations, ``(N, K)`` with ``K - 1`` streams."""
+        policy, (obs, carry, starts) = self._plan.policy, self._last
+        carry = carry or Carry(policy.init_memory(len(starts)))
+        return policy.predict_values(obs, carry, to_device(starts, policy.device)).reshape(len(starts), -1)
+
+    def _values_at_limits(self, buffer: RolloutBuffer) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Rows and columns of ``M`` time limits, and the present values of their final observations, ``(M, K)``."""
+        (rows, columns), final_obs = self._at_limits
+        found = [values_after(self._plan.policy, buffer, rows, columns, final_obs)] if len(rows) else []
+        if self._unknown is not None and len(self._unknown[0]):
+            found.append(buffer.all_of("values")[self._unknown].reshape(len(self._unknown[0]), -1))
+            rows, columns = map(th.cat, zip((rows, columns), self._unknown, strict=True))
+        return rows, columns, th.cat(found) if found else th.empty(0, 1)
 
     def dones(self) -> th.Tensor:
         """Which episodes have ended in each step of the rollout, booleans ``(T, N)``."""

@@ -71,9 +71,9 @@ def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th
     starts, table, means = buffer.stored("episode_starts"), buffer.stored("stream_rewards"), {}
     after, streams = [], []
     valid = None if buffer.valid is None else th.from_numpy(buffer.valid)
-    known = dones if valid is None else dones & valid
+    known = dones
     if sums is None:
-        known, sums = known & (starts.cumsum(dim=0) > 0), table.new_zeros(table.shape[2], 2, buffer.n_envs)
+        known, sums = dones & (starts.cumsum(dim=0) > 0), table.new_zeros(table.shape[2], 2, buffer.n_envs)
     for k, part in enumerate(policy.streams.parts):
         stream = part.stream
         rewards = computed(part, buffer, pool).to(table) if stream.is_computed else table[..., k].clone()
@@ -82,10 +82,11 @@ def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th
         for row, i in (~rewards.isfinite()).nonzero()[:1].tolist():
             raise FloatingPointError(f"the stream {stream.name!r} is not finite in step {row} of environment {i}")
         own = buffer.twin(rewards=rewards, episode_starts=starts if stream.episodic else th.zeros_like(starts))
+        own.episodic = stream.episodic
         own.gamma = buffer.gamma if stream.gamma is None else stream.gamma
         own.gae_lambda = buffer.gae_lambda if stream.gae_lambda is None else stream.gae_lambda
-        totals = discounted_sums(rewards, sums[k, 0].to(rewards), starts, 1.0)
-        discounted = discounted_sums(rewards, sums[k, 1].to(rewards), own.stored("episode_starts"), own.gamma)
+        totals = discounted_sums(rewards, sums[k, 0].to(rewards), starts, 1.0, valid)
+        discounted = discounted_sums(rewards, sums[k, 1].to(rewards), own.stored("episode_starts"), own.gamma, valid)
         after.append(th.stack([totals[-1], discounted[-1]]))
         ended = pool(Moments.of(totals[known]))
         if ended.n > 0:
@@ -113,18 +114,26 @@ def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
     names = ("observations", "actions", "final_observations")
     whole = [tree_map(lambda rows: rows.flatten(0, 1), buffer.stored(name)) for name in names]
     size, device, n = AT_ONCE // 4, part.mean.device, buffer.buffer_size * buffer.n_envs
+    valid = th.ones(n, dtype=th.bool) if buffer.valid is None else th.from_numpy(buffer.valid).flatten()
     pieces = [tree_map(lambda rows, i=i: to_device(rows[i : i + size], device), whole) for i in range(0, n, size)]
     with th.no_grad():
-        for _, _, next_obs in pieces:
-            part.observe(next_obs, pool)
+        for (_, _, next_obs), counted in zip(pieces, valid.split(size), strict=True):
+            part.observe(tree_map(lambda rows, counted=counted: rows[counted], next_obs), pool)
         return th.cat([rewards(*piece) for piece in pieces]).view(buffer.buffer_size, buffer.n_envs)
 
 
-def discounted_sums(rewards: th.Tensor, before: th.Tensor, starts: th.Tensor, gamma: float) -> th.Tensor:
+def discounted_sums(
+    rewards: th.Tensor, before: th.Tensor, starts: th.Tensor, gamma: float, valid: th.Tensor | None = None
+) -> th.Tensor:
     r""":math:`S_t = r_t + \gamma (1 - d_t) S_{t-1}`, ``(T, N)``: GAE backwards in time.
 
     :param before: :math:`S` before the first step, ``(N,)``
+    :param valid: which rows are transitions, booleans ``(T, N)``; ``None``: all. The others, whose rewards are 0, leave
+        the sums unchanged
     """
+    decay: float | th.Tensor = gamma
+    if valid is not None:
+        starts, decay = starts * valid, th.where(valid, gamma, 1.0).flip(0)
     backwards = starts.flip(0)
     parts = rewards.flip(0), th.zeros_like(rewards), before, backwards.roll(1, 0), backwards[-1]
-    return gae(*parts, gamma, 1.0).flip(0)
+    return gae(*parts, decay, 1.0).flip(0)

@@ -84,10 +84,14 @@ class TensorStep(NamedTuple):
     rewards: Lazy  # its rewards for callbacks, which may write into them
     streams: th.Tensor | None  # the rewards of streams, `(N, K - 1)`; `None`: there are none
     new_obs: Any  # the next observations
-    new_starts: th.Tensor  # which of them begin an episode, booleans `(N,)`
-    dones: th.Tensor  # which episodes have ended, the same
+    dones: th.Tensor  # which episodes have ended, booleans `(N,)`
     #: Episodes are reported at the end of the rollout.
     infos: Sequence[dict[str, Any]] = ()
+
+    @property
+    def next_starts(self) -> th.Tensor:
+        """Which of ``new_obs`` begin an episode: those after ``dones``."""
+        return self.dones
 
 
 class TensorCollector(Collector):
@@ -164,8 +168,8 @@ class TensorCollector(Collector):
         of = plan.policy.streams
         streams = None if of is None else from_tensors(of, stepped.infos, rewards)
         seen = Lazy(lambda: as_numpy(rewards))
-        next_ones = new_obs, stepped.dones, stepped.dones
-        self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, seen, streams, *next_ones)
+        taken = obs, position.starts, masks, chosen, env_actions, stepped, seen, streams
+        self.pending = TensorStep(*taken, new_obs, stepped.dones)
         return self.pending
 
     def locals(self) -> dict[str, Any]:
@@ -196,7 +200,7 @@ class TensorCollector(Collector):
             known, timeouts = known | ~dones, timeouts | ~dones
             self._use(env)
         else:
-            position.obs, position.starts = step.new_obs, step.new_starts
+            position.obs, position.starts = step.new_obs, dones
         # Callbacks may have written into the rewards that they saw.
         seen = "value" in vars(step.rewards)
         rewards = self._here(th.from_numpy(step.rewards.value)) if seen else stepped.rewards

@@ -355,6 +355,35 @@ def test_training_calls_such_a_subclass_as_sb3_does(style):
     np.testing.assert_allclose(model.rollout_buffer.returns, other.rollout_buffer.returns, rtol=1e-4, atol=1e-5)
 
 
+@settings(deadline=None)
+@pytest.mark.parametrize("style", [object, InPlace])
+@given(st.integers(0, 10**6), st.booleans(), st.floats(0.0, 1.0))
+def test_rows_that_are_no_transitions_are_as_if_they_were_not_there(style, seed, episodic, share):
+    """Also for a subclass that estimates advantages in another way."""
+    cls = RolloutBuffer if style is object else type("MonteCarlo", (style, RolloutBuffer), {})
+    options = dict(gamma=0.97, gae_lambda=0.9)
+    steps, (last_values, ends) = random_steps(7, 3, seed)
+    valid = np.random.default_rng(seed).random((7, 3)) < share
+
+    def estimated(steps, rows, **kwargs):
+        buffer = cls(len(steps), BOX, DISCRETE, **options | kwargs)
+        buffer.episodic = episodic
+        for step, row in zip(steps, rows, strict=True):
+            buffer.add(*step, valid=row)
+        return buffer
+
+    buffer = estimated(steps, valid, n_envs=3)
+    buffer.estimate(last_values, th.from_numpy(ends))
+    for i in range(3):
+        rows = np.flatnonzero(valid[:, i])
+        alone = estimated([tuple(part[i : i + 1] for part in steps[t]) for t in rows], [None] * len(rows))
+        if len(rows):
+            alone.estimate(last_values[i : i + 1], th.from_numpy(ends[i : i + 1]))
+        for name in ("advantages", "returns"):
+            found, expected = getattr(buffer, name)[rows, i], getattr(alone, name)[:, 0]
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 # --- buffer classes ---------------------------------------------------------------------------------------------------
 
 

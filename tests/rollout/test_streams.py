@@ -11,14 +11,24 @@ from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from faulty_envs import Failing, fine_and, supervised
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from stream_envs import COST, CURIOSITY, ENERGY, PROGRESS, STREAMS, Counting, counting, progress
 from tensor_envs import TensorTwin
 
-from ppo_plus import Cost, PPO_Plus, RandomNetworkDistillation, RolloutBuffer, Stream, TensorEnv, Transition, as_vec_env
+from ppo_plus import (
+    Carry,
+    Cost,
+    PPO_Plus,
+    RandomNetworkDistillation,
+    RolloutBuffer,
+    Stream,
+    TensorEnv,
+    Transition,
+    as_vec_env,
+)
 from ppo_plus.compiling import compiled
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.rollout.streams import discounted_sums
@@ -122,6 +132,7 @@ def test_advantages_are_those_of_a_plain_loop_and_add_up_by_their_weights():
     np.testing.assert_allclose(buffer.advantages, expected, atol=1e-4)
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     shape=st.tuples(st.integers(1, 9), st.integers(1, 3)),
@@ -131,11 +142,14 @@ def test_advantages_are_those_of_a_plain_loop_and_add_up_by_their_weights():
 def test_sums_and_combinations_are_those_of_their_formulas(seed, shape, gamma, weights):
     rng = np.random.default_rng(seed)
     rewards, before, starts = rng.normal(size=shape), rng.normal(size=shape[1]), rng.random(shape) < 0.4
-    found = discounted_sums(*(th.as_tensor(part).float() for part in (rewards, before, starts)), gamma)
-    sums = before
-    for t, row in enumerate(found.numpy()):
-        sums = rewards[t] + gamma * np.where(starts[t], 0.0, sums)
-        np.testing.assert_allclose(row, sums, atol=1e-5)
+    for valid in (None, rng.random(shape) < 0.5):
+        counted = np.ones(shape, bool) if valid is None else valid
+        tables = (th.as_tensor(part).float() for part in (rewards * counted, before, starts))
+        found = discounted_sums(*tables, gamma, None if valid is None else th.from_numpy(valid))
+        sums = before
+        for t, row in enumerate(found.numpy()):
+            sums = np.where(counted[t], rewards[t] + gamma * np.where(starts[t], 0.0, sums), sums)
+            np.testing.assert_allclose(row, sums, atol=1e-5)
     space = gym.spaces.Discrete(2)
     buffer = RolloutBuffer(shape[0], space, space, n_envs=shape[1])
     parts = rng.normal(size=(1 + len(weights), *shape)).astype(np.float32)
@@ -198,6 +212,61 @@ def test_a_loaded_model_learns_with_another_number_of_environments(tmp_path):
     make(streams=[COST, ENERGY]).learn(T * N).save(tmp_path / "model")
     model = PPO_Plus.load(tmp_path / "model", env=counting(N + 1), device="cpu").learn(1)
     assert model.position.stream_sums.shape[-1] == N + 1
+
+
+class Short(gym.Env):
+    """Random observations and rewards; episodes have 2, 3, 4, … steps."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def __init__(self):
+        self.length = 1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.length = 0, self.length + 1
+        return self.observe(), {}
+
+    def observe(self):
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), self.np_random.normal(), self.t == self.length, False, {"one": 1.0}
+
+
+@pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLruPolicy"])
+def test_in_every_autoreset_mode_only_transitions_count(mode, policy):
+    """Estimates, sums and moments are those of the trajectory without the other rows, also with memory."""
+    env = as_vec_env(gym.vector.SyncVectorEnv([Short] * N, autoreset_mode=mode))
+    going_on = Stream("one", gamma=0.9, gae_lambda=1.0, episodic=False, normalize=True, name="going on")
+    curiosity = RandomNetworkDistillation(normalize=False)
+    model = make(env, [going_on, Stream("one", name="ending"), curiosity], policy, learning_rate=0.0)
+    model.learn(T * N)
+    buffer, position = model.rollout_buffer, model.position
+    valid = np.ones((T, N), bool) if buffer.valid is None else buffer.valid
+    assert valid.all() == (mode == gym.vector.AutoresetMode.SAME_STEP)
+    parts, sums = model.policy.streams.parts, []
+    assert parts[0].count == parts[2].normalizer.count == valid.sum()
+    for i in range(N):
+        rows = np.flatnonzero(valid[:, i])
+        obs = np.append(buffer.observations[rows, i], position.obs[i : i + 1], axis=0)
+        starts = np.append(buffer.episode_starts[rows, i], position.starts[i]).astype(bool)
+        carry = Carry(model.policy.init_memory(1))
+        with th.no_grad():
+            values = model.policy.predict_values(th.from_numpy(obs), carry, th.from_numpy(starts)).numpy()
+        for k, (part, gamma, gae_lambda) in enumerate(
+            zip((buffer, *buffer.streams), (0.99, 0.9, 0.99, 0.99), (0.95, 1.0, 0.95, 0.95), strict=True)
+        ):
+            ends = starts if k in (0, 2) else np.zeros_like(starts)
+            advantage = 0.0
+            for j, t in reversed([*enumerate(rows)]):
+                error = part.rewards[t, i] + gamma * values[j + 1, k] * ~ends[j + 1] - values[j, k]
+                advantage = error + gamma * gae_lambda * advantage * ~ends[j + 1]
+                assert part.returns[t, i] == pytest.approx(advantage + values[j, k], abs=1e-4)
+        sums += [sum(0.9**age for age in range(n)) for n in range(1, len(rows) + 1)]
+    assert parts[0].mean.item() == pytest.approx(np.mean(sums), rel=1e-4)
 
 
 def test_in_steps_that_only_reset_there_are_no_rewards():
