@@ -492,7 +492,7 @@ ROLLOUT = (
     Fault(
         "no-bootstrap",
         "rollout/collector.py",
-        "part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])",
+        "part.bootstrap_timeouts(rows, columns, final_values[:, k])",
         "pass",
         "tests/rollout tests/ppo/test_learn.py",
     ),
@@ -504,10 +504,17 @@ ROLLOUT = (
         "tests/rollout/test_buffer.py",
     ),
     Fault(
+        "resets-are-steps",
+        "rollout/buffer.py",
+        'rows = th.from_numpy(self.valid.argsort(axis=0, kind="stable"))',
+        'rows = th.from_numpy(np.sort(self.valid.argsort(axis=0, kind="stable"), axis=0))',
+        "tests/rollout/test_buffer.py",
+    ),
+    Fault(
         "streams-share-a-critic",
         "rollout/collector.py",
-        "part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])",
-        "part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, 0])",
+        "part.bootstrap_timeouts(rows, columns, final_values[:, k])",
+        "part.bootstrap_timeouts(rows, columns, final_values[:, 0])",
         "tests/rollout/test_streams.py",
     ),
     Fault(

@@ -62,7 +62,7 @@ from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
 from ppo_plus.rollout.reestimate import following_rewards, reestimated
-from ppo_plus.rollout.streams import finish
+from ppo_plus.rollout.streams import complete_streams
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
@@ -738,7 +738,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Complete the streams of a rollout, of all processes if they all have one."""
         buffer, position = self.rollout_buffer, self.position
         pool = (self.shared if keep_training else SingleProcess()).total
-        position.stream_sums, means = finish(self.policy, buffer, position.stream_sums, collector.dones(), pool)
+        position.stream_sums, means = complete_streams(
+            self.policy, buffer, position.stream_sums, collector.dones(), pool
+        )
         for name, mean in means.items():
             self.logger.record(f"rollout/ep_{name}_mean", mean)
 
@@ -861,7 +863,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         logged = update.metrics(self.policy)
         names = ["", *(f"{stream.name}_" for stream in self.streams)]
         learned = ... if buffer.valid is None else th.from_numpy(buffer.valid)
-        for name, part in zip(names, (buffer, *buffer.streams), strict=True):
+        for name, part in zip(names, (buffer, *buffer.stream_buffers), strict=True):
             columns = read([part.stored(kind)[learned].flatten() for kind in ("values", "returns")])
             values, returns = (column.numpy() for column in columns)
             logged[f"{name}explained_variance"] = self.shared.explained_variance(values, returns)

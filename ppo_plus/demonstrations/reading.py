@@ -144,13 +144,13 @@ def as_array(part: Any) -> Any:
     return part.numpy(force=True) if isinstance(part, th.Tensor) else part
 
 
-def cast(rows: Any, space: Any, n: tuple[int, ...], bounded: bool) -> Any:
+def cast(rows: Any, space: spaces.Space, n: tuple[int, ...], bounded: bool) -> Any:
     """Numbers of shape ``(*n, *space.shape)`` in the dtype of a space; raises :data:`MISTAKES`."""
     if isinstance(space, spaces.Dict):
         return {key: cast(rows[key], sub, n, bounded) for key, sub in space.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(cast(part, sub, n, bounded) for part, sub in zip(rows, space, strict=True))
-    array, shape = np.asarray(rows), (*n, *space.shape)
+    array, shape = np.asarray(rows), (*n, *(space.shape or ()))
     if is_image_space(space) and array.ndim == len(shape):
         array = maybe_transpose(array, space)
     if array.shape != shape:

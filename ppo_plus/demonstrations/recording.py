@@ -1,5 +1,6 @@
 """Demonstrations recorded in an environment."""
 
+from collections.abc import Callable
 from inspect import signature
 from operator import itemgetter
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from ppo_plus.demonstrations.reading import MASKS, MISTAKES, NAMES, as_array, cast
@@ -22,7 +24,7 @@ from ppo_plus.trees import mapped, tree_map
 
 
 def record_demonstrations(
-    demonstrator: Any, env: Any, n_episodes: int, deterministic: bool = True, seed: int | None = None
+    demonstrator: Any, env: GymEnv | str, n_episodes: int, deterministic: bool = True, seed: int | None = None
 ) -> dict[str, Any]:
     """Record whole episodes for :meth:`ppo_plus.PPO_Plus.pretrain`. Observations and rewards are those before a
     ``VecNormalize``, whose statistics stay unchanged.
@@ -61,7 +63,7 @@ def record_demonstrations(
     with frozen(vec_env), CheckedEnvs(vec_env, lambda: n_steps):
         if seed is not None:
             seed_envs(vec_env, seed)
-        obs: Any = vec_env.reset()
+        obs = vec_env.reset()
         while any(left):
             original = obs if normalize is None else normalize.get_original_obs()
             seen = [row_of(original, i) for i in range(n_envs)]
@@ -85,7 +87,7 @@ def record_demonstrations(
     return tree_map(lambda *rows: np.stack(rows), *recorded)  # type: ignore[no-any-return]
 
 
-def _takes_masks(predict: Any) -> bool:
+def _takes_masks(predict: Callable[..., Any]) -> bool:
     parameters = signature(predict).parameters
     return MASKS in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 

@@ -122,7 +122,7 @@ def test_advantages_are_those_of_a_plain_loop_and_add_up_by_their_weights():
         for k, each in enumerate(zip(rewards.values(), gammas, lambdas, episodic, strict=True))
     ]
     for k in range(3):
-        np.testing.assert_allclose(buffer.streams[k].returns, estimates[k + 1][1], atol=1e-4)
+        np.testing.assert_allclose(buffer.stream_buffers[k].returns, estimates[k + 1][1], atol=1e-4)
     np.testing.assert_allclose(buffer.returns, estimates[0][1], atol=1e-4)
     # The last update is at the end of training, where the schedule is 0.
     multiplier = -model.policy.streams.weights(0.0)[0][0]
@@ -153,8 +153,8 @@ def test_sums_and_combinations_are_those_of_their_formulas(seed, shape, gamma, w
     space = gym.spaces.Discrete(2)
     buffer = RolloutBuffer(shape[0], space, space, n_envs=shape[1])
     parts = rng.normal(size=(1 + len(weights), *shape)).astype(np.float32)
-    buffer.streams = [buffer.twin() for _ in weights]
-    for each, part in zip((buffer, *buffer.streams), parts, strict=True):
+    buffer.stream_buffers = [buffer.twin() for _ in weights]
+    for each, part in zip((buffer, *buffer.stream_buffers), parts, strict=True):
         each.advantages = part
     divisor = 1 + sum(map(abs, weights))
     for _ in range(2):
@@ -257,7 +257,7 @@ def test_in_every_autoreset_mode_only_transitions_count(mode, policy):
         with th.no_grad():
             values = model.policy.predict_values(th.from_numpy(obs), carry, th.from_numpy(starts)).numpy()
         for k, (part, gamma, gae_lambda) in enumerate(
-            zip((buffer, *buffer.streams), (0.99, 0.9, 0.99, 0.99), (0.95, 1.0, 0.95, 0.95), strict=True)
+            zip((buffer, *buffer.stream_buffers), (0.99, 0.9, 0.99, 0.99), (0.95, 1.0, 0.95, 0.95), strict=True)
         ):
             ends = starts if k in (0, 2) else np.zeros_like(starts)
             advantage = 0.0
@@ -280,12 +280,12 @@ def test_in_steps_that_only_reset_there_are_no_rewards():
     model.learn(2 * T * N, facts)
     buffer = model.rollout_buffer
     assert buffer.valid is not None and not buffer.valid.all()
-    assert all((stream.rewards[~buffer.valid] == 0).all() for stream in buffer.streams)
+    assert all((stream.rewards[~buffer.valid] == 0).all() for stream in buffer.stream_buffers)
     assert model.policy.streams.parts[-2].count < 2 * T * N
     steps = facts.rollouts[-1]
     # Values of final observations are added at time limits.
     is_cut = np.vectorize(limited)(table(steps, "infos"))
-    assert (buffer.streams[2].rewards[buffer.valid & ~is_cut] == 1).all() and is_cut.any()
+    assert (buffer.stream_buffers[2].rewards[buffer.valid & ~is_cut] == 1).all() and is_cut.any()
     ended = [i["episode"]["l"] for i in table(steps, "infos").flat if "episode" in i]
     assert facts.logged[-1]["rollout/ep_progress_mean"] == pytest.approx(np.mean(ended))
 
@@ -371,7 +371,7 @@ def test_a_fault_is_a_time_limit_of_streams():
     model, facts = make(env, streams=streams, n_steps=16, batch_size=16, n_epochs=1), Facts()
     model.learn(48, facts)
     buffer = model.rollout_buffer
-    ended, continues, ones = buffer.streams
+    ended, continues, ones = buffer.stream_buffers
     faults = np.vectorize(lambda info: RESTART in info)(table(facts.rollouts[0], "infos"))
     assert buffer.valid is None and faults.sum() == 1
     # Its info has no entry: there is no reward but the value of the final observation, which the step began with.
@@ -414,7 +414,7 @@ def test_environments_in_tensors_have_streams():
     streams = [Cost(("terms", "cost"), limit=3.0, gamma=1.0), PROGRESS, CURIOSITY]
     model, facts = make(as_vec_env(CountingTensors()), streams=streams, n_steps=20, batch_size=20), Facts()
     model.learn(80, facts)
-    cost, progressed, curiosity = model.rollout_buffer.streams
+    cost, progressed, curiosity = model.rollout_buffer.stream_buffers
     steps, cut = np.arange(20), np.arange(20) % 4 == 3
     np.testing.assert_array_equal(cost.rewards[:, 1], steps % 5 + 1)
     np.testing.assert_array_equal(progressed.rewards[:, 1], 1)
@@ -464,7 +464,7 @@ def test_what_is_not_a_number_is_named_with_its_environment(cost):
 
 def test_normalized_rewards_are_clipped_as_by_vec_normalize():
     model = make(Costing(1.0), streams=[Stream("cost", gamma=0.0, normalize=True)]).learn(T)
-    assert (model.rollout_buffer.streams[0].rewards == 10.0).all()
+    assert (model.rollout_buffer.stream_buffers[0].rewards == 10.0).all()
 
 
 def test_a_missing_key_is_named_with_its_environment():
