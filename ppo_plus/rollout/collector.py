@@ -22,7 +22,7 @@ from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, 
 from ppo_plus.envs.layers import layers
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import is_finite, not_finite, require_finite, to_network
-from ppo_plus.policy.policies import ActorCriticPolicy, Carry, Step
+from ppo_plus.policy.policies import ActorCriticPolicy, Carry, PolicyOutput
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
 from ppo_plus.rollout.streams import stream_columns
 from ppo_plus.trees import mapped, to_device, tree_leaves, tree_map
@@ -84,7 +84,7 @@ class EnvStep(NamedTuple, Generic[Kind]):
     starts: Kind  # which of them begin an episode, booleans `(N,)`
     masks: Kind | None  # action masks, booleans `(N, M)`; `None`: none, or in the observations
     obs_tensor: PyTorchObs  # the observations as the policy saw them
-    chosen: Step  # what the policy returned for them
+    chosen: PolicyOutput  # what the policy returned for them
     env_actions: Any  # its actions as the environments take them
     new_obs: Kind | dict[str, Kind]  # the next observations
     rewards: Kind  # shape `(N,)`
@@ -223,7 +223,7 @@ class Collector:
         return step
 
     def _choose(self, obs: VecEnvObs, starts: np.ndarray, masks: np.ndarray | None) -> tuple[PyTorchObs, Any]:
-        """The observations as the policy sees them, and what it chooses, a :class:`Step` of arrays."""
+        """The observations as the policy sees them, and what it chooses, a :class:`PolicyOutput` of arrays."""
         plan, policy = self._plan, self._plan.policy
         carry = self._next_carry(starts)
         obs_tensor = to_network(obs, policy.observation_space, plan.device)
@@ -235,7 +235,7 @@ class Collector:
             # Checked only on errors, so that steps are not slower.
             check_shape(obs, policy.observation_space, len(starts))
             raise
-        step: Any = Step.unpacked(packed.cpu().numpy(), policy.distribution.action_dim)
+        step: Any = PolicyOutput.unpacked(packed.cpu().numpy(), policy.distribution.action_dim)
         # A log-probability is not finite where a parameter or an action is not.
         if not is_finite(step.values + step.log_probs):
             raise not_finite(policy, obs_tensor, self._step)

@@ -19,7 +19,7 @@ from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, nothing_allowed, warn_of_order
 from ppo_plus.policy.observations import not_finite, require_finite
-from ppo_plus.policy.policies import Step
+from ppo_plus.policy.policies import PolicyOutput
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import (
     Collector,
@@ -149,7 +149,7 @@ class TensorCollector(Collector):
         except Exception:
             require_finite("observation", as_numpy(obs), self._step)
             raise
-        chosen = Step.unpacked(packed, plan.policy.distribution.action_dim)
+        chosen = PolicyOutput.unpacked(packed, plan.policy.distribution.action_dim)
         env_actions = self._to_env(chosen.actions)
         stepped = self._simulator.step_tensors(env_actions)
         # Copies, since the simulator may write into its own in the next step, which may be that of an evaluation.
