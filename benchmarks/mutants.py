@@ -386,31 +386,31 @@ UPDATE = (
 ROLLOUT = (
     Fault(
         "demonstrations-run-on",
-        "rollout/demonstrations.py",
+        "demonstrations/cloning.py",
         "ends.roll(1)[:, None]",
         "th.zeros_like(ends)[:, None]",
-        "tests/rollout/test_demonstrations.py",
+        "tests/demonstrations/test_demonstrations.py",
     ),
     Fault(
         "padding-counts",
-        "rollout/demonstrations.py",
+        "demonstrations/cloning.py",
         "        if batch.valid is not None:\n            values, params, batch",
         "        if False:\n            values, params, batch",
-        "tests/rollout/test_demonstrations.py",
+        "tests/demonstrations/test_demonstrations.py",
     ),
     Fault(
         "last-weights-stay",
-        "rollout/demonstrations.py",
+        "demonstrations/cloning.py",
         "policy.load_state_dict(kept)",
         "pass",
-        "tests/rollout/test_demonstrations.py",
+        "tests/demonstrations/test_demonstrations.py",
     ),
     Fault(
         "demonstrated-choices-from-start",
         "policy/distributions.py",
         "np.asarray(actions - start, dtype=np.float32)",
         "np.asarray(actions, dtype=np.float32)",
-        "tests/rollout/test_demonstrations.py",
+        "tests/demonstrations/test_demonstrations.py",
     ),
     Fault(
         "anew-too-late",
@@ -492,7 +492,7 @@ ROLLOUT = (
     Fault(
         "no-bootstrap",
         "rollout/collector.py",
-        "part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])",
+        "part.bootstrap_timeouts(rows, columns, final_values[:, k])",
         "pass",
         "tests/rollout tests/ppo/test_learn.py",
     ),
@@ -504,10 +504,17 @@ ROLLOUT = (
         "tests/rollout/test_buffer.py",
     ),
     Fault(
+        "resets-are-steps",
+        "rollout/buffer.py",
+        'rows = th.from_numpy(self.valid.argsort(axis=0, kind="stable"))',
+        'rows = th.from_numpy(np.sort(self.valid.argsort(axis=0, kind="stable"), axis=0))',
+        "tests/rollout/test_buffer.py",
+    ),
+    Fault(
         "streams-share-a-critic",
         "rollout/collector.py",
-        "part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])",
-        "part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, 0])",
+        "part.bootstrap_timeouts(rows, columns, final_values[:, k])",
+        "part.bootstrap_timeouts(rows, columns, final_values[:, 0])",
         "tests/rollout/test_streams.py",
     ),
     Fault(

@@ -1,6 +1,7 @@
 """The public names, for type checkers; at run time, :mod:`ppo_plus.public` reads them here."""
 
 from ppo_plus.compiling.compiled import CompileError as CompileError
+from ppo_plus.demonstrations.recording import record_demonstrations as record_demonstrations
 from ppo_plus.distributed.ranks import RanksError as RanksError
 from ppo_plus.envs.make_vec import as_vec_env as as_vec_env
 from ppo_plus.envs.make_vec import make_vec as make_vec
@@ -54,7 +55,6 @@ from ppo_plus.policy.streams import Stream as Stream
 from ppo_plus.policy.streams import StreamPart as StreamPart
 from ppo_plus.ppo import PPO_Plus as PPO_Plus
 from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
-from ppo_plus.rollout.demonstrations import record_demonstrations as record_demonstrations
 from ppo_plus.saving.checkpoint.checkpoint import Checkpoints as Checkpoints
 from ppo_plus.saving.format.names import Refused as Refused
 from ppo_plus.saving.format.names import register as register

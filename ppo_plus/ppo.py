@@ -26,6 +26,7 @@ from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
+from ppo_plus.demonstrations.cloning import clone
 from ppo_plus.distributed.shared import SingleProcess, shared_training
 from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, of_ended, prepare, seed_envs
 from ppo_plus.envs.make_vec import as_vec_env, with_dicts
@@ -50,21 +51,18 @@ from ppo_plus.policy.streams import Stream
 from ppo_plus.process import (
     assigned,
     computing,
-    full_precision,
     has_convolutions,
     interrupts_wait,
     keep_freed_memory,
     torch_defaults,
-    torch_threads,
 )
 from ppo_plus.public import MODULES
 from ppo_plus.require import require_callable, require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
-from ppo_plus.rollout.demonstrations import clone, read_demonstrations
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
 from ppo_plus.rollout.reestimate import following_rewards, reestimated
-from ppo_plus.rollout.streams import finish
+from ppo_plus.rollout.streams import complete_streams
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.model import layout
@@ -511,7 +509,9 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         """Complete the streams of a rollout, of all processes if they all have one."""
         buffer, position = self.rollout_buffer, self.position
         pool = (self.shared if keep_training else SingleProcess(self.ranks)).total
-        position.stream_sums, means = finish(self.policy, buffer, position.stream_sums, collector.dones(), pool)
+        position.stream_sums, means = complete_streams(
+            self.policy, buffer, position.stream_sums, collector.dones(), pool
+        )
         for name, mean in means.items():
             self.logger.record(f"rollout/ep_{name}_mean", mean)
 
@@ -692,7 +692,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> Self:
         """Clone demonstrations before :meth:`learn`: maximize the log-likelihood of their actions
-        (:mod:`ppo_plus.rollout.demonstrations`). Where rewards and ends of episodes are known, the critic learns their
+        (:mod:`ppo_plus.demonstrations.cloning`). Where rewards and ends of episodes are known, the critic learns their
         returns. Afterwards the optimizer is reset, and the random generators of the process are unchanged.
 
         :param dataset: a dict with ``observations`` and ``actions``, and optionally ``rewards``, ``terminations``,
@@ -711,24 +711,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         :raises ValueError: an argument is out of range, or a row does not fit the spaces: names the row
         :raises FloatingPointError: losses stayed non-finite
         """
-        for name, count in {"n_epochs": n_epochs, "batch_size": batch_size}.items():
-            require_int(name, count, 1)
-        require_number("learning_rate", learning_rate, 0, above=True)
-        require_number("validation_split", validation_split, 0, 1 - 1e-9)
-        require_int("patience", patience, 1, or_none=True)
-        self._refresh()
-        warn_of_statistics(self._trained_normalized, self.env)
-        threads = torch_threads(self.settings.threads(self.policy, self.device))
-        generators = th.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        with threads, full_precision(), np.errstate(under="ignore"), generators:
-            if self.seed is not None:
-                th.manual_seed(self.seed)
-            data = read_demonstrations(self, dataset)
-            options = n_epochs, batch_size, learning_rate, validation_split, patience
-            clone(self, data, *options, progress_bar and self.ranks.leads)
-        self._last_obs = None
-        if self.env is not None:
-            self._trained_normalized = bool(normalized_by(self.env))
+        clone(self, dataset, n_epochs, batch_size, learning_rate, validation_split, patience, progress_bar)
         return self
 
     # --- SB3's interface ---------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ ROOMS = [
     "model",
     "rollout",
     "settings",
+    "demonstrations",
     "call",
     "saving",
     "ppo",

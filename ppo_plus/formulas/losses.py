@@ -22,7 +22,7 @@ def gae(
     last_values: th.Tensor,
     episode_starts: th.Tensor,
     last_dones: th.Tensor,
-    gamma: float,
+    gamma: float | th.Tensor,
     gae_lambda: float,
 ) -> th.Tensor:
     r"""GAE(λ): :math:`A_t = \delta_t + \gamma\lambda (1 - d_{t+1}) A_{t+1}`,
@@ -37,7 +37,7 @@ def gae(
     :param last_values: :math:`V_T`, shape ``(N,)``
     :param episode_starts: :math:`d_t`, whether the observation at ``t`` begins an episode, shape ``(T, N)``
     :param last_dones: :math:`d_T`, whether the last step ended an episode, shape ``(N,)``
-    :param gamma: discount :math:`\gamma \in [0, 1]`
+    :param gamma: discount :math:`\gamma \in [0, 1]`; or that of each step, shape ``(T, N)``
     :param gae_lambda: :math:`\lambda \in [0, 1]`: 1 gives Monte-Carlo returns minus the value, 0 one-step TD errors
     :return: :math:`A_t`, shape ``(T, N)``; the TD(λ) returns are ``advantages + values``
     """

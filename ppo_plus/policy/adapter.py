@@ -15,7 +15,7 @@ from stable_baselines3.common import policies as sb3
 from stable_baselines3.common.type_aliases import Schedule
 
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
-from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiInputPolicy, Step
+from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiInputPolicy, PolicyOutput
 
 #: Methods whose work :class:`~ppo_plus.policy.policies.ActorCriticPolicy` does elsewhere.
 CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
@@ -78,11 +78,11 @@ class SB3Interface:
 
     def act(
         self: Any, obs: Any, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
-    ) -> tuple[Step, Carry]:
+    ) -> tuple[PolicyOutput, Carry]:
         """:meth:`ppo_plus.ActorCriticPolicy.act` by ``forward``."""
         actions, values, log_probs = self(obs)
         actions = actions.reshape(len(log_probs), -1).float()
-        return Step(actions, values.flatten(), log_probs, actions[:, :0]), carry
+        return PolicyOutput(actions, values.flatten(), log_probs, actions[:, :0]), carry
 
     def evaluate_batch(self: Any, batch: Any) -> tuple[th.Tensor, th.Tensor]:
         """:meth:`ppo_plus.ActorCriticPolicy.evaluate_batch` by ``evaluate_actions``."""

@@ -84,7 +84,7 @@ class Heads(NamedTuple):
     latent: th.Tensor
 
 
-class Step(NamedTuple):
+class PolicyOutput(NamedTuple):
     """Actions of a policy in ``N`` environments, returned by :meth:`ppo_plus.ActorCriticPolicy.act`.
 
     :param actions: internal actions (see :mod:`ppo_plus.policy.distributions`), shape ``(N, action_dim)``
@@ -103,7 +103,7 @@ class Step(NamedTuple):
         return th.cat([self.actions, self.values[:, None], self.log_probs[:, None], self.params], dim=1)
 
     @classmethod
-    def unpacked(cls, packed: Any, dim: int) -> "Step":
+    def unpacked(cls, packed: Any, dim: int) -> "PolicyOutput":
         """The parts of :meth:`packed` with ``dim`` numbers per action, as views of a tensor or an array."""
         return cls(packed[:, :dim], packed[:, dim], packed[:, dim + 1], packed[:, dim + 2 :])
 
@@ -356,7 +356,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def act(
         self, obs: PyTorchObs, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
-    ) -> tuple[Step, Carry]:
+    ) -> tuple[PolicyOutput, Carry]:
         """Sample actions, with exploration.
 
         A function of its arguments, the weights and torch's generator, without side effects.
@@ -370,7 +370,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         actions, noise = self._explore(params, latent, carry.noise)
         log_probs = self.distribution.log_prob(params, actions)
         values = values if self.streams is None else values[:, 0]
-        return Step(actions, values, log_probs, params), Carry(memory, noise)
+        return PolicyOutput(actions, values, log_probs, params), Carry(memory, noise)
 
     def evaluate(
         self,

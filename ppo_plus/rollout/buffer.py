@@ -24,6 +24,10 @@ from ppo_plus.policy.policies import Carry, Memory
 from ppo_plus.trees import mapped, to_device, tree_flatten, tree_map
 from ppo_plus.update.minibatch import Batch, pick
 
+#: A row for each environment.
+Rows = np.ndarray | th.Tensor
+ObsRows = Rows | dict[str, np.ndarray] | dict[str, th.Tensor]
+
 #: Attributes of the buffer that are the first fields of a :class:`Batch`, in order.
 STORED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params", "masks")
 #: Observations whose values are computed at once: many, which costs less, but images of so many still fit into memory.
@@ -42,14 +46,14 @@ def least_bytes(observation_space: spaces.Space[Any], action_space: spaces.Space
     return observation + 4 * (make_distribution(action_space).action_dim + 6)
 
 
-def _stored(name: str) -> Any:
+def _stored(name: str) -> property:
     """A property that reads a stored array, and writes into it when it is assigned, as in ``self.returns = ...``."""
 
     def read(buffer: "RolloutBuffer") -> Any:
         stored = buffer._stored.get(name)
         return _Arrays(stored) if isinstance(stored, dict) else stored
 
-    def write(buffer: "RolloutBuffer", value: Any) -> None:
+    def write(buffer: "RolloutBuffer", value: ObsRows) -> None:
         if isinstance(value, dict):
             for key, part in value.items():
                 buffer._stored[name][key][...] = part
@@ -116,12 +120,14 @@ class RolloutBuffer:
         """Start a new rollout in the memory of the last one."""
         self.pos = 0
         self.full = False
-        #: Which transitions to learn from; ``None``: all.
+        #: Which rows are transitions (:meth:`add`), booleans ``(T, N)``; ``None``: all.
         self.valid: np.ndarray | None = None
         #: The values of final observations that the rewards have; ``None``: none.
         self._final_values: th.Tensor | None = None
         #: The rollout with the rewards of each stream (:class:`ppo_plus.Stream`) in place of the environment's.
-        self.streams: list[RolloutBuffer] = []
+        self.stream_buffers: list[RolloutBuffer] = []
+        #: Whether returns end with episodes.
+        self.episodic = True
         #: Whether advantages are those of all streams together.
         self.is_combined = False
         #: The policy's memory before the first step of each sequence, in order; empty without memory.
@@ -135,16 +141,17 @@ class RolloutBuffer:
 
     def add(
         self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        episode_start: Any,
-        value: Any,
-        log_prob: Any,
-        params: Any = None,
-        masks: Any = None,
-        final_obs: Any = None,
-        streams: Any = None,
+        obs: ObsRows,
+        action: Rows,
+        reward: Rows,
+        episode_start: Rows,
+        value: Rows,
+        log_prob: Rows,
+        params: Rows | None = None,
+        masks: Rows | None = None,
+        final_obs: ObsRows | None = None,
+        streams: Rows | None = None,
+        valid: np.ndarray | None = None,
     ) -> None:
         """Store one step of all environments: NumPy's arrays, or tensors on the device of the storage.
 
@@ -160,13 +167,19 @@ class RolloutBuffer:
         :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
         :param final_obs: the last observations of episodes that the step has ended, like ``obs``; ``None``: not known
         :param streams: rewards of ``K - 1`` streams, ``(N, K - 1)``, 0 for those that are computed; ``None``: none
+        :param valid: which rows are transitions, booleans ``(N,)``; ``None``: all. The others, such as steps that only
+            reset an environment, count nowhere: advantages, sums and moments are those of the rollout without them
+            (:meth:`estimate`). What follows them begins an episode, so that memory does not lead through them
         """
-        in_tensors, pos = isinstance(action, th.Tensor), self.pos
+        pos = self.pos
         if params is None:
             self._stored.pop("params", None)
             value, log_prob = (th.as_tensor(numbers).reshape(-1).to(self.storage) for numbers in (value, log_prob))
-        action = action.float() if in_tensors else np.asarray(action, dtype=np.float32)
-        stored = self.stored if in_tensors else self._stored.__getitem__
+        stored: Callable[[str], Any] = self._stored.__getitem__
+        if isinstance(action, th.Tensor):
+            action, stored = action.float(), self.stored
+        else:
+            action = np.asarray(action, dtype=np.float32)
         for name, row in (
             ("observations", obs),
             ("actions", action.reshape(self.n_envs, -1)),
@@ -184,6 +197,10 @@ class RolloutBuffer:
         stored("episode_starts")[pos] = episode_start
         stored("values")[pos] = value
         stored("log_probs")[pos] = log_prob
+        if valid is not None:
+            if self.valid is None:
+                self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
+            self.valid[pos] = valid
         self.pos, self.full = self.pos + 1, self.pos + 1 == self.buffer_size
 
     def stored(self, name: str) -> Any:
@@ -198,18 +215,6 @@ class RolloutBuffer:
         All sequences of a rollout have the same length."""
         self.memories.append(memory)
 
-    def exclude(self, steps: list[int], envs: list[int]) -> None:
-        """Exclude steps (rows and their columns) from training: those at which a vector environment only reset, which
-        end one episode and follow the end of another, and those in which an environment failed (:meth:`cut`)."""
-        if self.valid is None:
-            self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
-        self.valid[steps, envs] = False
-
-    def cut(self, steps: list[int], envs: list[int]) -> None:
-        """Give steps (rows and their columns) in which an environment failed, and which ended their episodes, an
-        advantage of 0: the step before each is bootstrapped from the value of where it led, as at a time limit."""
-        self.rewards[steps, envs] = self.values[steps, envs]
-
     def bootstrap_timeouts(
         self, steps: list[int] | th.Tensor, envs: list[int] | th.Tensor, final_values: th.Tensor
     ) -> None:
@@ -222,6 +227,28 @@ class RolloutBuffer:
         gain = values if self._final_values is None else values - self._final_values
         rewards.index_put_((rows, columns), self.gamma * gain, accumulate=True)
         self._final_values = values
+
+    def estimate(self, last_values: th.Tensor, starts: th.Tensor) -> None:
+        """Estimate the advantages of the transitions by :meth:`compute_returns_and_advantage`, as if the rows that are
+        not :attr:`valid` were not there: moved before all others, they change no estimate but their own.
+
+        :param last_values: as of that method
+        :param starts: which of the observations after the last step begin an episode, booleans ``(N,)``
+        """
+        starts = starts if self.episodic else th.zeros_like(starts)
+        # Overridden methods may be SB3's, which works in NumPy.
+        dones = starts.numpy() if starts.device.type == "cpu" else starts
+        if self.valid is None:
+            self.compute_returns_and_advantage(last_values=last_values, dones=dones)
+            return
+        rows = th.from_numpy(self.valid.argsort(axis=0, kind="stable")).to(self.storage)
+        order = rows, th.arange(self.n_envs, device=self.storage)
+        moved = copy.copy(self)
+        moved._stored = {name: tree_map(lambda part: _held(part[order]), self.stored(name)) for name in self._stored}
+        moved.valid = np.sort(self.valid, axis=0)
+        moved.compute_returns_and_advantage(last_values=last_values, dones=dones)
+        for name in ("advantages", "returns"):
+            self.stored(name)[order] = moved.stored(name)
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray | th.Tensor) -> None:
         """Fill ``advantages`` (GAE) and ``returns`` (TD(λ)).
@@ -245,7 +272,7 @@ class RolloutBuffer:
     def combine_advantages(self, weights: Sequence[float], divisor: float) -> None:
         """Add the weighted advantages of the streams to ``advantages``, and divide the sum, unless that is done."""
         if not self.is_combined:
-            parts = zip(weights, self.streams, strict=True)
+            parts = zip(weights, self.stream_buffers, strict=True)
             self.advantages = (self.advantages + sum(weight * part.advantages for weight, part in parts)) / divisor
         self.is_combined = True
 
@@ -258,7 +285,7 @@ class RolloutBuffer:
         """The same rollout with copies of :data:`ESTIMATED`, so that new estimates leave this one unchanged; ``others``
         are stored in place of what has their names."""
         twin = copy.copy(self)
-        twin.streams = [stream.twin() for stream in self.streams]
+        twin.stream_buffers = [stream.twin() for stream in self.stream_buffers]
         own = {name: self.stored(name).clone() for name in ESTIMATED}
         twin._stored = self._stored | {name: _held(tensor) for name, tensor in (own | others).items()}
         return twin
@@ -266,15 +293,15 @@ class RolloutBuffer:
     def put_values(self, values: th.Tensor) -> None:
         """Replace ``values`` by others in the order of :meth:`on_device`, ``(T * N,)``, with streams ``(T * N, K)``."""
         columns = values.reshape(len(values), -1).unbind(1)
-        for part, column in zip((self, *self.streams), columns, strict=True):
+        for part, column in zip((self, *self.stream_buffers), columns, strict=True):
             stored = part.stored("values")
             stored = stored.T if self.memories else stored
             stored.copy_(column.view(stored.shape))
 
     def all_of(self, name: str) -> th.Tensor:
         """``values`` or ``returns``, ``(T, N)``, with streams ``(T, N, K)``."""
-        parts = [part.stored(name) for part in (self, *self.streams)]
-        return th.stack(parts, dim=-1) if self.streams else parts[0]
+        parts = [part.stored(name) for part in (self, *self.stream_buffers)]
+        return th.stack(parts, dim=-1) if self.stream_buffers else parts[0]
 
     def transitions(self, name: str) -> Any:
         """One of the stored tensors, or a dict of them, with a row for each transition to learn from.
@@ -357,7 +384,7 @@ class RolloutBuffer:
             valid=None if self.valid is None else th.from_numpy(self.valid.T.reshape(-1)).to(self.device),
         )
 
-    def _make_room(self, name: str, rows: Any) -> None:
+    def _make_room(self, name: str, rows: ObsRows) -> None:
         """Allocate what is stored under a name, shaped like these rows of a first step, unless it fits already."""
         rows = tree_map(_as_stored, rows)
         if _kinds(rows) != _kinds(mapped(itemgetter(0), self.stored(name))):
@@ -371,12 +398,12 @@ class _Arrays(dict[str, Any]):
         self[key][...] = value
 
 
-def _held(tensor: th.Tensor) -> Any:
+def _held(tensor: th.Tensor) -> Rows:
     """A NumPy array with the memory of a tensor; on another device than the CPU, the tensor."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
-def own_buffer_class(buffer_class: Any) -> type[RolloutBuffer]:
+def own_buffer_class(buffer_class: type | None) -> type[RolloutBuffer]:
     """The class that stores rollouts; ``None`` and SB3's own classes mean :class:`RolloutBuffer`.
 
     :raises TypeError: it is not derived from :class:`RolloutBuffer`
@@ -389,7 +416,7 @@ def own_buffer_class(buffer_class: Any) -> type[RolloutBuffer]:
     return buffer_class
 
 
-def _as_stored(rows: Any) -> th.Tensor:
+def _as_stored(rows: Rows) -> th.Tensor:
     """A tensor of the shape and dtype that rows are stored in: networks compute in float32, integers stay integers."""
     like: th.Tensor = rows if isinstance(rows, th.Tensor) else th.from_numpy(np.empty(rows.shape, rows.dtype))
     return like.float() if like.is_floating_point() else like
@@ -401,7 +428,7 @@ def _kinds(rows: Any) -> Any:
     return structure, [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
 
 
-def _put(stored: Any, pos: int, rows: Any) -> None:
+def _put(stored: Any, pos: int, rows: ObsRows) -> None:
     """Write rows into a step of stored arrays, or tensors."""
     if isinstance(rows, dict):
         for key, row in rows.items():

@@ -6,30 +6,35 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped, without_gradients
 from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, row_of
 from ppo_plus.envs.layers import layers
-from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import is_finite, not_finite, require_finite, to_network
-from ppo_plus.policy.policies import Carry, Step
+from ppo_plus.policy.policies import ActorCriticPolicy, Carry, PolicyOutput
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
-from ppo_plus.rollout.streams import from_infos
+from ppo_plus.rollout.streams import stream_columns
 from ppo_plus.trees import mapped, to_device, tree_leaves, tree_map
 
 #: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
 Act = Callable[..., tuple[th.Tensor, Carry]]
 #: Rows and columns of some transitions of a rollout.
-Places = tuple[th.Tensor, th.Tensor]
+RowsAndColumns = tuple[th.Tensor, th.Tensor]
+#: What environments return: arrays or tensors.
+Kind = TypeVar("Kind", np.ndarray, th.Tensor)
+#: A nesting of tensors.
+Tree = TypeVar("Tree")
 
 
 class Position:
@@ -42,7 +47,7 @@ class Position:
         self.starts: Any = None
         #: Memory and noise of each environment; ``None``: the next step clears memory and draws noise.
         self.carry: Carry | None = None
-        #: Sums of the rewards of streams (:func:`ppo_plus.rollout.streams.finish`); ``None``: unknown.
+        #: Sums of the rewards of streams (:func:`ppo_plus.rollout.streams.complete_streams`); ``None``: unknown.
         self.stream_sums: th.Tensor | None = None
         #: Whether :meth:`warn_once` has warned.
         self.has_warned = False
@@ -62,7 +67,7 @@ class Position:
 class RolloutPlan:
     """What a rollout is collected with."""
 
-    policy: Any  # whose actions to take
+    policy: ActorCriticPolicy  # whose actions to take
     act: Act  # the function that chooses them (`prepare_act`)
     masks: MaskSource | None  # where action masks come from; `None`: there are none
     buffer: RolloutBuffer  # where to store the transitions
@@ -72,20 +77,25 @@ class RolloutPlan:
     window: int = 100  # how many of the last episodes are reported, at most
 
 
-class EnvStep(NamedTuple):
-    """A step of ``N`` environments, in arrays."""
+class EnvStep(NamedTuple, Generic[Kind]):
+    """A step of ``N`` environments, in arrays or in tensors."""
 
-    obs: Any  # the observations before it
-    starts: np.ndarray  # which of them begin an episode, booleans `(N,)`
-    masks: np.ndarray | None  # action masks, booleans `(N, M)`; `None`: none, or in the observations
-    obs_tensor: Any  # the observations as the policy saw them
-    chosen: Step  # what the policy returned for them
+    obs: Kind | dict[str, Kind]  # the observations before it
+    starts: Kind  # which of them begin an episode, booleans `(N,)`
+    masks: Kind | None  # action masks, booleans `(N, M)`; `None`: none, or in the observations
+    obs_tensor: PyTorchObs  # the observations as the policy saw them
+    chosen: PolicyOutput  # what the policy returned for them
     env_actions: Any  # its actions as the environments take them
-    new_obs: Any  # the next observations
-    rewards: np.ndarray  # shape `(N,)`
-    new_starts: np.ndarray  # which of `new_obs` begin an episode, booleans `(N,)`
-    dones: np.ndarray  # which episodes have ended: `new_starts` without steps that only reset
+    new_obs: Kind | dict[str, Kind]  # the next observations
+    rewards: Kind  # shape `(N,)`
+    dones: Kind  # which episodes have ended, booleans `(N,)`
+    valid: Kind | None  # which rows are transitions (`RolloutBuffer.add`), booleans `(N,)`; `None`: all
     infos: Sequence[dict[str, Any]]
+
+    @property
+    def next_starts(self) -> Kind:
+        """Which of ``new_obs`` begin an episode, booleans ``(N,)``: also those that follow no transition."""
+        return self.dones if self.valid is None else self.dones | ~self.valid
 
 
 class Report(NamedTuple):
@@ -95,7 +105,9 @@ class Report(NamedTuple):
     log: dict[str, float] = {}  # what the simulator logged, averaged over the rollout
 
 
-def values_after(policy: Any, buffer: RolloutBuffer, rows: th.Tensor, columns: th.Tensor, final_obs: Any) -> th.Tensor:
+def values_after(
+    policy: ActorCriticPolicy, buffer: RolloutBuffer, rows: th.Tensor, columns: th.Tensor, final_obs: PyTorchObs
+) -> th.Tensor:
     """The critic's values of the final observations of ``M`` transitions, shape ``(M, K)`` with ``K - 1`` streams.
 
     With memory, each is the last step of a sequence of the rollout that ends with that transition.
@@ -150,20 +162,18 @@ class Collector:
     #: of them begin an episode, on the device of the storage.
     _last: tuple[Any, Carry | None, th.Tensor]
     #: Transitions that a time limit, and nothing else, ended, and their final observations as tensors.
-    _at_limits: tuple[Places, Any]
+    _at_limits: tuple[RowsAndColumns, Any]
     #: Time limits without a final observation: the value of the observation before is used.
-    _unknown: Places | None = None
+    _unknown: RowsAndColumns | None = None
 
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
         self._plan, self.position, self._step = plan, position, step
         #: Steps taken in this rollout.
         self.n_steps = 0
-        #: The step that is not stored yet, an :class:`EnvStep` or a ``TensorStep``.
-        self.pending: Any = None
+        #: The step that is not stored yet.
+        self.pending: EnvStep[Any] | None = None
         #: Transitions that a time limit ended: row, column, final observation.
         self._limited: list[tuple[int, int, Any]] = []
-        #: Steps that led nowhere, since the environment failed and was replaced: row, column.
-        self._failed: list[tuple[int, int]] = []
         #: Which episodes have ended in each step, booleans ``(N,)``.
         self._dones: list[Any] = []
         self._use(env)
@@ -181,11 +191,11 @@ class Collector:
     def leave(self) -> None:
         """End the rollout early: the next one continues from where the pending step led."""
         if self.pending is not None and self.position.obs is not None:
-            self.position.obs, self.position.starts = self.pending.new_obs, self.pending.new_starts
+            self.position.obs, self.position.starts = self.pending.new_obs, self.pending.next_starts
         self.pending = self.position.stream_sums = None
 
-    def step(self) -> Any:
-        """Take a step with the policy's actions, and return it, an :class:`EnvStep` or a ``TensorStep``.
+    def step(self) -> EnvStep[Any]:
+        """Take a step with the policy's actions, and return it.
 
         :raises ValueError: the observations have another shape than their space, or the masks are not valid
         :raises FloatingPointError: the policy's output, an observation or a reward is not finite
@@ -196,23 +206,24 @@ class Collector:
         obs_tensor, chosen = self._choose(obs, starts, masks)
         env_actions = plan.policy.distribution.to_env(chosen.actions)
         with self._checked:
-            new_obs, rewards, new_starts, infos = self._env.step(env_actions)
+            new_obs, rewards, dones, infos = self._env.step(env_actions)
             self._step += 1
             n_envs = self._env.num_envs
             # Copies: environments may return the same arrays in each step, also in an evaluation by a callback.
-            new_obs, new_starts = mapped(np.array, new_obs), np.array(new_starts, dtype=bool).reshape(n_envs)
+            new_obs, dones = mapped(np.array, new_obs), np.array(dones, dtype=bool).reshape(n_envs)
             rewards = as_rewards(rewards, n_envs, self._step)
             self._checked.require_finite(new_obs, rewards)
-        dones = new_starts
-        if np.count_nonzero(new_starts):
-            dones = new_starts & [not is_reset(info) for info in infos]
-        self.pending = EnvStep(
-            obs, starts, masks, obs_tensor, chosen, env_actions, new_obs, rewards, new_starts, dones, infos
-        )
-        return self.pending
+        valid = None
+        if np.count_nonzero(dones) and any(resets := [is_reset(info) for info in infos]):
+            valid = ~np.array(resets)
+            dones = dones & valid
+        taken = obs, starts, masks, obs_tensor, chosen, env_actions
+        step: EnvStep[np.ndarray] = EnvStep(*taken, new_obs, rewards, dones, valid, infos)
+        self.pending = step
+        return step
 
-    def _choose(self, obs: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[Any, Step]:
-        """The observations as the policy sees them, and what it chooses."""
+    def _choose(self, obs: VecEnvObs, starts: np.ndarray, masks: np.ndarray | None) -> tuple[PyTorchObs, Any]:
+        """The observations as the policy sees them, and what it chooses, a :class:`PolicyOutput` of arrays."""
         plan, policy = self._plan, self._plan.policy
         carry = self._next_carry(starts)
         obs_tensor = to_network(obs, policy.observation_space, plan.device)
@@ -224,7 +235,7 @@ class Collector:
             # Checked only on errors, so that steps are not slower.
             check_shape(obs, policy.observation_space, len(starts))
             raise
-        step: Any = Step.unpacked(packed.cpu().numpy(), policy.distribution.action_dim)
+        step: Any = PolicyOutput.unpacked(packed.cpu().numpy(), policy.distribution.action_dim)
         # A log-probability is not finite where a parameter or an action is not.
         if not is_finite(step.values + step.log_probs):
             raise not_finite(policy, obs_tensor, self._step)
@@ -232,7 +243,7 @@ class Collector:
             step = step._replace(actions=step.actions.astype(policy.distribution.dtype))
         return obs_tensor, step
 
-    def _next_carry(self, starts: Any) -> Carry:
+    def _next_carry(self, starts: np.ndarray | th.Tensor) -> Carry:
         """The carry of the next step, whose noise is drawn again if it is due; ``starts`` as of :class:`Position`."""
         policy, carry, freq = self._plan.policy, self.position.carry, self._plan.sde_sample_freq
         if carry is None:
@@ -252,7 +263,7 @@ class Collector:
 
     def locals(self) -> dict[str, Any]:
         """What callbacks find of the pending step in their ``locals``, under SB3's names."""
-        step: EnvStep = self.pending
+        step = self._taken()
         return {
             "obs_tensor": step.obs_tensor,
             "action_masks": step.masks,
@@ -266,15 +277,20 @@ class Collector:
             "infos": step.infos,
         }
 
+    def _taken(self) -> EnvStep[Any]:
+        """The pending step."""
+        assert self.pending is not None, "there is no step to store"
+        return self.pending
+
     def store(self, env: VecEnv) -> None:
         """Store the pending step, and continue from it, or from a reset if something else has used the environments.
 
         :param env: the environments to continue in
         :raises FloatingPointError: a final observation is not finite
         """
-        step: EnvStep = self.pending
-        row, starts, infos = self.n_steps, step.new_starts, step.infos
-        limited = self._limited_in(starts, infos) if np.count_nonzero(starts) else []
+        step = self._taken()
+        starts, infos = step.next_starts, step.infos
+        limited = self._limited_in(step) if np.count_nonzero(step.dones) else []
         with self._checked if limited else nullcontext():
             for i, final_obs in limited:
                 require_finite("final observation", final_obs, self._step, env=i)
@@ -284,31 +300,24 @@ class Collector:
             self._use(env)
         else:
             self.position.obs, self.position.starts = step.new_obs, starts
-        self._limited += [(row, i, final_obs) for i, final_obs in limited]
-        buffer = self._plan.buffer
-        if np.count_nonzero(starts):
-            starting = np.flatnonzero(starts).tolist()
-            failed = [i for i in starting if RESTART in infos[i]]
-            self._failed += [(row, i) for i in failed]
-            if excluded := failed + [i for i in starting if is_reset(infos[i])]:
-                buffer.exclude([row] * len(excluded), excluded)
+        self._limited += [(self.n_steps, i, final_obs) for i, final_obs in limited]
         actions, values, log_probs, params = step.chosen
         streams = self._plan.policy.streams
-        further = () if streams is None else from_infos(streams, step.new_obs, step.dones, infos)
-        buffer.add(step.obs, actions, step.rewards, step.starts, values, log_probs, params, step.masks, *further)
+        after, rewards = (None, None) if streams is None else stream_columns(streams, step.new_obs, step.dones, infos)
+        row = step.obs, actions, step.rewards, step.starts, values, log_probs, params, step.masks
+        self._plan.buffer.add(*row, after, rewards, step.valid)
         self._dones.append(step.dones)
         self.n_steps += 1
         self.pending = None
 
-    def _limited_in(self, starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
+    def _limited_in(self, step: EnvStep[np.ndarray]) -> list[tuple[int, Any]]:
         """Index and final observation of the environments whose episode a time limit, and nothing else, has ended.
 
         Warns once of infos with only one of the two entries that say so, and of overwritten final observations.
         """
-        step: Any = self.pending
         limited: list[tuple[int, Any]] = []
-        for i in np.flatnonzero(starts).tolist():
-            final_obs, is_limited = infos[i].get("terminal_observation"), infos[i].get(TIMEOUT)
+        for i in np.flatnonzero(step.dones).tolist():
+            final_obs, is_limited = step.infos[i].get("terminal_observation"), step.infos[i].get(TIMEOUT)
             if is_limited and final_obs is not None:
                 # Copied: the environment may reuse the array before the rollout ends.
                 limited.append((i, copy.deepcopy(final_obs)))
@@ -351,28 +360,29 @@ class Collector:
 
         :param buffer: the rollout's, or a twin of it
         """
-        policy, (obs, carry, starts) = self._plan.policy, self._last
-        (rows, columns), final_obs = self._at_limits
-        final_values = []
         with th.no_grad():
-            carry = carry or Carry(policy.init_memory(len(starts)))
-            values = policy.predict_values(obs, carry, to_device(starts, policy.device)).reshape(len(starts), -1)
-            if len(rows):
-                final_values.append(values_after(policy, buffer, rows, columns, final_obs))
-        if self._unknown is not None and len(self._unknown[0]):
-            final_values.append(buffer.all_of("values")[self._unknown].reshape(len(self._unknown[0]), -1))
-            rows, columns = map(th.cat, zip((rows, columns), self._unknown, strict=True))
+            rows, columns, final_values = self._values_at_limits(buffer)
+            last_values, starts = self._last_values(), self._last[-1]
         buffer.is_combined = False
-        for k, part in enumerate((buffer, *buffer.streams)):
-            continues = k > 0 and not policy.streams.parts[k - 1].stream.episodic
-            if final_values and not continues:
-                part.bootstrap_timeouts(rows, columns, th.cat(final_values)[:, k])
-            if self._failed and not continues:
-                part.cut(*([*column] for column in zip(*self._failed, strict=True)))
-            ended = th.zeros_like(starts) if continues else starts
-            # Overridden methods may be SB3's, which works in NumPy.
-            dones = ended.numpy() if ended.device.type == "cpu" else ended
-            part.compute_returns_and_advantage(last_values=values[:, k : k + 1], dones=dones)
+        for k, part in enumerate((buffer, *buffer.stream_buffers)):
+            if len(rows) and part.episodic:
+                part.bootstrap_timeouts(rows, columns, final_values[:, k])
+            part.estimate(last_values[:, k : k + 1], starts)
+
+    def _last_values(self) -> th.Tensor:
+        """The present values of the last observations, ``(N, K)`` with ``K - 1`` streams."""
+        policy, (obs, carry, starts) = self._plan.policy, self._last
+        carry = carry or Carry(policy.init_memory(len(starts)))
+        return policy.predict_values(obs, carry, to_device(starts, policy.device)).reshape(len(starts), -1)
+
+    def _values_at_limits(self, buffer: RolloutBuffer) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Rows and columns of ``M`` time limits, and the present values of their final observations, ``(M, K)``."""
+        (rows, columns), final_obs = self._at_limits
+        found = [values_after(self._plan.policy, buffer, rows, columns, final_obs)] if len(rows) else []
+        if self._unknown is not None and len(self._unknown[0]):
+            found.append(buffer.all_of("values")[self._unknown].reshape(len(self._unknown[0]), -1))
+            rows, columns = map(th.cat, zip((rows, columns), self._unknown, strict=True))
+        return rows, columns, th.cat(found) if found else th.empty(0, 1)
 
     def dones(self) -> th.Tensor:
         """Which episodes have ended in each step of the rollout, booleans ``(T, N)``."""
@@ -387,7 +397,9 @@ def restart(position: Position, env: VecEnv, checked: CheckedEnvs) -> None:
     position.starts, position.carry = np.ones(env.num_envs, dtype=bool), None
 
 
-def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation, may_move: bool = True) -> Act:
+def prepare_act(
+    policy: ActorCriticPolicy, masks: MaskSource | None, compilation: Compilation, may_move: bool = True
+) -> Act:
     """How a policy acts in the next rollout, compiled if training is; ``may_move``: callbacks may move weights."""
     tensors = [*policy.parameters(), *policy.buffers()]
 
@@ -403,10 +415,10 @@ def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation,
     return without_gradients(plain if compiled is None else compiled.bind(tensors, plain=plain, may_move=may_move))
 
 
-def where(mask: th.Tensor, one: Any, other: Any) -> Any:
+def where(mask: th.Tensor, one: Tree, other: Tree) -> Tree:
     """Rows of one nesting of tensors where a mask ``(N,)`` is true, and of another one elsewhere."""
 
     def choose(a: th.Tensor, b: th.Tensor) -> th.Tensor:
         return a.where(mask.reshape(-1, *[1] * (a.ndim - 1)), b)
 
-    return tree_map(choose, one, other)
+    return tree_map(choose, one, other)  # type: ignore[no-any-return]

@@ -5,9 +5,9 @@ import math
 import pickle
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +17,7 @@ from gymnasium.wrappers import vector as vectorized
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import (
     SubprocVecEnv,
     VecEnv,
@@ -31,6 +32,7 @@ from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, monitored, prepare
 from ppo_plus.envs.layers import exchange, layers, share_layers, wrapped_by
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
+from ppo_plus.model import Model
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.process import assigned
 from ppo_plus.require import require_int, require_spaces
@@ -51,7 +53,15 @@ NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
 RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)
 
 
-def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[float, float]:
+class Evaluated(Model, Protocol):
+    """A model that is evaluated."""
+
+    normalize_observations: bool | dict[str, Any]
+
+    def _wrap_env(self, env: GymEnv, verbose: int = 0) -> VecEnv: ...
+
+
+def evaluate(model: Evaluated, n_eval_episodes: int, env: GymEnv | None, render: bool) -> tuple[float, float]:
     """See :meth:`ppo_plus.PPO_Plus.evaluate`, of which ``model`` is one."""
     if isinstance(n_eval_episodes, (gym.Env, VecEnv)):
         raise TypeError(f"n_eval_episodes={n_eval_episodes!r} is an environment: pass env={n_eval_episodes!r}")
@@ -82,7 +92,11 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
 
 
 def play(
-    model: Any, env: VecEnv, n_episodes: int, callback: Any = None, **options: Any
+    model: Any,
+    env: VecEnv,
+    n_episodes: int,
+    callback: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
+    **options: Any,
 ) -> tuple[list[float], list[int]]:
     """Returns and lengths of episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
 
@@ -143,14 +157,15 @@ class Masked:
         return self.model.predict(observation, *args, action_masks=action_masks, **kwargs)  # type: ignore[no-any-return]
 
 
-def check_evaluations(model: Any, callbacks: Sequence[BaseCallback]) -> None:
+def check_evaluations(model: Evaluated, callbacks: Sequence[BaseCallback]) -> None:
     """:raises ValueError: SB3's ``EvalCallback`` would evaluate without action masks, or normalize twice"""
     for callback in callbacks:
         if isinstance(callback, EvalCallback):
             prepare(callback.eval_env)
             require_one_normalization(callback.eval_env, model.normalize_observations)
-    if any(type(callback)._on_step is EvalCallback._on_step for callback in callbacks):
-        source = find_masks(model.env, model.policy.distribution.mask_layout, model.settings.action_mask_key)
+    plays = any(type(callback)._on_step is EvalCallback._on_step for callback in callbacks)
+    if plays and model.env is not None:
+        source = find_masks(model.env, model.policy.distribution.mask_layout, model.action_mask_key)
         if source is not None and source.key is None:
             raise ValueError(
                 "callback=EvalCallback(...): SB3's EvalCallback does not pass the environment's action masks: use "
@@ -215,7 +230,7 @@ def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
             yield played
 
 
-def _without_recorders(env: Any) -> Any:
+def _without_recorders(env: VecEnv | gym.Env | gym.vector.VectorEnv) -> Any:
     return next(layer for layer in layers(env) if not isinstance(layer, RECORDERS))
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch as th
 
+from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
 from ppo_plus.update.minibatch import Batch, pick, steps_per_sequence
 
 
-def values_of(policy: Any, rollout: Batch) -> th.Tensor:
+def values_of(policy: ActorCriticPolicy, rollout: Batch) -> th.Tensor:
     """What the critic predicts for every observation of a rollout; with memory, by sequences from the stored memory.
 
     :param rollout: ``B`` transitions
@@ -51,7 +52,11 @@ def following_rewards(buffer: RolloutBuffer, estimate: Callable[[RolloutBuffer],
 
 
 def reestimated(
-    epochs: Iterable[Any], rollout: Batch, policy: Any, buffer: RolloutBuffer, estimate: Callable[[RolloutBuffer], None]
+    epochs: Iterable[Any],
+    rollout: Batch,
+    policy: ActorCriticPolicy,
+    buffer: RolloutBuffer,
+    estimate: Callable[[RolloutBuffer], None],
 ) -> Iterator[Any]:
     """Epochs; before each but the first, the rollout gets advantages and returns by the policy's present values.
 

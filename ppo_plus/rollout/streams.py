@@ -12,18 +12,23 @@ from ppo_plus.envs.supervised.shared_memory import write_row
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.formulas.losses import gae
 from ppo_plus.formulas.moments import Moments
+from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Pool, StreamPart, Streams
-from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
+from ppo_plus.rollout.buffer import AT_ONCE, ObsRows, RolloutBuffer
 from ppo_plus.rollout.reestimate import values_of
 from ppo_plus.trees import to_device, tree_map
+from ppo_plus.update.minibatch import Observations
 
 #: Bound of normalized rewards, as that of ``VecNormalize``.
 CLIP = 10.0
 
 
-def from_infos(streams: Streams, new_obs: Any, dones: np.ndarray, infos: Sequence[Mapping[str, Any]]) -> Any:
+def stream_columns(
+    streams: Streams, new_obs: ObsRows, dones: np.ndarray, infos: Sequence[dict[str, Any]]
+) -> tuple[ObsRows | None, np.ndarray]:
     """What a step adds to the buffer: the observations after it, also of episodes that it has ended, if streams are
-    computed from them; and the rewards in ``info``, ``(N, K - 1)``, which are 0 where an environment only reset.
+    computed from them; and the rewards in ``info``, ``(N, K - 1)``, which are 0 where an environment only reset,
+    or failed, since its info then has no keys of its own.
 
     :raises KeyError: one is missing
     :raises ValueError: one is not a number
@@ -31,7 +36,7 @@ def from_infos(streams: Streams, new_obs: Any, dones: np.ndarray, infos: Sequenc
     rewards = np.zeros((len(dones), len(streams.parts)), dtype=np.float32)
     for k, part in enumerate(streams.parts):
         for i in range(0 if part.stream.is_computed else len(dones)):
-            info: Any = infos[i] if i < len(infos) else {}
+            info = infos[i] if i < len(infos) else {}
             if not is_reset(info) and RESTART not in info:
                 found = part.stream.find(info, f" of environment {i}")
                 try:
@@ -48,8 +53,8 @@ def from_infos(streams: Streams, new_obs: Any, dones: np.ndarray, infos: Sequenc
     return after, rewards
 
 
-def from_tensors(streams: Streams, infos: Mapping[str, Any], like: th.Tensor) -> th.Tensor:
-    """The rewards in the infos of environments in tensors, ``(N, K - 1)``; errors as :func:`from_infos`."""
+def stream_tensors(streams: Streams, infos: Mapping[str, Any], like: th.Tensor) -> th.Tensor:
+    """The rewards in the infos of environments in tensors, ``(N, K - 1)``; errors as :func:`stream_columns`."""
     rows = [like * 0.0 if part.stream.is_computed else part.stream.find(infos) for part in streams.parts]
     for part, row in zip(streams.parts, rows, strict=True):
         if np.shape(row) not in ((len(like),), (len(like), 1)):
@@ -57,8 +62,10 @@ def from_tensors(streams: Streams, infos: Mapping[str, Any], like: th.Tensor) ->
     return th.stack([th.as_tensor(row).reshape(-1).to(like) for row in rows], dim=1)
 
 
-def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th.Tensor, pool: Pool) -> tuple[Any, Any]:
-    """Give a buffer its ``streams``, whose rewards are computed and normalized, and adapt multipliers.
+def complete_streams(
+    policy: ActorCriticPolicy, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th.Tensor, pool: Pool
+) -> tuple[th.Tensor, dict[str, float]]:
+    """Give a buffer its ``stream_buffers``, whose rewards are computed and normalized, and adapt multipliers.
 
     :param sums: for each environment and stream the sum of rewards in the present episode, and a discounted sum,
         ``(K - 1, 2, N)``; ``None``: they are unknown, and the present episodes are not counted
@@ -67,12 +74,13 @@ def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th
     :return: the sums after the rollout; the mean sums of the episodes that have ended in it, by name
     :raises FloatingPointError: a reward is not finite
     """
-    starts, table, means = buffer.stored("episode_starts"), buffer.stored("stream_rewards"), {}
-    after, streams = [], []
+    starts, table, means = buffer.stored("episode_starts"), buffer.stored("stream_rewards"), dict[str, float]()
+    after, own_buffers = [], []
     valid = None if buffer.valid is None else th.from_numpy(buffer.valid)
-    known = dones if valid is None else dones & valid
+    known = dones
     if sums is None:
-        known, sums = known & (starts.cumsum(dim=0) > 0), table.new_zeros(table.shape[2], 2, buffer.n_envs)
+        known, sums = dones & (starts.cumsum(dim=0) > 0), table.new_zeros(table.shape[2], 2, buffer.n_envs)
+    assert policy.streams is not None
     for k, part in enumerate(policy.streams.parts):
         stream = part.stream
         rewards = computed(part, buffer, pool).to(table) if stream.is_computed else table[..., k].clone()
@@ -81,10 +89,11 @@ def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th
         for row, i in (~rewards.isfinite()).nonzero()[:1].tolist():
             raise FloatingPointError(f"the stream {stream.name!r} is not finite in step {row} of environment {i}")
         own = buffer.twin(rewards=rewards, episode_starts=starts if stream.episodic else th.zeros_like(starts))
+        own.episodic = stream.episodic
         own.gamma = buffer.gamma if stream.gamma is None else stream.gamma
         own.gae_lambda = buffer.gae_lambda if stream.gae_lambda is None else stream.gae_lambda
-        totals = discounted_sums(rewards, sums[k, 0].to(rewards), starts, 1.0)
-        discounted = discounted_sums(rewards, sums[k, 1].to(rewards), own.stored("episode_starts"), own.gamma)
+        totals = discounted_sums(rewards, sums[k, 0].to(rewards), starts, 1.0, valid)
+        discounted = discounted_sums(rewards, sums[k, 1].to(rewards), own.stored("episode_starts"), own.gamma, valid)
         after.append(th.stack([totals[-1], discounted[-1]]))
         ended = pool(Moments.of(totals[known]))
         if ended.n > 0:
@@ -93,8 +102,8 @@ def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th
         if stream.normalize:
             part.add(pool(Moments.of(discounted.flatten() if valid is None else discounted[valid])))
             rewards.div_(part.std.item()).clamp_(-CLIP, CLIP)
-        streams.append(own)
-    buffer.streams = streams
+        own_buffers.append(own)
+    buffer.stream_buffers = own_buffers
     buffer.put_values(values_of(policy, policy.prepare_rollout(buffer.on_device())))
     return th.stack(after), means
 
@@ -102,7 +111,7 @@ def finish(policy: Any, buffer: RolloutBuffer, sums: th.Tensor | None, dones: th
 def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
     """The rewards of a stream that are computed from transitions, ``(T, N)``."""
 
-    def rewards(observations: Any, actions: th.Tensor, next_observations: Any) -> th.Tensor:
+    def rewards(observations: Observations, actions: th.Tensor, next_observations: Observations) -> th.Tensor:
         found, n = part.rewards(observations, actions, next_observations), len(actions)
         if not isinstance(found, th.Tensor) or found.shape != (n,):
             what = f"rewards of shape {tuple(np.shape(found))}, {type(found).__name__}"
@@ -112,18 +121,26 @@ def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
     names = ("observations", "actions", "final_observations")
     whole = [tree_map(lambda rows: rows.flatten(0, 1), buffer.stored(name)) for name in names]
     size, device, n = AT_ONCE // 4, part.mean.device, buffer.buffer_size * buffer.n_envs
+    valid = th.ones(n, dtype=th.bool) if buffer.valid is None else th.from_numpy(buffer.valid).flatten()
     pieces = [tree_map(lambda rows, i=i: to_device(rows[i : i + size], device), whole) for i in range(0, n, size)]
     with th.no_grad():
-        for _, _, next_obs in pieces:
-            part.observe(next_obs, pool)
+        for (_, _, next_obs), counted in zip(pieces, valid.split(size), strict=True):
+            part.observe(tree_map(lambda rows, counted=counted: rows[counted], next_obs), pool)
         return th.cat([rewards(*piece) for piece in pieces]).view(buffer.buffer_size, buffer.n_envs)
 
 
-def discounted_sums(rewards: th.Tensor, before: th.Tensor, starts: th.Tensor, gamma: float) -> th.Tensor:
+def discounted_sums(
+    rewards: th.Tensor, before: th.Tensor, starts: th.Tensor, gamma: float, valid: th.Tensor | None = None
+) -> th.Tensor:
     r""":math:`S_t = r_t + \gamma (1 - d_t) S_{t-1}`, ``(T, N)``: GAE backwards in time.
 
     :param before: :math:`S` before the first step, ``(N,)``
+    :param valid: which rows are transitions, booleans ``(T, N)``; ``None``: all. The others, whose rewards are 0, leave
+        the sums unchanged
     """
+    decay: float | th.Tensor = gamma
+    if valid is not None:
+        starts, decay = starts * valid, th.where(valid, gamma, 1.0).flip(0)
     backwards = starts.flip(0)
     parts = rewards.flip(0), th.zeros_like(rewards), before, backwards.roll(1, 0), backwards[-1]
-    return gae(*parts, gamma, 1.0).flip(0)
+    return gae(*parts, decay, 1.0).flip(0)

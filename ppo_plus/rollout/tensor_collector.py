@@ -5,10 +5,10 @@ limits there were, what to log) is computed on the device and read in one copy.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -19,9 +19,20 @@ from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, nothing_allowed, warn_of_order
 from ppo_plus.policy.observations import not_finite, require_finite
-from ppo_plus.policy.policies import Step
-from ppo_plus.rollout.collector import Collector, Places, Position, Report, RolloutPlan, restart, where
-from ppo_plus.rollout.streams import from_tensors
+from ppo_plus.policy.policies import PolicyOutput
+from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.rollout.collector import (
+    Collector,
+    EnvStep,
+    Position,
+    Report,
+    RolloutPlan,
+    RowsAndColumns,
+    Tree,
+    restart,
+    where,
+)
+from ppo_plus.rollout.streams import stream_tensors
 from ppo_plus.trees import to_device, tree_leaves, tree_map
 from ppo_plus.update.minibatch import read
 
@@ -72,26 +83,15 @@ class LazyLocals(dict[str, Any]):
         return dict(self)
 
 
-class TensorStep(NamedTuple):
-    """A step of environments in tensors."""
-
-    obs: Any  # the observations before it
-    starts: th.Tensor  # which of them begin an episode, booleans `(N,)`
-    masks: th.Tensor | None  # action masks, booleans `(N, M)`; `None`: none, or in the observations
-    chosen: Step  # what the policy returned for them
-    env_actions: Any  # its actions as the environments take them
-    stepped: Stepped  # what the environments returned
-    rewards: Lazy  # its rewards for callbacks, which may write into them
-    streams: th.Tensor | None  # the rewards of streams, `(N, K - 1)`; `None`: there are none
-    new_obs: Any  # the next observations
-    new_starts: th.Tensor  # which of them begin an episode, booleans `(N,)`
-    dones: th.Tensor  # which episodes have ended, the same
-    #: Episodes are reported at the end of the rollout.
-    infos: Sequence[dict[str, Any]] = ()
-
-
 class TensorCollector(Collector):
     """Collects one rollout from environments in tensors. The position has tensors on the plan's device."""
+
+    #: What the simulator returned for the pending step.
+    _stepped: Stepped
+    #: Its rewards for callbacks, which may write into them.
+    _seen: Lazy
+    #: The rewards of its streams, ``(N, K - 1)``; ``None``: there are none.
+    _stream_rewards: th.Tensor | None
 
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
         super().__init__(plan, env, position, step)
@@ -117,9 +117,9 @@ class TensorCollector(Collector):
         position.obs, position.starts = self._here(tree_map(th.as_tensor, (position.obs, position.starts)))
         self._simulator = env
 
-    def _here(self, tensors: Any, copy: bool = False) -> Any:
-        options: Any = {"copy": True, "memory_format": th.contiguous_format} if copy else {}
-        return tree_map(lambda tensor: tensor.to(self._plan.device, **options), tensors)
+    def _here(self, tensors: Tree, copy: bool = False) -> Tree:
+        options: dict[str, Any] = {"copy": True, "memory_format": th.contiguous_format} if copy else {}
+        return tree_map(lambda tensor: tensor.to(self._plan.device, **options), tensors)  # type: ignore[no-any-return]
 
     def _masks(self) -> th.Tensor | None:
         """The present action masks, booleans ``(N, M)``; ``None``: none, or in the observations.
@@ -135,7 +135,7 @@ class TensorCollector(Collector):
         # A copy, since the simulator may write into its own.
         return self._here(flat_masks(str(source), masks, source.layout)).to(th.bool, copy=True)  # type: ignore[no-any-return]
 
-    def step(self) -> TensorStep:
+    def step(self) -> EnvStep[th.Tensor]:
         """Take a step with the policy's actions.
 
         :raises FloatingPointError: the policy has none, since an observation is not finite
@@ -149,9 +149,9 @@ class TensorCollector(Collector):
         except Exception:
             require_finite("observation", as_numpy(obs), self._step)
             raise
-        chosen = Step.unpacked(packed, plan.policy.distribution.action_dim)
+        chosen = PolicyOutput.unpacked(packed, plan.policy.distribution.action_dim)
         env_actions = self._to_env(chosen.actions)
-        stepped: Stepped = self._simulator.step_tensors(env_actions)
+        stepped = self._simulator.step_tensors(env_actions)
         # Copies, since the simulator may write into its own in the next step, which may be that of an evaluation.
         new_obs, rewards, final_obs = self._here((stepped.obs, stepped.rewards, stepped.final_obs), copy=True)
         new = {name: self._here(getattr(stepped, name)) for name in ("dones", "timeouts", "returns", "lengths")}
@@ -161,17 +161,18 @@ class TensorCollector(Collector):
                 mean = th.as_tensor(value, dtype=th.float32).mean()
                 self._log.setdefault(name, []).append(to_device(mean, plan.device))
         self._step += 1
-        of = plan.policy.streams
-        streams = None if of is None else from_tensors(of, stepped.infos, rewards)
-        seen = Lazy(lambda: as_numpy(rewards))
-        next_ones = new_obs, stepped.dones, stepped.dones
-        self.pending = TensorStep(obs, position.starts, masks, chosen, env_actions, stepped, seen, streams, *next_ones)
-        return self.pending
+        streams = plan.policy.streams
+        self._stream_rewards = None if streams is None else stream_tensors(streams, stepped.infos, rewards)
+        self._stepped, self._seen = stepped, Lazy(lambda: as_numpy(rewards))
+        # Episodes are reported at the end of the rollout, not in infos.
+        taken = obs, position.starts, masks, obs, chosen, env_actions
+        step: EnvStep[th.Tensor] = EnvStep(*taken, new_obs, rewards, stepped.dones, None, ())
+        self.pending = step
+        return step
 
     def locals(self) -> dict[str, Any]:
         # Copied to the host on access.
-        step: TensorStep = self.pending
-        simulator = self._simulator
+        step, simulator, stepped = self._taken(), self._simulator, self._stepped
         return {
             "obs_tensor": step.obs,
             "action_masks": step.masks,
@@ -180,14 +181,13 @@ class TensorCollector(Collector):
             "actions": Lazy(lambda: as_numpy(step.chosen.actions)),
             "clipped_actions": Lazy(lambda: as_numpy(step.env_actions)),
             "new_obs": Lazy(lambda: as_numpy(step.new_obs)),
-            "rewards": step.rewards,
+            "rewards": self._seen,
             "dones": Lazy(lambda: as_numpy(step.dones)),
-            "infos": Lazy(lambda: simulator.infos(step.stepped)),
+            "infos": Lazy(lambda: simulator.infos(stepped)),
         }
 
     def store(self, env: VecEnv) -> None:
-        step: TensorStep = self.pending
-        position, stepped = self.position, step.stepped
+        step, position, stepped = self._taken(), self.position, self._stepped
         dones, timeouts, final_obs = stepped.dones, stepped.timeouts, stepped.final_obs
         known = th.full_like(dones, final_obs is not None)
         if position.obs is None:
@@ -196,15 +196,15 @@ class TensorCollector(Collector):
             known, timeouts = known | ~dones, timeouts | ~dones
             self._use(env)
         else:
-            position.obs, position.starts = step.new_obs, step.new_starts
+            position.obs, position.starts = step.new_obs, dones
         # Callbacks may have written into the rewards that they saw.
-        seen = "value" in vars(step.rewards)
-        rewards = self._here(th.from_numpy(step.rewards.value)) if seen else stepped.rewards
-        if step.streams is not None:
+        seen = "value" in vars(self._seen)
+        rewards = self._here(th.from_numpy(self._seen.value)) if seen else stepped.rewards
+        if self._stream_rewards is not None:
             # Streams are computed from the observations after all steps.
             final_obs = stepped.obs if final_obs is None else where(dones, final_obs, stepped.obs)
         chosen = (step.chosen.actions, rewards, step.starts, *step.chosen[1:], step.masks)
-        self._plan.buffer.add(step.obs, *chosen, final_obs, step.streams)
+        self._plan.buffer.add(step.obs, *chosen, final_obs, self._stream_rewards)
         self._episodes.append((dones, timeouts, known, stepped.returns, stepped.lengths))
         self.n_steps += 1
         self.pending = None
@@ -240,7 +240,7 @@ class TensorCollector(Collector):
                 "the simulator does not return final observations of episodes, so the value of the observation before "
                 f"replaces that of the final one at a time limit{also}: {self._simulator.env.remedy}"
             )
-        limited, self._unknown = _places(known, int(n_known)), _places(unknown, int(n_unknown))
+        limited, self._unknown = _entries(known, int(n_known)), _entries(unknown, int(n_unknown))
         stored = buffer.stored("final_observations")
         self._last = position.obs, position.carry, position.starts
         self._at_limits = limited, tree_map(lambda rows: rows[limited], stored) if n_known else None
@@ -297,7 +297,7 @@ def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, win
     return th.stack([entry.to(returns.dtype) for entry in (last >= 0, *entries)])
 
 
-def _places(mask: th.Tensor, n: int) -> Places:
+def _entries(mask: th.Tensor, n: int) -> RowsAndColumns:
     """Rows and columns of ``n`` true entries of ``(T, N)``, in order; ``nonzero`` would ask the device for ``n``."""
     indices = mask.flatten().float().topk(n, sorted=False).indices.sort().values
     return indices // mask.shape[1], indices % mask.shape[1]
@@ -307,7 +307,7 @@ def _floats(tensors: Any) -> list[th.Tensor]:
     return [leaf for leaf in tree_leaves(tensors) if leaf.is_floating_point()]
 
 
-def _stored_masks(buffer: Any, source: MaskSource) -> th.Tensor:
+def _stored_masks(buffer: RolloutBuffer, source: MaskSource) -> th.Tensor:
     """The masks of a rollout, booleans ``(T, N, M)``."""
     masks = buffer.stored("masks") if source.key is None else buffer.stored("observations")[source.key]
     return masks.flatten(2).bool()  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ def test_it_reads_every_kind_of_observation(observation):
     model.learn(64)
     assert 0 < model.logger.name_to_value["train/curiosity_loss"] < np.inf
     assert all(map(th.equal, target, part.target.parameters()))
-    assert (model.rollout_buffer.streams[0].rewards > 0).all()
+    assert (model.rollout_buffer.stream_buffers[0].rewards > 0).all()
 
 
 def test_what_it_has_seen_is_rewarded_less_than_what_is_new():
@@ -102,7 +102,7 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_sums():
         raw = part.rewards(None, None, obs[1:].flatten(0, 1)).view(63, 2)
     # But for the last steps of episodes, the next observation is the one that is stored next.
     inside = buffer.stored("episode_starts")[1:] == 0
-    rewards = buffer.streams[0].stored("rewards")
+    rewards = buffer.stream_buffers[0].stored("rewards")
     th.testing.assert_close((rewards[:-1] * part.std.float())[inside], raw[inside], rtol=1e-4, atol=1e-6)
     sums = th.zeros(2)
     discounted = []
@@ -122,7 +122,7 @@ def test_large_errors_at_the_start_do_not_make_later_rewards_tiny():
     part, errors, rewards = model.policy.streams.parts[0], [], []
     for rollouts in (1, 8):
         model.learn(128 * rollouts, reset_num_timesteps=False)
-        normalized = model.rollout_buffer.streams[0].rewards
+        normalized = model.rollout_buffer.stream_buffers[0].rewards
         errors.append(normalized.mean() * part.std.item())
         rewards.append(normalized.std())
     assert errors[1] < errors[0] / 20

@@ -146,7 +146,7 @@ def test_curiosity_is_about_raw_observations_once_statistics_are_in_the_policy()
     env = VecNormalize(DummyVecEnv([Far]))
     model = PPO_Plus("MlpPolicy", env, n_steps=64, streams=[RandomNetworkDistillation()], seed=0, compile=False)
     model.learn(128).absorb_normalization().learn(64)
-    assert len(np.unique(model.rollout_buffer.streams[0].rewards)) > 32
+    assert len(np.unique(model.rollout_buffer.stream_buffers[0].rewards)) > 32
     first = PPO_Plus("MlpPolicy", env, n_steps=64, streams=[Stream(lambda obs, *_: obs[:, 0], name="first")])
     env.norm_obs = True
     with pytest.warns(UserWarning, match="the stream 'first' is computed from raw observations now"):

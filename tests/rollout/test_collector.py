@@ -365,23 +365,21 @@ class Silent(VecEnvWrapper):
         return *result, dones, infos if dones.any() else []
 
 
-def test_episodes_may_be_restarted_after_a_step_without_infos():
-    class Restarts(BaseCallback):
-        def _on_step(self):
-            if self.n_calls == 5:
-                self.model._last_obs = None
-            return True
+class Restarting(BaseCallback):
+    """Has the environments start new episodes after the fifth step."""
 
-    env = Silent(vec(ACTIONS["discrete"]))
-    model = PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, seed=0, device="cpu").learn(128, Restarts())
-    assert model.num_timesteps == 128
+    def _on_step(self):
+        if self.n_calls == 5:
+            self.model._last_obs = None
+        return True
 
 
 def test_steps_without_infos_are_collected():
     models = []
     for wrap in (lambda env: env, Silent):
         env = wrap(vec(ACTIONS["discrete"]))
-        models.append(PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, seed=0, device="cpu").learn(128))
+        model = PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, seed=0, device="cpu")
+        models.append(model.learn(128, Restarting()))
     assert models[0].rollout_buffer.episode_starts.sum() > 2
     for ours, theirs in zip(*(model.policy.parameters() for model in models), strict=True):
         assert th.equal(ours, theirs)

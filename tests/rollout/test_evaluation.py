@@ -2,7 +2,6 @@
 
 import copy
 import math
-import re
 import warnings
 from functools import partial
 from itertools import product
@@ -131,7 +130,7 @@ def test_actions_are_deterministic():
     assert model.evaluate(20, env=Echo(max_steps=1)) == (float(expected[0]), 0.0)
 
 
-@pytest.mark.parametrize("normalize", [{}, {"norm_obs": False}, {"norm_reward": False}], ids=str)
+@pytest.mark.parametrize("normalize", [{}, {"norm_obs": False}], ids=str)
 def test_returns_are_in_the_rewards_of_the_innermost_environment(normalize):
     model = make(env=VecNormalize(vec(ACTIONS["discrete"], env_class=CountingEnv, max_steps=4), **normalize)).learn(32)
     assert model.evaluate(2) == (RETURN, 0.0)
@@ -193,44 +192,35 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("order", STACKS)
-def test_an_environment_with_the_same_wrappers_is_evaluated(order):
-    model, other = (make(env=STACKS[order](vec(ACTIONS["discrete"], env_class=CountingEnv))) for _ in range(2))
-    assert model.learn(16).evaluate(1, env=other.get_env()) == (RETURN, 0.0)
+def test_an_environment_with_stacked_frames_is_wrapped_as_in_training():
+    def env():
+        return vec(ACTIONS["discrete"], env_class=CountingEnv)
 
-
-def test_an_environment_is_normalized_around_its_stacked_frames():
-    model = make(env=STACKS["normalized_stack"](vec(ACTIONS["discrete"], env_class=CountingEnv))).learn(16)
-    other = VecFrameStack(vec(ACTIONS["discrete"], env_class=CountingEnv), 2)
-    assert model.evaluate(1, env=other) == (RETURN, 0.0)
-
-
-def test_an_environment_with_other_wrappers_raises_an_error():
-    model = make(env=STACKS["stack_of_normalized"](vec(ACTIONS["discrete"], env_class=CountingEnv))).learn(16)
-    other = VecFrameStack(vec(ACTIONS["discrete"], env_class=CountingEnv), 2)
+    for wrap in STACKS.values():
+        assert make(env=wrap(env())).learn(16).evaluate(1, env=wrap(env())) == (RETURN, 0.0)
+    other = VecFrameStack(env(), 2)
+    assert make(env=STACKS["normalized_stack"](env())).learn(16).evaluate(1, env=other) == (RETURN, 0.0)
     with pytest.raises(ValueError, match="VecNormalize"):
-        model.evaluate(1, env=other)
+        make(env=STACKS["stack_of_normalized"](env())).learn(16).evaluate(1, env=other)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_an_environment_in_place_of_the_number_of_episodes_is_named():
-    env = RandomEnv(ACTIONS["discrete"])
-    with pytest.raises(TypeError, match=re.escape(f"n_eval_episodes={env!r} is an environment: pass env=")):
-        make().evaluate(env)
+REFUSED = {
+    "an environment": (Monitor(CountingEnv()), {}, "n_eval_episodes=<.* is an environment: pass env="),
+    "none": (0, {}, "n_eval_episodes=0"),
+    "a fraction": (2.5, {}, "n_eval_episodes=2.5"),
+    "text": ("3", {}, "n_eval_episodes='3'"),
+    "other actions": (1, {"env": CountingEnv(ACTIONS["box"])}, "spaces do not match"),
+    "other observations": (1, {"env": CountingEnv(observation_space=spaces.Box(-1, 1, (2,)))}, "spaces do not match"),
+}
 
 
-@pytest.mark.parametrize("n_eval_episodes", [0, -1, 2.5, "3", None])
-def test_a_bad_number_of_episodes_raises_an_error(n_eval_episodes):
-    with pytest.raises((ValueError, TypeError), match=f"n_eval_episodes={n_eval_episodes!r}"):
-        make().evaluate(n_eval_episodes)
-
-
-@pytest.mark.parametrize("env", [CountingEnv(ACTIONS["box"]), CountingEnv(observation_space=spaces.Box(-1, 1, (2,)))])
-def test_an_environment_with_other_spaces_raises_an_error(env):
-    with pytest.raises(ValueError, match="spaces do not match"):
-        make().evaluate(1, env=env)
+@pytest.mark.parametrize(("n", "options", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_evaluated_raises_an_error(n, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make().evaluate(n, **options)
 
 
 def test_a_model_without_an_environment_asks_for_one(tmp_path):
@@ -343,19 +333,11 @@ def rollout_with_evaluation_after(step, **kwargs):
 
 
 def test_the_training_environment_is_reset_after_its_evaluation():
-    rollout = rollout_with_evaluation_after(step=2)
-    assert rollout["observations"][:, 0, 0].tolist() == [0, 1, 0, 1, 2, 3, 0, 1]
-
-
-def test_episodes_start_in_the_buffer_where_they_start():
-    rollout = rollout_with_evaluation_after(step=2)
-    np.testing.assert_array_equal(rollout["episode_starts"], rollout["observations"][..., 0] == 0)
-
-
-def test_rewards_of_the_evaluation_are_not_in_the_rollout():
-    # Without a future nothing is added where episodes are cut.
+    # Without a future nothing is added to rewards where episodes are cut.
     rollout = rollout_with_evaluation_after(step=2, gamma=0.0)
+    assert rollout["observations"][:, 0, 0].tolist() == [0, 1, 0, 1, 2, 3, 0, 1]
     assert rollout["rewards"][:, 0].tolist() == [1, 2, 1, 2, 3, 4, 1, 2]
+    np.testing.assert_array_equal(rollout["episode_starts"], rollout["observations"][..., 0] == 0)
 
 
 def test_an_episode_cut_by_an_evaluation_is_bootstrapped():
@@ -617,9 +599,11 @@ class Told(CountingEnv):
         return *results, self.info
 
 
-@pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("value", [3, "three", {"r": 5}, {"number": 3}], ids=str)
-@pytest.mark.parametrize("kind", ["single", "vec", "processes"])
+@pytest.mark.parametrize(
+    ("kind", "value", "same"),
+    [("single", 3, True), ("single", {"r": 5}, False), ("vec", "three", False), ("processes", {"number": 3}, True)],
+    ids=str,
+)
 def test_an_episode_in_the_infos_is_the_environments_own(kind, value, same):
     env = Told()
     env.same, env.value = same, value

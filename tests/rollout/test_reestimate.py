@@ -8,7 +8,6 @@ import pytest
 import torch as th
 from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, RandomEnv, vec
-from faulty_envs import fine_and, supervised
 from models import SMALL
 from parametrization import sample
 from stable_baselines3.common.callbacks import BaseCallback
@@ -258,16 +257,6 @@ def test_while_nothing_is_learned_all_estimates_are_the_first(case):
     model.learn(2 * T * N)
     assert autoreset is None or not model.rollout_buffer.valid.all()
     assert_steady(model)
-
-
-def test_steps_in_which_an_environment_failed_stay_cut():
-    env = supervised(*fine_and("raise", 5), restarts=1)
-    settings = dict(n_steps=T, batch_size=8, n_epochs=3, recompute_advantages=True, compile=False, seed=0, device="cpu")
-    model = Epochs("MlpPolicy", env, learning_rate=1e-2, **settings).learn(1)
-    _, advantages, returns, _ = model.epochs[2]
-    cut = ~th.from_numpy(model.rollout_buffer.valid).reshape(-1)
-    assert cut.sum() == 1 and (advantages[cut] == 0).all()
-    assert not th.equal(returns[cut], model.epochs[0][2][cut])
 
 
 def test_values_are_asked_for_in_parts_of_whole_sequences(monkeypatch):

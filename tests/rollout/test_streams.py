@@ -11,15 +11,26 @@ from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from faulty_envs import Failing, fine_and, supervised
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from stream_envs import COST, CURIOSITY, ENERGY, PROGRESS, STREAMS, Counting, counting, progress
 from tensor_envs import TensorTwin
 
-from ppo_plus import Cost, PPO_Plus, RandomNetworkDistillation, RolloutBuffer, Stream, TensorEnv, Transition, as_vec_env
+from ppo_plus import (
+    Carry,
+    Cost,
+    PPO_Plus,
+    RandomNetworkDistillation,
+    RolloutBuffer,
+    Stream,
+    TensorEnv,
+    Transition,
+    as_vec_env,
+)
 from ppo_plus.compiling import compiled
+from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.rollout.streams import discounted_sums
 
 T, N = 32, 3
@@ -111,7 +122,7 @@ def test_advantages_are_those_of_a_plain_loop_and_add_up_by_their_weights():
         for k, each in enumerate(zip(rewards.values(), gammas, lambdas, episodic, strict=True))
     ]
     for k in range(3):
-        np.testing.assert_allclose(buffer.streams[k].returns, estimates[k + 1][1], atol=1e-4)
+        np.testing.assert_allclose(buffer.stream_buffers[k].returns, estimates[k + 1][1], atol=1e-4)
     np.testing.assert_allclose(buffer.returns, estimates[0][1], atol=1e-4)
     # The last update is at the end of training, where the schedule is 0.
     multiplier = -model.policy.streams.weights(0.0)[0][0]
@@ -121,6 +132,7 @@ def test_advantages_are_those_of_a_plain_loop_and_add_up_by_their_weights():
     np.testing.assert_allclose(buffer.advantages, expected, atol=1e-4)
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     shape=st.tuples(st.integers(1, 9), st.integers(1, 3)),
@@ -130,16 +142,19 @@ def test_advantages_are_those_of_a_plain_loop_and_add_up_by_their_weights():
 def test_sums_and_combinations_are_those_of_their_formulas(seed, shape, gamma, weights):
     rng = np.random.default_rng(seed)
     rewards, before, starts = rng.normal(size=shape), rng.normal(size=shape[1]), rng.random(shape) < 0.4
-    found = discounted_sums(*(th.as_tensor(part).float() for part in (rewards, before, starts)), gamma)
-    sums = before
-    for t, row in enumerate(found.numpy()):
-        sums = rewards[t] + gamma * np.where(starts[t], 0.0, sums)
-        np.testing.assert_allclose(row, sums, atol=1e-5)
+    for valid in (None, rng.random(shape) < 0.5):
+        counted = np.ones(shape, bool) if valid is None else valid
+        tables = (th.as_tensor(part).float() for part in (rewards * counted, before, starts))
+        found = discounted_sums(*tables, gamma, None if valid is None else th.from_numpy(valid))
+        sums = before
+        for t, row in enumerate(found.numpy()):
+            sums = np.where(counted[t], rewards[t] + gamma * np.where(starts[t], 0.0, sums), sums)
+            np.testing.assert_allclose(row, sums, atol=1e-5)
     space = gym.spaces.Discrete(2)
     buffer = RolloutBuffer(shape[0], space, space, n_envs=shape[1])
     parts = rng.normal(size=(1 + len(weights), *shape)).astype(np.float32)
-    buffer.streams = [buffer.twin() for _ in weights]
-    for each, part in zip((buffer, *buffer.streams), parts, strict=True):
+    buffer.stream_buffers = [buffer.twin() for _ in weights]
+    for each, part in zip((buffer, *buffer.stream_buffers), parts, strict=True):
         each.advantages = part
     divisor = 1 + sum(map(abs, weights))
     for _ in range(2):
@@ -199,6 +214,61 @@ def test_a_loaded_model_learns_with_another_number_of_environments(tmp_path):
     assert model.position.stream_sums.shape[-1] == N + 1
 
 
+class Short(gym.Env):
+    """Random observations and rewards; episodes have 2, 3, 4, … steps."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def __init__(self):
+        self.length = 1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.length = 0, self.length + 1
+        return self.observe(), {}
+
+    def observe(self):
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), self.np_random.normal(), self.t == self.length, False, {"one": 1.0}
+
+
+@pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLruPolicy"])
+def test_in_every_autoreset_mode_only_transitions_count(mode, policy):
+    """Estimates, sums and moments are those of the trajectory without the other rows, also with memory."""
+    env = as_vec_env(gym.vector.SyncVectorEnv([Short] * N, autoreset_mode=mode))
+    going_on = Stream("one", gamma=0.9, gae_lambda=1.0, episodic=False, normalize=True, name="going on")
+    curiosity = RandomNetworkDistillation(normalize=False)
+    model = make(env, [going_on, Stream("one", name="ending"), curiosity], policy, learning_rate=0.0)
+    model.learn(T * N)
+    buffer, position = model.rollout_buffer, model.position
+    valid = np.ones((T, N), bool) if buffer.valid is None else buffer.valid
+    assert valid.all() == (mode == gym.vector.AutoresetMode.SAME_STEP)
+    parts, sums = model.policy.streams.parts, []
+    assert parts[0].count == parts[2].normalizer.count == valid.sum()
+    for i in range(N):
+        rows = np.flatnonzero(valid[:, i])
+        obs = np.append(buffer.observations[rows, i], position.obs[i : i + 1], axis=0)
+        starts = np.append(buffer.episode_starts[rows, i], position.starts[i]).astype(bool)
+        carry = Carry(model.policy.init_memory(1))
+        with th.no_grad():
+            values = model.policy.predict_values(th.from_numpy(obs), carry, th.from_numpy(starts)).numpy()
+        for k, (part, gamma, gae_lambda) in enumerate(
+            zip((buffer, *buffer.stream_buffers), (0.99, 0.9, 0.99, 0.99), (0.95, 1.0, 0.95, 0.95), strict=True)
+        ):
+            ends = starts if k in (0, 2) else np.zeros_like(starts)
+            advantage = 0.0
+            for j, t in reversed([*enumerate(rows)]):
+                error = part.rewards[t, i] + gamma * values[j + 1, k] * ~ends[j + 1] - values[j, k]
+                advantage = error + gamma * gae_lambda * advantage * ~ends[j + 1]
+                assert part.returns[t, i] == pytest.approx(advantage + values[j, k], abs=1e-4)
+        sums += [sum(0.9**age for age in range(n)) for n in range(1, len(rows) + 1)]
+    assert parts[0].mean.item() == pytest.approx(np.mean(sums), rel=1e-4)
+
+
 def test_in_steps_that_only_reset_there_are_no_rewards():
     gym.register("Counting-v0", entry_point=Counting)
     try:
@@ -210,12 +280,12 @@ def test_in_steps_that_only_reset_there_are_no_rewards():
     model.learn(2 * T * N, facts)
     buffer = model.rollout_buffer
     assert buffer.valid is not None and not buffer.valid.all()
-    assert all((stream.rewards[~buffer.valid] == 0).all() for stream in buffer.streams)
+    assert all((stream.rewards[~buffer.valid] == 0).all() for stream in buffer.stream_buffers)
     assert model.policy.streams.parts[-2].count < 2 * T * N
     steps = facts.rollouts[-1]
     # Values of final observations are added at time limits.
     is_cut = np.vectorize(limited)(table(steps, "infos"))
-    assert (buffer.streams[2].rewards[buffer.valid & ~is_cut] == 1).all() and is_cut.any()
+    assert (buffer.stream_buffers[2].rewards[buffer.valid & ~is_cut] == 1).all() and is_cut.any()
     ended = [i["episode"]["l"] for i in table(steps, "infos").flat if "episode" in i]
     assert facts.logged[-1]["rollout/ep_progress_mean"] == pytest.approx(np.mean(ended))
 
@@ -289,7 +359,7 @@ def test_with_masks_and_choices():
     assert model.logger.name_to_value["train/curiosity_loss"] > 0
 
 
-def test_an_environment_that_fails_ends_all_streams():
+def test_a_fault_is_a_time_limit_of_streams():
     class Costly(Failing):
         def step(self, action):
             *rest, info = super().step(action)
@@ -301,13 +371,13 @@ def test_an_environment_that_fails_ends_all_streams():
     model, facts = make(env, streams=streams, n_steps=16, batch_size=16, n_epochs=1), Facts()
     model.learn(48, facts)
     buffer = model.rollout_buffer
-    ended, *going_on = buffer.streams
-    assert (~buffer.valid).sum() == 1
-    np.testing.assert_allclose(ended.returns[~buffer.valid], ended.values[~buffer.valid], rtol=1e-5)
-    # Where nothing ends, the step is one without a reward.
-    for continues in going_on:
-        assert continues.rewards[~buffer.valid] == 0 and (continues.rewards[buffer.valid] == 1).all()
-    assert facts.logged[-1]["rollout/ep_cost_mean"] == 8
+    ended, continues, ones = buffer.stream_buffers
+    faults = np.vectorize(lambda info: RESTART in info)(table(facts.rollouts[0], "infos"))
+    assert buffer.valid is None and faults.sum() == 1
+    # Its info has no entry: there is no reward but the value of the final observation, which the step began with.
+    np.testing.assert_allclose(ended.rewards[faults], 0.99 * ended.values[faults], rtol=1e-5)
+    assert continues.rewards[faults] == 0 and (continues.rewards[~faults] == 1).all() and (ones.rewards == 1).all()
+    assert facts.logged[0]["rollout/ep_cost_mean"] == pytest.approx((8 + 8 + 4 + 8 + 8 + 8) / 6)
     env.close()
 
 
@@ -344,7 +414,7 @@ def test_environments_in_tensors_have_streams():
     streams = [Cost(("terms", "cost"), limit=3.0, gamma=1.0), PROGRESS, CURIOSITY]
     model, facts = make(as_vec_env(CountingTensors()), streams=streams, n_steps=20, batch_size=20), Facts()
     model.learn(80, facts)
-    cost, progressed, curiosity = model.rollout_buffer.streams
+    cost, progressed, curiosity = model.rollout_buffer.stream_buffers
     steps, cut = np.arange(20), np.arange(20) % 4 == 3
     np.testing.assert_array_equal(cost.rewards[:, 1], steps % 5 + 1)
     np.testing.assert_array_equal(progressed.rewards[:, 1], 1)
@@ -394,7 +464,7 @@ def test_what_is_not_a_number_is_named_with_its_environment(cost):
 
 def test_normalized_rewards_are_clipped_as_by_vec_normalize():
     model = make(Costing(1.0), streams=[Stream("cost", gamma=0.0, normalize=True)]).learn(T)
-    assert (model.rollout_buffer.streams[0].rewards == 10.0).all()
+    assert (model.rollout_buffer.stream_buffers[0].rewards == 10.0).all()
 
 
 def test_a_missing_key_is_named_with_its_environment():

@@ -6,9 +6,8 @@ dies; there is no answer in time. :class:`SupervisedVecEnv` detects it before an
 
 If a restart is left, a fresh environment replaces the faulty one, and the others are not affected. A step in which an
 environment failed has no result: its row has the last good observation as ``terminal_observation``,
-``TimeLimit.truncated``, a reward of 0, and the reason as ``info["env_restart"]``. ``PPO_Plus`` bootstraps the step
-before it from the value of that observation, and leaves the row itself out of training, since any reward would credit
-or blame the action. If the reset after the end of an episode failed, the step is complete, and there is no such row.
+``TimeLimit.truncated``, a reward of 0, and the reason as ``info["env_restart"]``. For ``PPO_Plus`` it is an ordinary
+time limit. If the reset after the end of an episode failed, the step is complete, and there is no such row.
 
 ``N`` is the number of environments.
 

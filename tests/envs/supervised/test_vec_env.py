@@ -358,23 +358,21 @@ class AfterRollout(BaseCallback):
         self.last = self.model._last_obs.copy()
 
 
-def test_the_step_is_left_out_and_the_one_before_is_bootstrapped():
+def test_a_fault_is_a_time_limit_for_learning():
     env = supervised(*fine_and("raise", 5), restarts=1, seed=3)
     model, after = model_in(env, gae_lambda=0.9, gamma=0.8), AfterRollout()
     model.learn(24, callback=after)
     buffer = after.buffer
-    excluded = np.zeros((8, 3), bool)
-    excluded[4, 1] = True
-    assert (buffer.valid == ~excluded).all()
+    assert buffer.valid is None and sum(len(batch.actions) for batch in buffer.get(8)) == 24
     values, rewards, advantages = buffer.values[:, 1], buffer.rewards[:, 1], buffer.advantages[:, 1]
-    assert advantages[4] == 0
-    # As if there had been a time limit after the fourth step.
-    expected = 0.0
+    # Where the step began is the final observation, whose value is the rest of the return.
+    assert rewards[4] == pytest.approx(0.8 * values[4], abs=1e-5)
+    expected = rewards[4] - values[4]
+    assert advantages[4] == pytest.approx(expected, abs=1e-5)
     for t in (3, 2, 1, 0):
         expected = rewards[t] + 0.8 * values[t + 1] - values[t] + 0.8 * 0.9 * expected
         assert advantages[t] == pytest.approx(expected, abs=1e-5)
     assert buffer.episode_starts[:, 1].tolist() == [1, 0, 0, 0, 0, 1, 0, 0]
-    assert sum(len(batch.actions) for batch in buffer.get(8)) == 23
 
 
 @pytest.mark.parametrize("fault", ["nan", "infinite reward", "raise"])

@@ -24,9 +24,9 @@ from torch import optim
 import ppo_plus
 import ppo_plus.settings
 from ppo_plus import PPO_Plus, record_demonstrations
+from ppo_plus.demonstrations import cloning
+from ppo_plus.demonstrations.reading import read_demonstrations
 from ppo_plus.policy.distributions import make_distribution
-from ppo_plus.rollout import demonstrations
-from ppo_plus.rollout.demonstrations import read_demonstrations
 from ppo_plus.trees import tree_leaves, tree_map
 
 BOX, MASKABLE = ACTIONS["box"], ["discrete", "multidiscrete_2d", "multibinary", "mixed"]
@@ -301,8 +301,8 @@ def test_returns_end_with_episodes_and_are_bootstrapped_where_these_did_not_term
     data = read_demonstrations(model, pairs(8) | ends | dict(rewards=np.arange(8.0)))
     assert data["ends"].tolist() == [False, False, True, False, True, False, False, True]
     assert data["cut"].tolist() == [False, False, False, False, True, False, False, True]
-    part = demonstrations._batch(model.policy, data, th.arange(8))
-    demonstrations._estimate(model.policy, [part], 0.5)
+    part = cloning._batch(model.policy, data, th.arange(8))
+    cloning._estimate(model.policy, [part], 0.5)
     with th.no_grad():
         values = model.policy.predict_values(data["observations"])[:, 0].numpy()
     expected = [0 + 0.5 * 2, 1 + 0.5 * 2, 2, 3 + 0.5 * values[4], values[4]]
@@ -355,20 +355,20 @@ def test_without_validation_there_are_all_epochs():
 
 def test_whole_episodes_are_held_out():
     ends = th.arange(100) % 10 == 9
-    learned, held_out = demonstrations._split({"actions": th.zeros(100, 1), "ends": ends}, 0.3)
+    learned, held_out = cloning._split({"actions": th.zeros(100, 1), "ends": ends}, 0.3)
     assert len(held_out) == 30 and sorted([*learned.tolist(), *held_out.tolist()]) == list(range(100))
     assert len(set((held_out // 10).tolist())) == 3
-    learned, held_out = demonstrations._split({"actions": th.zeros(100, 1)}, 0.3)
+    learned, held_out = cloning._split({"actions": th.zeros(100, 1)}, 0.3)
     assert len(held_out) == 30 and len(set((held_out // 10).tolist())) > 3
     # Something is left to learn from.
-    learned, held_out = demonstrations._split({"actions": th.zeros(1, 1)}, 0.99)
+    learned, held_out = cloning._split({"actions": th.zeros(1, 1)}, 0.99)
     assert len(learned) == 1 and not len(held_out)
 
 
 def test_the_loss_of_held_out_transitions_does_not_depend_on_how_many_are_read_at_once(capsys, monkeypatch):
     losses = []
     for at_once in (1024, 7):
-        monkeypatch.setattr(demonstrations, "AT_ONCE", at_once)
+        monkeypatch.setattr(cloning, "AT_ONCE", at_once)
         make_model(env=vec(BOX)).pretrain(noise(), n_epochs=3, patience=None, progress_bar=True)
         losses.append(re.findall(r"validation_loss=(\S+?)[],]", capsys.readouterr().err)[-1])
     assert losses[0] == losses[1]
@@ -465,12 +465,13 @@ def test_a_function_is_recorded():
     assert np.flatnonzero(cut["truncations"]).tolist() == [3, 7, 11] and not cut["terminations"].any()
 
 
-def test_an_episode_that_a_fault_interrupts_is_not_recorded():
+def test_an_episode_that_a_fault_interrupts_is_recorded_as_truncated():
     env = supervised(*fine_and("raise", at=5), restarts=1)
     data = record_demonstrations(lambda obs: 1, env, 6)
     env.close()
-    ends = data["terminations"] | data["truncations"]
-    assert env.n_restarts == 1 and np.flatnonzero(ends).tolist() == [*range(7, 48, 8)]
+    lengths = np.diff(np.flatnonzero(data["terminations"] | data["truncations"]), prepend=-1)
+    assert env.n_restarts == 1 and sorted(lengths) == [5, 8, 8, 8, 8, 8]
+    assert data["truncations"][np.cumsum(lengths)[lengths == 5] - 1].all()
 
 
 def test_the_masks_are_recorded_beside_the_actions_of_a_function():

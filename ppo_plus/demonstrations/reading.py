@@ -1,0 +1,167 @@
+"""Data sets of demonstrations, checked and as tensors."""
+
+from collections.abc import Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from stable_baselines3.common.preprocessing import is_image_space, maybe_transpose
+
+from ppo_plus.envs.checks import TIMEOUT
+from ppo_plus.envs.normalization import observation_moments
+from ppo_plus.model import Model
+from ppo_plus.policy.masking import as_masks
+from ppo_plus.policy.observations import is_finite, to_network
+from ppo_plus.require import LARGEST, require_spaces
+from ppo_plus.trees import mapped, tree_leaves, tree_map
+
+#: The entries of a data set, and what imitation calls them.
+NAMES = {"observations": "obs", "actions": "acts", "rewards": "rews", "terminations": "", "truncations": ""}
+MASKS = "action_masks"
+#: The spaces of a reward, and of whether an episode ends.
+REWARD, END = spaces.Box(-LARGEST, LARGEST, (), np.float64), spaces.Discrete(2)
+#: Raised where a row is not what its space says.
+MISTAKES = ValueError, TypeError, LookupError
+
+
+def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
+    """A data set (see :meth:`ppo_plus.PPO_Plus.pretrain`) as tensors on the model's device, with a row per transition:
+    ``observations`` as the policy sees them, internal ``actions``, and if they are known ``rewards``, ``ends`` of
+    episodes, ``cut`` (the ends that are not terminations) and ``action_masks``.
+
+    Observations are added to the statistics by which they are normalized.
+
+    :raises ValueError: something is missing, unknown, or does not fit the spaces: names the row
+    """
+    if dataset is None or isinstance(dataset, (str, Path)):
+        raise TypeError(f"dataset={dataset!r} must be a dict of arrays or a list of episodes: np.load reads .npz files")
+    if isinstance(dataset, Mapping):
+        data, last = _checked(model, "dataset", dataset), np.array([-1])
+    else:
+        episodes = dataset.iterate_episodes() if hasattr(dataset, "iterate_episodes") else dataset
+        parts = [_checked(model, f"dataset[{i}]", _episode(part)) for i, part in enumerate(episodes)]
+        if len({tuple(part) for part in parts}) != 1:
+            raise ValueError("dataset has no episodes, or only some of them have rewards or masks: make them alike")
+        data = tree_map(lambda *rows: np.concatenate(rows), *parts)
+        last = np.cumsum([len(part["truncations"]) for part in parts]) - 1
+    terminations, truncations = data.pop("terminations", None), data.pop("truncations", 0)
+    if terminations is not None:
+        data["ends"] = (terminations | truncations).astype(bool)
+        data["ends"][last] = True
+        data["cut"] = data["ends"] & (terminations == 0)
+    elif model.policy.remembers:
+        raise ValueError("dataset has no terminations: a policy with memory learns from whole episodes")
+    normalize, observed = model.get_vec_normalize_env(), data.pop("observations")
+    if normalize is not None:
+        require_spaces(normalize, model.observation_space, model.action_space)
+        for key, moments in observation_moments(normalize).items() if normalize.training else ():
+            moments.update(observed[key] if key else observed)
+        observed = normalize.normalize_obs(observed)
+        if normalize.norm_reward:
+            data.pop("rewards", None)  # their scale in training is not known yet
+    observations = to_network(observed, model.observation_space, model.device)
+    if (normalizer := model.policy.observation_normalizer) is not None:
+        normalizer.add(normalizer.moments_of(observations))
+    data["actions"] = model.policy.distribution.from_env(data["actions"])
+    return {"observations": observations} | {name: th.as_tensor(rows).to(model.device) for name, rows in data.items()}
+
+
+def _episode(episode: Any) -> dict[str, Any]:
+    """The entries of a trajectory of imitation, an episode of Minari, or a dict of one or several episodes."""
+    get = episode.get if isinstance(episode, Mapping) else lambda name: getattr(episode, name, None)
+    found = {name: get(name) if get(name) is not None else get(short) for name, short in NAMES.items()}
+    data = {name: rows for name, rows in found.items() if rows is not None}
+    data |= episode if isinstance(episode, Mapping) else {}
+    if {"observations", "actions"} <= data.keys():
+        n, infos = _count(data["actions"]), get("infos")
+        data["observations"] = mapped(lambda rows: rows[:n] if len(rows) == n + 1 else rows, data["observations"])
+        # imitation does not say how an episode has ended, but its infos may.
+        terminated = bool(get("terminal")) and not (infos is not None and infos[-1].get(TIMEOUT, False))
+        last = np.arange(n) == n - 1
+        data.setdefault("truncations", last)
+        if get("terminal") is None and "terminations" not in data:
+            data.pop("rewards", None)  # returns are unknown where the way an episode ended is
+        data.setdefault("terminations", last & terminated)
+    return data
+
+
+def _count(rows: Any) -> int:
+    return len(rows) if isinstance(rows, list) else len(np.atleast_1d(tree_leaves(rows)[0]))
+
+
+def _checked(model: Model, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a data set or an episode as arrays in the dtypes of their spaces."""
+    known = dict(zip(NAMES, (model.observation_space, model.action_space, REWARD, END, END), strict=True))
+    names = [*known, MASKS]
+    if not {*names[:2]} <= given.keys() <= {*names}:
+        raise ValueError(f"{name} has {[*given]}: it needs {names[:2]}, and may have {names[2:]}")
+    n, distribution, masks = _count(given["actions"]), model.policy.distribution, given.get(MASKS)
+    if not n:
+        raise ValueError(f"{name} is empty: give it at least one transition")
+    data = {key: _rows(f"{name}[{key!r}]", given[key], known[key], n, key != names[0]) for key in known if key in given}
+    if masks is not None:
+        data[MASKS] = masks = as_masks(f"{name}[{MASKS!r}]", masks, distribution.mask_layout)
+    elif model.action_mask_key is not None:
+        masks = data["observations"][model.action_mask_key].reshape(n, -1).astype(bool)
+    if masks is not None:
+        if len(masks) != n:
+            raise ValueError(f"{name} has {len(masks)} action_masks and {n} actions: give one of each per transition")
+        # A masked action has the lowest of all log-probabilities.
+        net, std = th.zeros(n, distribution.net_dim), th.ones(n, distribution.gaussian_dim)
+        params = distribution.params(net, std, th.from_numpy(masks))
+        log_probs = distribution.log_prob(params, th.from_numpy(distribution.from_env(data["actions"])))
+        for row in (log_probs < -LARGEST / 2).nonzero()[:1]:
+            raise ValueError(f"row {int(row)} of {name}['actions'] is forbidden by its mask: correct one of them")
+    return data
+
+
+def _rows(name: str, rows: Any, space: spaces.Space, n: int, bounded: bool) -> Any:
+    """``n`` rows as an array, for Dict and Tuple spaces as a dict or tuple of them; an error names the first wrong row.
+
+    :param bounded: whether the bounds of a Box are checked
+    """
+    rows = mapped(as_array, rows)
+    try:
+        is_nested = isinstance(rows, list) and isinstance(rows[0], (dict, tuple))
+        return cast(tree_map(lambda *parts: np.stack(parts), *rows) if is_nested else rows, space, (n,), bounded)
+    except MISTAKES as error:
+        whole = error
+    for i in range(n):
+        row = "missing"
+        try:
+            row = rows[i] if isinstance(rows, list) else mapped(itemgetter(i), rows)
+            cast(row, space, (), bounded)
+        except MISTAKES as error:
+            raise ValueError(f"row {i} of {name} is {row!r:.200}: {error}") from None
+    raise ValueError(f"{name}: {whole}")
+
+
+def as_array(part: Any) -> Any:
+    return part.numpy(force=True) if isinstance(part, th.Tensor) else part
+
+
+def cast(rows: Any, space: spaces.Space, n: tuple[int, ...], bounded: bool) -> Any:
+    """Numbers of shape ``(*n, *space.shape)`` in the dtype of a space; raises :data:`MISTAKES`."""
+    if isinstance(space, spaces.Dict):
+        return {key: cast(rows[key], sub, n, bounded) for key, sub in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(cast(part, sub, n, bounded) for part, sub in zip(rows, space, strict=True))
+    array, shape = np.asarray(rows), (*n, *(space.shape or ()))
+    if is_image_space(space) and array.ndim == len(shape):
+        array = maybe_transpose(array, space)
+    if array.shape != shape:
+        raise ValueError(f"it has the shape {array.shape}, and {space} needs {shape}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        converted = array.astype(space.dtype)
+    fits = converted.dtype.kind == "f" or np.array_equal(converted, array)
+    if isinstance(space, spaces.Box) and not bounded:
+        fits = fits and is_finite(array)
+    else:
+        fits = fits and (batch_space(space, *n) if n else space).contains(converted)
+    if not fits:
+        raise ValueError(f"it is not finite or not in {space}: correct it, or clip it as the environment does")
+    return converted
