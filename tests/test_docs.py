@@ -260,7 +260,7 @@ COMMANDS = {
 
 
 COMMAND = re.compile(
-    r"`(python (?:benchmarks|scripts)/[^`]+|ppo-plus (?:train|tune|enjoy|record|plot) -[^`]+|make \w+)`"
+    r"`(python (?:benchmarks|scripts|tests/long)/[^`]+|ppo-plus (?:train|tune|enjoy|record|plot) -[^`]+|make \w+)`"
 )
 
 
