@@ -19,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Tests start hundreds of processes, which begin sooner where bytecode is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test test-all test-gpu test-python test-torch lint check format docs dist clean
+.PHONY: help train test test-all test-gpu test-python test-torch mutants hostile-files soak determinism lint check format docs dist clean
 
 help:
 	@echo "make train   train CartPole-v1, evaluate it, save the model and its learning curve"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-gpu   run the tests on a GPU, or on a simulated one, which is compiled first: a minute"
 	@echo "make test-python VERSION=3.13    run the fast tests with another Python"
 	@echo "make test-torch VERSION=2.15.0   run all tests with another torch"
+	@echo "make mutants, hostile-files, soak, determinism   run a test of many minutes (tests/long); ARGS are its options"
 	@echo "make lint    check format, lint and types"
 	@echo "make check   make lint, dist, test-gpu, and all tests but whole products of cases; builds the docs"
 	@echo "make format  format the code"
@@ -60,6 +61,9 @@ test-torch:
 	mkdir -p $(TORCH_VENV)
 	sed 's/^torch==.*/torch==$(VERSION)/' constraints.txt > $(TORCH_VENV)/constraints.txt
 	$(MAKE) test-all VENV=$(TORCH_VENV) CONSTRAINTS=$(TORCH_VENV)/constraints.txt
+
+mutants hostile-files soak determinism: $(DEV)
+	$(BIN)/python tests/long/$(subst -,_,$@).py $(ARGS)
 
 lint: $(DEV)
 	$(BIN)/ruff format --check .

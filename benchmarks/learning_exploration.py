@@ -2,15 +2,14 @@
 
     python benchmarks/learning_exploration.py --only deep-sea --json benchmarks/results/exploration_deep_sea.json
     python benchmarks/learning_exploration.py --only classic --jobs 1
-    python benchmarks/learning_exploration.py --only multi-room minatar         # pip install minigrid minatar
+    python benchmarks/learning_exploration.py --only minatar                    # pip install minatar
     python benchmarks/pictures.py                                            # docs/pictures/deep_sea.svg
 
 **deep-sea**: one way through a grid of N x N is worth 1, and every step of it costs; undirected noise takes it with a
 probability of 2^-N. In *plain* grids the same action goes right everywhere, in *random* ones a coin has decided it for
 each cell (Osband et al. 2020, arXiv:1908.03568). Observations are coordinates. Noise that is held and hardly changes
 from cell to cell should go right all the way in the first, and cannot in the second. **classic**: MountainCar-v0, where
-swings have to be held, and CartPole-v1, which has to be balanced. **multi-room**: MiniGrid's MultiRoom-N4-S5, a reward
-behind three doors. **minatar**: Freeway and Seaquest.
+swings have to be held, and CartPole-v1, which has to be balanced. **minatar**: Freeway and Seaquest.
 
 All learn with SB3's default hyperparameters in 8 environments (a rollout is 2,048 transitions). A run ends when the
 mean return of all training episodes of three successive rollouts reaches the goal; for MinAtar the score is that of the
@@ -92,17 +91,6 @@ def make_classic(env_id: str, normalize: bool, seed: int) -> VecEnv:
     return VecNormalize(env) if normalize else env
 
 
-def make_multi_room(seed: int) -> VecEnv:
-    def make() -> gym.Env[Any, Any]:
-        grid = import_module("minigrid.wrappers").ImgObsWrapper(gym.make("MiniGrid-MultiRoom-N4-S5-v1"))
-        flat: gym.Env[Any, Any] = gym.wrappers.FlattenObservation(grid)
-        # Codes of what is seen, not a picture.
-        box = spaces.Box(0.0, 255.0, flat.observation_space.shape, np.float32)
-        return gym.wrappers.TransformObservation(flat, np.float32, box)
-
-    return VecNormalize(make_vec_env(make, N_ENVS, seed=1000 * seed), norm_reward=False)
-
-
 class MinAtar(gym.Env[np.ndarray, np.int64]):
     """One of MinAtar's games (Young and Tian 2019), with its smallest set of actions."""
 
@@ -140,7 +128,6 @@ MAKERS: dict[str, Callable[[int], VecEnv]] = {
     "MountainCar-v0": partial(make_classic, "MountainCar-v0", True),
     "MountainCar-v0, not normalized": partial(make_classic, "MountainCar-v0", False),
     "CartPole-v1": partial(make_classic, "CartPole-v1", False),
-    "MultiRoom-N4-S5": make_multi_room,
     **{game: partial(make_minatar, game) for game in ("freeway", "seaquest")},
 }
 

@@ -3,14 +3,15 @@
     python benchmarks/learning_returns.py --list                           # what is done, running, and left
     python benchmarks/learning_returns.py --run sb3-defaults Hopper-v5 0   # one run
     python benchmarks/learning_returns.py --queue                          # all that is left, one after another
-    python benchmarks/learning_returns.py --queue --stage screen           # of one part; two queues share the work
-    python benchmarks/learning_returns.py --table                          # what came out, with intervals
-    python benchmarks/learning_returns.py --report                         # contenders, goals, overrides, the recipe
-    python benchmarks/learning_returns.py --effects screen                 # which settings matter (report/screening.py)
+    python benchmarks/learning_returns.py --queue --stage zoo              # of one stage; two queues share the work
+    python benchmarks/learning_returns.py --table --stage zoo              # what came out, with intervals
+    python benchmarks/learning_returns.py --report                         # contenders compared, and goals
 
+``benchmarks/arms.yml`` has the contenders and the stages: to measure other settings, add an arm, and a line to a stage.
 Each run appends a line to ``benchmarks/results/returns.jsonl``: the curve of training, the last 100 training episodes,
 and 20 episodes at the end with the most likely actions and 20 with sampled ones, in separate environments and with the
-statistics of training; settings, versions, time, and the command that repeats it. What is done is not done again.
+statistics of training; settings, versions and time. What is done is not done again. Earlier runs are in an archive
+beside that file.
 
 To have the queue work in the background, to pause it, and to continue:
 
@@ -38,9 +39,9 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from campaign import claim, is_claimed, lock_path, python, versions, work  # the modules beside this one
-from report.plan import ARMS, REMOVED, SCREENS, STAGES, Job, in_order, read
+from report.plan import ARMS, STAGES, Job, in_order, read
 from report.results import append_line
-from report.returns import BIN, FILE, effects_table, report, results, table
+from report.returns import BIN, FILE, report, results, table
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
@@ -67,9 +68,6 @@ def parse_job(arm: str, task: str, seed: str) -> Job:
     if arm not in ARMS:
         near = get_close_matches(arm, ARMS) or ["mujoco", "entry", "sb3-defaults"]
         raise ValueError(f"there is no contender ARM={arm!r}: {', '.join(near)} are some of those that --list shows")
-    for setting, commit in REMOVED.items():
-        if setting in ARMS[arm].settings:
-            raise ValueError(f"ARM={arm} needs {setting}, which was removed: run it with commit {commit}")
     entry = ARMS[arm].entry_of(task)
     if entry is not None and entry not in read_mapping(builtin_file()):
         raise ValueError(f"ARM={arm} TASK={task}: {builtin_file().name} has no entry {entry}")
@@ -77,8 +75,6 @@ def parse_job(arm: str, task: str, seed: str) -> Job:
         find_env(task)
     except (gym.error.Error, ImportError):
         raise ValueError(f"TASK={task!r} is not an environment that Gymnasium has registered") from None
-    if arm.startswith("own-") and not arm.startswith(f"own-{task}-"):
-        raise ValueError(f"ARM={arm} has settings for one task only, not for TASK={task}")
     if not seed.isdecimal():
         raise ValueError(f"SEED={seed!r} must be a whole number, 0 or above")
     return Job(arm, task, int(seed))
@@ -98,7 +94,7 @@ def settings_of(job: Job, steps: int | None = None) -> dict[str, Any]:
 
 def experiment(job: Job, settings: dict[str, Any]) -> Experiment:
     """What a run trains, with :func:`settings_of` it."""
-    made = parse_settings(job.task, settings, (*ALLOWED_PACKAGES, "variants"))
+    made = parse_settings(job.task, settings, ALLOWED_PACKAGES)
     return made.replace(seed=job.seed, device="cpu", vec_env=ARMS[job.arm].vec_env)
 
 
@@ -144,7 +140,6 @@ def curve(done: np.ndarray, steps: int, width: int = BIN) -> dict[str, list[Any]
         "steps": [min((i + 1) * width, steps) for i in range(n_bins)],
         "episodes": [len(point) for point in points],
         "return": [_mean(point[:, 1]) for point in points],
-        "length": [_mean(point[:, 2]) for point in points],
     }
 
 
@@ -162,8 +157,7 @@ def play(model: Any, training: Experiment, deterministic: bool) -> dict[str, Any
 
 def summary(scores: Iterable[float], lengths: Iterable[float]) -> dict[str, Any]:
     """What is kept of some episodes."""
-    scores, lengths = list(scores), list(lengths)
-    return {"mean": _mean(scores), "length": _mean(lengths), "returns": [round(float(score), 1) for score in scores]}
+    return {"mean": _mean(scores), "length": _mean(lengths)}
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -182,21 +176,19 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
     env = make_envs(training)
     version = versions(SIMULATORS.get(str(find_env(job.task).entry_point).partition(".")[0], "mujoco"))
     model = make_model(algorithm, training, env)
-    wall, cpu = time.perf_counter(), time.process_time()
+    cpu = time.process_time()
     episodes = Episodes()
     model.learn(training.n_timesteps, [episodes, ProgressDisplay()] if isinstance(model, PPO_Plus) else episodes)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    cpu = time.process_time() - cpu
     done = episodes.rows()
     result = {
         "arm": job.arm,
         "task": job.task,
         "seed": job.seed,
         "steps": model.num_timesteps,
-        "command": command(job, steps),
         "algorithm": ARMS[job.arm].algorithm,
         "settings": training.settings(),
         "versions": version,
-        "wall_seconds": round(wall, 1),
         "cpu_seconds": round(cpu, 1),
         "last": summary(done[-N_LAST:, 1], done[-N_LAST:, 2]),
         "deterministic": play(model, training, deterministic=True),
@@ -205,11 +197,6 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
     }
     env.close()
     return result
-
-
-def command(job: Job, steps: int | None = None) -> str:
-    """What repeats a run; with another file for ``--results``, if its result is there already."""
-    return f"OMP_NUM_THREADS=1 python {SCRIPT} --run {job}" + (f" --steps {steps}" if steps else "")
 
 
 def run(job: Job, file: Path = FILE, steps: int | None = None) -> None:
@@ -254,8 +241,7 @@ def main() -> None:
     what.add_argument("--run", nargs=3, metavar=("ARM", "TASK", "SEED"), help="do one run")
     what.add_argument("--queue", action="store_true", help="do what is left")
     what.add_argument("--table", action="store_true", help="what came out")
-    what.add_argument("--report", action="store_true", help="contenders compared, goals, overrides, the recipe")
-    what.add_argument("--effects", choices=SCREENS, help="what a screening says of each setting")
+    what.add_argument("--report", action="store_true", help="contenders compared, and goals")
     parser.add_argument("--stage", choices=STAGES, nargs="+", default=list(STAGES), help="which runs (default: all)")
     parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: those of its arm)")
@@ -279,8 +265,6 @@ def main() -> None:
         raise SystemExit(f"{len(failed)} runs failed" if failed else 0)
     elif arguments.report:
         print("\n".join(report(file)))
-    elif arguments.effects:
-        print("\n".join(effects_table(results(file, [arguments.effects]), arguments.effects)))
     else:
         print("\n".join(status(file, jobs) if arguments.list else table(results(file, arguments.stage))))
 

@@ -27,17 +27,11 @@ def draw_speed(file: Path, picture: Path) -> None:
     speed.draw({name: found[name] for name in speed.PICTURED}, picture)
 
 
-def draw_recipe(file: Path, picture: Path, over_seconds: bool) -> None:
-    returns.draw_curves(returns.recipe_runs(file), picture, over_seconds)
-
-
 #: For each picture, the file of its results, and what draws it.
 PICTURES: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "learning.svg": ("learning_curves.json", lambda file, picture: curves.draw(read(file), picture)),
     "deep_sea.svg": ("exploration_deep_sea.json", lambda file, picture: exploration.draw(scores.read(file), picture)),
     "mujoco_curves.svg": (returns.FILE.name, lambda file, picture: returns.draw_curves(runs(file), picture)),
-    "recipe_steps.svg": (returns.FILE.name, lambda file, picture: draw_recipe(file, picture, over_seconds=False)),
-    "recipe_seconds.svg": (returns.FILE.name, lambda file, picture: draw_recipe(file, picture, over_seconds=True)),
     "mujoco_profile.svg": (returns.FILE.name, lambda file, picture: returns.draw_profile(runs(file), picture)),
     "speed.png": ("speed.json", draw_speed),
 }
@@ -48,7 +42,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: %(default)s)")
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "pictures", help="folder (default: %(default)s)")
     arguments = parser.parse_args()
-    found = {name: each for name, each in PICTURES.items() if (arguments.results / each[0]).exists()}
+    # Also an archive of earlier results.
+    found = {name: each for name, each in PICTURES.items() if any(arguments.results.glob(f"{each[0]}*"))}
     if not found:
         names = ", ".join(dict.fromkeys(name for name, _ in PICTURES.values()))
         parser.error(f"--results {arguments.results}: none of {names} is there")

@@ -32,6 +32,7 @@ from report import (  # noqa: E402
     zoo,
 )
 from report.markdown import markdown  # noqa: E402
+from report.plan import ARMS  # noqa: E402
 from report.results import path, read, read_lines  # noqa: E402
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
@@ -239,7 +240,7 @@ def compared() -> Lines:
         return f"{median(times[speed.COMPILED].speed_ups(times[speed.REFERENCE])):.2f}"
 
     def mujoco(settings: str) -> str:
-        ours = f"| {returns.NAMES[settings]} | "
+        ours = f"| {ARMS[settings].name} | "
         rows = returns.comparison(reported())
         (line,) = (row for row in rows if row.startswith(ours))
         return line.split(" | ")[5].split()[0]
@@ -311,16 +312,6 @@ def by_task(name: str, titles: dict[str, str]) -> Lines:
     return lines[:-1]
 
 
-def effects(name: str) -> Lines:
-    """Effects of the settings in a screening."""
-    return returns.effects_table(returns.results(stages=[name]), name)
-
-
-def returned(stage: str) -> Lines:
-    """Returns of the contenders in one stage."""
-    return returns.table(returns.results(stages=[stage]))
-
-
 def reported() -> list[dict[str, Any]]:
     """The runs in the comparison of contenders."""
     return returns.results(stages=returns.REPORTED)
@@ -328,17 +319,12 @@ def reported() -> list[dict[str, Any]]:
 
 def goals(arm: str) -> Lines:
     """Returns of a contender, and the goals."""
-    return returns.goals([*returns.results(), *returns.recipe_results()], arm)
-
-
-def explored_in(kind: str) -> str:
-    """The file with results of ``benchmarks/learning_exploration.py`` for some tasks."""
-    return f"exploration_{kind.replace('-', '_')}"
+    return returns.goals(returns.results(), arm)
 
 
 def explored(kind: str) -> Lines:
-    """Results for these tasks, by exploration."""
-    return exploration.table(kind, results(explored_in(kind)))
+    """Results of ``benchmarks/learning_exploration.py`` for some tasks, by exploration."""
+    return exploration.table(kind, results(f"exploration_{kind}"))
 
 
 def agents() -> Lines:
@@ -376,7 +362,6 @@ IMAGES = {
     if "Atari" in name or "image" in name
 }
 LSTM = "CartPole-v1, 8 envs (SB3: RecurrentPPO)"
-EXPLORED = [kind for kind in exploration.TASKS if path(explored_in(kind)).exists()]
 TABLES: dict[str, Callable[[], Lines]] = {
     "readme-compared": compared,
     "readme-speed": lambda: speeds(
@@ -420,34 +405,15 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "memory-kinds": memory_kinds.table,
     "streams": streams.table,
     "returns-over-tasks": lambda: returns.comparison(reported()),
-    "returns-each-task": lambda: returns.each_task(reported()),
-    **{
-        f"returns-{stage}": partial(returned, stage)
-        for stage in (
-            "beside-sb3",
-            "looks",
-            "deciders",
-            "near",
-            "own",
-        )
-    },
-    "returns-overrides": lambda: returns.gains(returns.results(stages=["overrides"])),
-    **{
-        f"returns-effects-{name}": partial(effects, name)
-        for name in ("screen", "survivors", "again", "finalists", "kl", "parallel")
-    },
-    "returns-recipe": lambda: returns.recipe(returns.recipe_runs()),
     "returns-about": returns_about,
     **{
         f"returns-goals-{arm}": partial(goals, arm)
         for arm in returns.GOALS
         if arm != "entry"
     },
-    **{f"exploration-{kind}": partial(explored, kind) for kind in EXPLORED},
-    **{
-        f"exploration-{kind}-about": partial(about, explored_in(kind))
-        for kind in EXPLORED
-    },
+    "exploration-classic": lambda: explored("classic"),
+    "exploration-minatar": lambda: explored("minatar"),
+    "exploration-about": lambda: about("exploration_classic"),
     "actions-courier": lambda: learned("learning_actions", only="Courier"),
     "actions-invalid": lambda: learned("learning_actions", only="invalid"),
     "actions-about": lambda: about("learning_actions"),

@@ -1,10 +1,7 @@
 """Settings of all tests."""
 
-import importlib
 import multiprocessing
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 import torch as th
@@ -40,12 +37,3 @@ def pytest_collection_modifyitems(items):
 def traced(monkeypatch):
     """Traced is compiled: ``compiled.by_operation`` stands for Inductor."""
     monkeypatch.setattr("ppo_plus.compiling.compiled.compile_graph", by_operation)
-
-
-@pytest.fixture(scope="module")
-def import_script():
-    """A function that imports a script by name; scripts may import those beside them."""
-    folder = str(Path(__file__).parent.parent / "benchmarks")
-    sys.path.insert(0, folder)
-    yield importlib.import_module
-    sys.path.remove(folder)

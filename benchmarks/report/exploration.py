@@ -47,7 +47,6 @@ TASKS: dict[str, dict[str, Budget]] = {
         "MountainCar-v0, not normalized": Budget(204_800, -130.0),
         "CartPole-v1": Budget(204_800, 475.0),
     },
-    "multi-room": {"MultiRoom-N4-S5": Budget(1_000_000, 0.5, seeds=3)},
     "minatar": {game: Budget(5_000_000, None, seeds=3) for game in ("freeway", "seaquest")},
 }
 

@@ -1,6 +1,7 @@
 """Where results are kept, and how files of them are read and written."""
 
 import json
+import lzma
 import os
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,22 @@ def write(path: Path, measured: dict[str, Any], **kwargs: Any) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON Lines file, one a line; none if there is no file.
+    """The records of a JSON Lines file, one a line, after those of its compressed archive (``.xz`` beside it); none of
+    a file that is not there.
 
     A process that is killed while it appends leaves a part of a line at the end, which does not count.
 
     :raises ValueError: another line is not valid JSON
     """
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    if lines and not _is_whole(lines[-1]):
+    archive = path.with_name(f"{path.name}.xz")
+    records = _records(archive, lzma.decompress(archive.read_bytes())) if archive.exists() else []
+    return records + (_records(path, path.read_bytes()) if path.exists() else [])
+
+
+def _records(path: Path, content: bytes) -> list[dict[str, Any]]:
+    """The records of a file with this content."""
+    lines = content.split(b"\n")
+    if not _is_whole(lines[-1]):
         lines.pop()
     records = []
     for number, line in enumerate(lines, 1):

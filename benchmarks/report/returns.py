@@ -4,34 +4,20 @@ Over tasks, a score is in units of what SB3's settings reach on its task (the in
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ppo_plus.zoo.results import Estimate, iqm, iqm_interval
+from ppo_plus.zoo.results import iqm, iqm_interval
 from report.drawing import BLUE, GREEN, ORANGE, PURPLE, picture
 from report.markdown import markdown
-from report.plan import (
-    BEFORE_ARMS,
-    GOALS,
-    NAMES,
-    OVERRIDES,
-    RECIPE_ARMS,
-    SCREENED,
-    SCREENS,
-    STAGES,
-    TASKS,
-    Job,
-    in_order,
-    read,
-    shared_arm,
-)
+from report.plan import ARMS, GOALS, STAGES, TASKS, in_order, read, shared_arm
 from report.results import RESULTS
 from report.scores import N_INTERVAL, score
 from report.statistics import improvement_interval, profile, ratio_interval
 
+#: Earlier runs are in ``returns.jsonl.xz``.
 FILE = RESULTS / "returns.jsonl"
 
 
@@ -73,65 +59,25 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
     rows = []
     for (task, arm), runs in groups.items():
         scores = [reached(runs, name) for name in MEASURES.values()]
-        rows.append([task, NAMES.get(arm, arm), str(len(runs)), *scores])
+        rows.append([task, ARMS[arm].name if arm in ARMS else arm, str(len(runs)), *scores])
     return markdown(["task", "contender", "seeds", *MEASURES], rows)
 
 
-def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
-    """What the runs of a screening reach on average; then a line for each setting: by which part of that it changes the
-    return.
-
-    :param results: of the part
-    :param name: of :data:`SCREENS`
-    """
-    screen = SCREENS[name]
-    # As the runs are in order: all arms with the first seed, then with the next.
-    design = replace(screen.design, levels=np.tile(screen.design.levels, (screen.n_seeds, 1)))
-    jobs = in_order([STAGES[name]])
-    found = {Job(result["arm"], result["task"], result["seed"]): result for result in results}
-
-    def scores(measure: str) -> np.ndarray:
-        each = [found[job][measure]["mean"] if job in found else np.nan for job in jobs]
-        return np.reshape(each, (len(design.levels), len(SCREENED)))
-
-    def effects(scores: np.ndarray) -> list[str]:
-        each = (Estimate(*row) for row in design.effects(scores))
-        return [f"{effect:+.0%}" if np.isfinite(effect.low) else "" for effect in each]
-
-    measured = {measure: scores(measure) for measure in COMPARED.values()}
-    last = measured["last"]
-    means = [f"{np.nanmean(column):.0f}" if np.isfinite(column).any() else "" for column in last.T]
-    columns = {task: [mean, *effects(last[:, [i]])] for i, (task, mean) in enumerate(zip(SCREENED, means, strict=True))}
-    columns |= {f"all three, {heading}": ["", *effects(measured[measure])] for heading, measure in COMPARED.items()}
-    names = ["*mean of all runs*", *(factor.name for factor in design.factors)]
-    rows = [list(row) for row in zip(names, *columns.values(), strict=True)]
-    return [*markdown(["setting", *columns], rows), "", f"{sum(job in found for job in jobs)} of {len(jobs)} runs"]
-
-
-REFERENCE, SHARED, RECIPE, BEFORE = "sb3-defaults", "mujoco-shared", "recipe", "before"
+REFERENCE, SHARED = "sb3-defaults", "mujoco-shared"
 #: Contenders of the pictures and of the comparison over tasks, and their colors.
 CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
-#: Colors of these contenders, of the recipe, and of the entry as it was before.
-COLORS = CONTENDERS | {RECIPE: ORANGE, BEFORE: BLUE}
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
-#: The parts of the campaign by whose runs nothing was chosen, but whether tasks keep settings of their own.
-REPORTED = ("baselines", "table", "overrides")
+#: The stages with runs of the contenders and of the shared settings, none of which chose a setting.
+REPORTED = ("baselines", "table", "shared")
 #: Fewer runs of a task are not compared, though there are several tasks.
 N_POOLED = 2
 
 
 def report(file: Path = FILE) -> list[str]:
-    """Contenders, how they compare, what a task's own settings gain, and goals: one table after another."""
-    reported, all_results = results(file, REPORTED), [*results(file), *recipe_results(file)]
-    tables = [
-        contenders(reported),
-        comparison(reported),
-        each_task(reported),
-        gains(results(file, ["overrides"])),
-        recipe(recipe_runs(file)),
-        *(goals(all_results, arm) for arm in GOALS),
-    ]
+    """Contenders, how they compare, and goals: one table after another."""
+    reported = results(file, REPORTED)
+    tables = [contenders(reported), comparison(reported), *(goals(results(file), arm) for arm in GOALS)]
     return [line for table in tables for line in (*table, "")]
 
 
@@ -172,110 +118,28 @@ def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
-    """The contenders beside SB3's settings, over all tasks: see :func:`over_tasks`."""
+    """A line for each contender: over the tasks of which it and SB3's settings have enough runs, with settings that
+    differ, how many times their return it has, and how probable it is that a run of it is better than one of theirs."""
     results = list(results)
-    return over_tasks({**grouped(results), SHARED: shared(results)}, REFERENCE, "SB3's")
-
-
-def over_tasks(runs: Runs, reference: str, whose: str) -> list[str]:
-    """A line for each contender: over the tasks of which it and the reference have enough runs, with settings that
-    differ, how many times the reference's return it has, and how probable it is that a run of it is better than one of
-    the reference.
-
-    :param runs: those of the reference, too
-    :param whose: the reference in the genitive, such as "SB3's"
-    """
-    rows = []
+    runs, rows = {**grouped(results), SHARED: shared(results)}, []
     for arm in runs:
         tasks = [
             task
             for task in enough(runs, arm)
-            if task in enough(runs, reference)
-            and runs[arm][task][0]["settings"] != runs[reference][task][0]["settings"]
+            if task in enough(runs, REFERENCE)
+            and runs[arm][task][0]["settings"] != runs[REFERENCE][task][0]["settings"]
         ]
         if not tasks:
             continue
         cells = []
         for measure in COMPARED.values():
-            own, others = (scores(runs, each, measure, tasks) for each in (arm, reference))
+            own, others = (scores(runs, each, measure, tasks) for each in (arm, REFERENCE))
             cells.append(f"{ratio_interval(own, others):.2f}")
             cells.append(f"{improvement_interval(own, others):.0%}")
         n_runs = sum(len(runs[arm][task]) for task in tasks)
-        rows.append([NAMES[arm], f"{len(tasks)} of {len(TASKS)}", str(n_runs), *cells])
-    named = [name for title in COMPARED for name in (f"{title}, {whose} = 1", f"better than {whose}")]
+        rows.append([ARMS[arm].name, f"{len(tasks)} of {len(TASKS)}", str(n_runs), *cells])
+    named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
     return markdown(["contender", "tasks", "runs", *named], rows)
-
-
-def each_task(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each task: how many times the reference's return the settings that tasks share have, and those of the
-    task itself where it has some; of runs that are enough for an interval."""
-    results = list(results)
-    runs, rows = {**grouped(results), SHARED: shared(results)}, []
-    for task in TASKS:
-        for arm in (SHARED, "mujoco") if shared_arm(task) == SHARED else (SHARED,):
-            if min(len(runs.get(each, {}).get(task, [])) for each in (arm, REFERENCE)) >= N_INTERVAL:
-                cells = []
-                for measure in COMPARED.values():
-                    own, reference = (scores(runs, each, measure, [task]) for each in (arm, REFERENCE))
-                    cells.append(f"{ratio_interval(own, reference):.2f}")
-                held_out = arm == SHARED and task not in SCREENED
-                rows.append([task, "yes" if held_out else "no", NAMES[arm], *cells])
-    return markdown(["task", "held out", "settings", *(f"{title}, SB3's = 1" for title in COMPARED)], rows)
-
-
-def gains(results: Iterable[dict[str, Any]]) -> list[str]:
-    """Two lines for each of a task's own settings that were measured: what runs reach with these and with the shared
-    settings, and the ratio of the two; chance does not explain a gain whose interval excludes 1."""
-    pairs = [(task, arm, shared_arm(task)) for task, own in OVERRIDES.items() for arm in own]
-    return ratios(results, pairs, "the shared settings")
-
-
-def ratios(results: Iterable[dict[str, Any]], pairs: Iterable[tuple[str, str, str]], others: str) -> list[str]:
-    """Two lines for each pair: what runs of the two contenders reach, and the ratio of the two.
-
-    :param pairs: a task and two contenders
-    :param others: what the second ones are called
-    """
-    results, rows = list(results), []
-    for task, arm, other in pairs:
-        runs = [[run for run in results if (run["arm"], run["task"]) == (each, task)] for each in (arm, other)]
-        if min(map(len, runs)) < N_POOLED:
-            continue
-        for title, measure in COMPARED.items():
-            first, second = ([run[measure]["mean"] for run in each] for each in runs)
-            cells = [score(first), score(second), f"{ratio_interval([first], [second]):.2f}"]
-            rows.append([task, NAMES[arm], title, f"{len(first)} and {len(second)}", *cells])
-    return markdown(["task", "contender", "return of", "seeds", "the contender", others, "times as much"], rows)
-
-
-def renamed(results: Iterable[dict[str, Any]], arms: Mapping[str, str], name: str) -> list[dict[str, Any]]:
-    """The results of one contender per task, all with the same name as the contender.
-
-    :param arms: by task, the contender
-    """
-    return [{**result, "arm": name} for result in results if result["arm"] == arms[result["task"]]]
-
-
-def recipe_results(file: Path = FILE) -> list[dict[str, Any]]:
-    """The runs with the recipe of parallel simulators, of each task those of its settings, with "recipe" as the
-    contender."""
-    return renamed(results(file, ["table", "parallel-table"]), RECIPE_ARMS, RECIPE)
-
-
-def recipe_runs(file: Path = FILE) -> Runs:
-    """The runs with the recipe, and with the entry as it was before, when Humanoid had the shared settings."""
-    entry = renamed(results(file, ["table", "overrides"]), BEFORE_ARMS, BEFORE)
-    return grouped([*entry, *recipe_results(file)], [BEFORE, RECIPE])
-
-
-def recipe(runs: Runs) -> list[str]:
-    """The recipe beside the entry: each task, an empty line, and all tasks together.
-
-    :param runs: of :func:`recipe_runs`
-    """
-    every = [run for by_task in runs.values() for each in by_task.values() for run in each]
-    tasks = ratios(every, [(task, RECIPE, BEFORE) for task in TASKS], NAMES[BEFORE])
-    return [*tasks, "", *over_tasks(runs, BEFORE, "the entry's")]
 
 
 def goals(results: Iterable[dict[str, Any]], arm: str) -> list[str]:
@@ -295,28 +159,25 @@ def goals(results: Iterable[dict[str, Any]], arm: str) -> list[str]:
     return markdown(["task", "steps", "seeds", *COMPARED, "goal", "reached", "by single runs"], rows)
 
 
-def draw_curves(runs: Runs, path: Path, over_seconds: bool = False) -> None:
+def draw_curves(runs: Runs, path: Path) -> None:
     """The training return of each task: interquartile means over seeds and, where they are enough, 95 % intervals.
 
     :param runs: by contender and task
     :param path: the picture
-    :param over_seconds: over the CPU time of training, on average over the seeds, instead of over steps
     """
     with picture(path, 2, 3, width=2.7, height=2.1) as panels:
         for task, axes in zip(TASKS, panels.flat, strict=True):
             for arm, by_task in runs.items():
                 if task in by_task:
-                    own = by_task[task]
-                    per_step = np.mean([run["cpu_seconds"] / run["steps"] for run in own]) if over_seconds else 1e-6
-                    _draw_curve(axes, own, per_step, NAMES[arm], COLORS[arm])
+                    _draw_curve(axes, by_task[task], ARMS[arm].name, CONTENDERS[arm])
             axes.set(title=task, xlim=(0, None))
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{' s' if over_seconds else 'M'}")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}M")
         lines = {line.get_label(): line for axes in panels.flat for line in axes.lines}
         figure = panels[0, 0].figure
         figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
 
 
-def _draw_curve(axes: Any, runs: list[dict[str, Any]], per_step: float, label: str, color: str) -> None:
+def _draw_curve(axes: Any, runs: list[dict[str, Any]], label: str, color: str) -> None:
     # What all of them have: runs of fewer steps have a shorter curve.
     steps = np.array(min((run["curve"]["steps"] for run in runs), key=len))
     returns = np.array([run["curve"]["return"][: len(steps)] for run in runs], dtype=float)
@@ -324,7 +185,7 @@ def _draw_curve(axes: Any, runs: list[dict[str, Any]], per_step: float, label: s
     has = np.isfinite(returns).all(axis=0) & (steps % BIN == 0)
     if not has.any():
         return
-    bands, x = np.array([iqm_interval(column) for column in returns[:, has].T]), steps[has] * per_step
+    bands, x = np.array([iqm_interval(column) for column in returns[:, has].T]), steps[has] * 1e-6
     axes.plot(x, bands[:, 0], color=color, label=label, linewidth=1)
     if len(runs) >= N_INTERVAL:
         axes.fill_between(x, bands[:, 1], bands[:, 2], color=color, alpha=0.2, linewidth=0)
@@ -345,7 +206,7 @@ def draw_profile(runs: Runs, path: Path) -> None:
     thresholds = np.linspace(0, np.quantile(np.concatenate(sum(shown.values(), [])), 0.98), 100)
     with picture(path) as axes:
         for arm, each in shown.items():
-            label, color = NAMES[arm], COLORS[arm]
+            label, color = ARMS[arm].name, CONTENDERS[arm]
             part, low, high = profile(each, list(thresholds)).T
             axes.plot(thresholds, part, color=color, label=label)
             axes.fill_between(thresholds, low, high, color=color, alpha=0.2, linewidth=0)

@@ -13,8 +13,6 @@ from report.plan import ARMS
 from report.returns import results
 from report.scores import score
 
-#: The parts of the campaign with runs by which their settings were not chosen.
-COUNTED = ("baselines", "table", "overrides", "own-entry", "entries", "atari", "zoo", "zoo-long", "zoo-lstm", "goals")
 #: What rl_zoo3 published for PPO (benchmark.md of 2.9), by the version here of the same task; mostly one run each, on
 #: older versions of Box2D (2) and MuJoCo (3).
 PUBLISHED = {
@@ -81,7 +79,7 @@ def runs() -> dict[str, Runs]:
     """By entry, the runs with its settings, one for each seed; none if it was not measured."""
     single = entries()
     by_entry = {name: dict[int, dict[str, Any]]() for name in single}
-    for result in results(stages=COUNTED):
+    for result in results():
         arm = ARMS[result["arm"]]
         if arm.settings or arm.entry is None or not arm.algorithm.startswith("ppo_plus."):
             continue
@@ -123,7 +121,7 @@ def shipped() -> str:
     header = (
         "# What the entries of ppo_plus.yml reached: the interquartile mean over seeds [95 % interval] of 20 episodes\n"
         "# after training; of fewer than five seeds, each one. Made by docs/tables.py from\n"
-        "# benchmarks/results/returns.jsonl.\n"
+        "# benchmarks/results/returns.jsonl and its archive.\n"
     )
     return header + "".join(f'{name}: "{line}"\n' for name, line in lines().items())
 

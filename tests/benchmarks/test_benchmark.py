@@ -1,23 +1,19 @@
 """The parts of ``benchmarks/benchmark.py`` that figures pass through."""
 
+import benchmark
 import numpy as np
 import pytest
 import torch as th
 from compiled import needs_compiler
 
 
-@pytest.fixture(scope="module")
-def benchmark(import_script):
-    return import_script("benchmark")
-
-
-def test_memory_that_is_shared_counts_once(benchmark):
+def test_memory_that_is_shared_counts_once():
     tensor = th.zeros(1000)
     stored = {"view": tensor.numpy(), "tensors": {"own": tensor, "other": np.zeros(500)}, "size": 3}
     assert benchmark.stored(stored) == pytest.approx(0.008)
 
 
-def test_a_clock_adds_up_and_passes_results_on(benchmark, monkeypatch):
+def test_a_clock_adds_up_and_passes_results_on(monkeypatch):
     times = iter([10.0, 12.0, 20.0, 20.5])
     monkeypatch.setattr(benchmark, "perf_counter", lambda: next(times))
     seconds = {"update": 0.0}
@@ -27,7 +23,7 @@ def test_a_clock_adds_up_and_passes_results_on(benchmark, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Atari-shapes-x8", "Dict-x8"])
-def test_replayed_observations_are_in_the_space(benchmark, name):
+def test_replayed_observations_are_in_the_space(name):
     workload = benchmark.WORKLOADS[name]
     env = workload.make_env(seed=0)
     obs = env.reset()
@@ -38,7 +34,7 @@ def test_replayed_observations_are_in_the_space(benchmark, name):
         assert len(rewards) == len(dones) == len(infos) == workload.n_envs and not dones.any()
 
 
-def test_shrunk_workloads_keep_two_full_minibatches(benchmark):
+def test_shrunk_workloads_keep_two_full_minibatches():
     axes = [benchmark.WORKLOADS, *benchmark.SCALING.values()]
     for workload in [workload.shrunk() for axis in axes for workload in axis.values()]:
         assert workload.n_envs * workload.n_steps == 2 * workload.batch_size
@@ -48,7 +44,7 @@ def test_shrunk_workloads_keep_two_full_minibatches(benchmark):
     "algorithm",
     ["SB3", "PPO_Plus eager", pytest.param("PPO_Plus compiled", marks=[pytest.mark.exhaustive, needs_compiler])],
 )
-def test_sections_add_up_to_a_round(benchmark, algorithm):
+def test_sections_add_up_to_a_round(algorithm):
     trainee = benchmark.Trainee(algorithm, benchmark.WORKLOADS["CartPole-v1-x8"].shrunk(), seed=0, device="cpu")
     sections = trainee.sections()
     assert list(sections) == list(benchmark.SECTIONS)

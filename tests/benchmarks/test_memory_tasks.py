@@ -1,23 +1,19 @@
 """The tasks of ``benchmarks/memory_tasks.py`` keep Gymnasium's rules, and remembering is worth what they say."""
 
+import memory_tasks
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 
-@pytest.fixture(scope="module")
-def tasks(import_script):
-    return import_script("memory_tasks")
-
-
 @pytest.mark.parametrize("name", ["RepeatPrevious", "TMaze"])
-def test_they_keep_gymnasiums_rules(tasks, name):
-    check_env(getattr(tasks, name)(), skip_render_check=True)
+def test_they_keep_gymnasiums_rules(name):
+    check_env(getattr(memory_tasks, name)(), skip_render_check=True)
 
 
 @pytest.mark.parametrize("k", [1, 16, 32])
-def test_saying_what_was_seen_k_steps_ago_is_always_right(tasks, k):
-    env = tasks.RepeatPrevious(k)
+def test_saying_what_was_seen_k_steps_ago_is_always_right(k):
+    env = memory_tasks.RepeatPrevious(k)
     obs, _ = env.reset(seed=1)
     seen, rewards, done = [], [], False
     while not done:
@@ -29,8 +25,8 @@ def test_saying_what_was_seen_k_steps_ago_is_always_right(tasks, k):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_sign_at_the_entrance_says_where_to_turn(tasks, seed):
-    env = tasks.TMaze(5)
+def test_the_sign_at_the_entrance_says_where_to_turn(seed):
+    env = memory_tasks.TMaze(5)
     sign, _ = env.reset(seed=seed)
     side = env.ENTRANCE.index(tuple(int(number) for number in sign))
     walked = [env.step(env.AHEAD) for _ in range(5)]

@@ -3,21 +3,17 @@
 import math
 
 import pytest
+from report import scores
 
 
-@pytest.fixture(scope="module")
-def scores(import_script):
-    return import_script("report.scores")
-
-
-def test_no_speed_without_timings(scores, tmp_path):
+def test_no_speed_without_timings(tmp_path):
     path = tmp_path / "results.json"
     path.write_text('{"runs": [{"task": "task", "contender": "a", "seed": 0, "steps": 1000, "score": 2.5}]}')
     (result,) = scores.read(path)
     assert result.score == 2.5 and math.isnan(result.steps_per_second)
 
 
-def test_rows_have_a_line_for_each_contender_in_order(scores):
+def test_rows_have_a_line_for_each_contender_in_order():
     results = [scores.Result("task", name, seed, 1000, 200.0, 2.5) for name in "ba" for seed in range(3)]
     lines = scores.rows(results, scores.COLUMNS | scores.SPEED)
     assert lines[0] == "| task | contender | steps | returns | IQM [95 %] | steps/s |"
@@ -25,7 +21,7 @@ def test_rows_have_a_line_for_each_contender_in_order(scores):
 
 
 @pytest.mark.parametrize("n, interval", [(1, "2.50"), (4, "2.50"), (5, "2.50 [2.50, 2.50]")])
-def test_few_runs_have_no_interval(scores, n, interval):
+def test_few_runs_have_no_interval(n, interval):
     (row,) = scores.rows([scores.Result("task", "a", seed, 1_000, 200.0, 2.5) for seed in range(n)])[2:]
     assert row.endswith(f"| {interval} |")
     assert scores.score([2.5] * n) == (", ".join(["2.5"] * n) if n < 5 else "2.5 [2.5, 2.5]")

@@ -1,14 +1,9 @@
 """The cells of tables of speed: ``benchmarks/report/speed.py``."""
 
-import pytest
+from report import speed
 
 
-@pytest.fixture(scope="module")
-def speed(import_script):
-    return import_script("report.speed")
-
-
-def test_speed_ups_are_taken_within_rounds(speed):
+def test_speed_ups_are_taken_within_rounds():
     slow, fast = speed.Measured([10.0, 20.0, 60.0]), speed.Measured([5.0, 5.0, 20.0])
     assert fast.speed_ups(slow) == [2.0, 4.0, 3.0]
     assert speed.ratio_cell(fast, slow) == "**3.00×** [2.00, 4.00]"

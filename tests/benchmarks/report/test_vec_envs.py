@@ -1,14 +1,9 @@
 """The tables of vector environments."""
 
-import pytest
+from report import vec_envs
 
 
-@pytest.fixture(scope="module")
-def vec_envs(import_script):
-    return import_script("report.vec_envs")
-
-
-def test_ratios_compare_times_of_the_same_round(vec_envs):
+def test_ratios_compare_times_of_the_same_round():
     times = {"Lean": [100.0, 300.0, 900.0], "Workers: 2": [50.0, 100.0, 1800.0]}
     results = {"A-v0": {8: times, 32: {"Lean": [1000.0]}}}
     lines = vec_envs.table(results, "Lean", "µs")

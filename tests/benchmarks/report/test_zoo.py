@@ -1,21 +1,16 @@
 """What the entries of the settings file reached: ``benchmarks/report/zoo.py``."""
 
-import pytest
+from report import zoo
 
 from ppo_plus.zoo.hyperparams import builtin_file
 
 
-@pytest.fixture(scope="module")
-def zoo(import_script):
-    return import_script("report.zoo")
-
-
-def test_what_is_shipped_is_current(zoo):
+def test_what_is_shipped_is_current():
     """After new results: ``python docs/tables.py``."""
     assert builtin_file().with_name("returns.yml").read_text(encoding="utf-8") == zoo.shipped()
 
 
-def test_runs_are_of_unchanged_settings(zoo):
+def test_runs_are_of_unchanged_settings():
     runs = zoo.runs()
     # The entry with the settings that MuJoCo's tasks share, which are another entry of Humanoid.
     assert {run["arm"] for run in runs["Humanoid-v5"]} == {"mujoco"}
@@ -25,7 +20,7 @@ def test_runs_are_of_unchanged_settings(zoo):
     assert len({run["seed"] for run in runs["Acrobot-v1/rl_zoo3"]}) == len(runs["Acrobot-v1/rl_zoo3"]) == 14
 
 
-def test_runs_of_an_entry_that_has_changed_do_not_count(zoo, monkeypatch):
+def test_runs_of_an_entry_that_has_changed_do_not_count(monkeypatch):
     changed = zoo.entries()
     changed["Pendulum-v1"] = {**changed["Pendulum-v1"], "gamma": 0.5}
     changed["CartPole-v1"] = {**changed["CartPole-v1"], "n_timesteps": 7}
@@ -35,7 +30,7 @@ def test_runs_of_an_entry_that_has_changed_do_not_count(zoo, monkeypatch):
     assert not {"Pendulum-v1", "CartPole-v1"} & zoo.lines().keys()
 
 
-def test_the_table_has_every_entry_and_says_what_is_missing(zoo):
+def test_the_table_has_every_entry_and_says_what_is_missing():
     rows = {row.split(" | ")[0].removeprefix("| "): row for row in zoo.table()[2:]}
     assert rows.keys() == {name for name in zoo.entries() if not name.endswith("/rl_zoo3")}
     assert "Ant-v4" not in rows and "MountainCar-v0/gSDE" in rows
@@ -43,7 +38,7 @@ def test_the_table_has_every_entry_and_says_what_is_missing(zoo):
         assert name.endswith("/rl_zoo3") or ("| 0 | not measured yet |" in rows[name]) == (not runs)
 
 
-def test_few_runs_are_shown_each_and_samples_on_minigrid(zoo):
+def test_few_runs_are_shown_each_and_samples_on_minigrid():
     runs = [{"deterministic": {"mean": 0.0}, "stochastic": {"mean": score}} for score in (0.5, 0.75)]
     assert zoo.returned("MiniGrid-Unlock-v0", runs) == "0.50, 0.75"
     assert zoo.returned("CartPole-v1", runs * 3) == "0.0 [0.0, 0.0]"

@@ -1,8 +1,8 @@
 """Hostile files: well-formed files of each format with the values that an attacker would choose, read under an audit.
 
-    python benchmarks/hostile_files.py                            # 1,000 files of each format, some minutes
-    python benchmarks/hostile_files.py --files 5000 --seed 3
-    python benchmarks/hostile_files.py --only checkpoint settings
+    python tests/long/hostile_files.py                            # 1,000 files of each format, some minutes
+    python tests/long/hostile_files.py --files 5000 --seed 3
+    python tests/long/hostile_files.py --only checkpoint settings
 
 Hypothesis takes a valid file apart, replaces what stands for a name, a path, a size, a type or a reference, and puts it
 together again, so that archives and checksums are right. Each file is read as a user would read it: a model is loaded

@@ -1,7 +1,7 @@
 """Which runs are reproducible: they end with the same weights, bit for bit.
 
-    python benchmarks/determinism.py                                          # some seven minutes on two cores
-    python benchmarks/determinism.py --json benchmarks/results/determinism.json
+    python tests/long/determinism.py                                          # some seven minutes on two cores
+    python tests/long/determinism.py --json benchmarks/results/determinism.json
 
 Each run is a separate process, with the same seed and settings, that prints a hash of its weights. A run is compared
 with the first of its column, uncompiled with uncompiled and compiled with compiled.
@@ -18,13 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from machine import facts  # the modules beside this one
-from report.reliability import determinism_table
-from report.results import write
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
 from ppo_plus import Checkpoints, PPO_Plus, Resumable, SupervisedVecEnv
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from machine import facts  # noqa: E402
+from report.reliability import determinism_table  # noqa: E402
+from report.results import write  # noqa: E402
 
 TOTAL = 4_096
 #: What is trained: environment, how many, whether normalized, and arguments of the model.

@@ -1,8 +1,8 @@
 """Seeded faults: mistakes that a careless change could make, each of which the fast tests must catch.
 
-    python benchmarks/mutants.py                   # all, half an hour or more on two cores
-    python benchmarks/mutants.py --only gae-cut kl-reversed
-    python benchmarks/mutants.py --list
+    python tests/long/mutants.py                   # all, half an hour or more on two cores
+    python tests/long/mutants.py --only gae-cut kl-reversed
+    python tests/long/mutants.py --list
 
 Each fault is put into a copy of the checkout, where the tests that should see it first run until one fails, and only if
 none does all other fast tests. The checkout itself is never changed. Before, these first tests run in a copy without a
@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 #: What the tests do without; a copy of the rest takes a moment.
 NOT_COPIED = ignore_patterns(".*", "__pycache__", "build", "dist", "_build", "*.egg-info", "logs")
 #: The test that the faults can still be put in, which fails where one has been.
-OWN_TEST = "tests/benchmarks/test_mutants.py"
+OWN_TEST = "tests/long/test_mutants.py"
 #: Faults tried side by side, as ``make test`` uses two cores.
 N_AT_ONCE = 2
 

@@ -1,7 +1,7 @@
 """Train for long with faults at random, and count what was lost: nothing should be.
 
-    python benchmarks/soak.py                                   # some 45 minutes; Linux, a C compiler, mounting a tmpfs
-    python benchmarks/soak.py --json benchmarks/results/soak.json
+    python tests/long/soak.py                                   # some 45 minutes; Linux, a C compiler, mounting a tmpfs
+    python tests/long/soak.py --json benchmarks/results/soak.json
 
 Each run is ``ppo-plus train``. First it is left alone; then the same run, with the same seed, is interrupted again and
 again and each time resumed with ``--resume``, and at its end compared with the first: weights, episodes and
@@ -44,13 +44,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from machine import facts  # the modules beside this one
-from report.reliability import n_faults, soak_table
-from report.results import write
 
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.files import UNFINISHED
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from machine import facts  # noqa: E402
+from report.reliability import n_faults, soak_table  # noqa: E402
+from report.results import write  # noqa: E402
 
 #: How often each interruption comes.
 WAYS = {"kill": 5, "kill while starting": 1, "SIGTERM": 1, "SIGINT": 1, "full disk": 2, "clock": 3}

@@ -3,16 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
+import hostile_files
 import pytest
+from hostile_files import FORMATS, Format, run
 from hypothesis import strategies as st
 from parametrization import sample
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import hostile_files  # noqa: E402
-from hostile_files import FORMATS, Format, run  # noqa: E402
 
 
 @pytest.mark.parametrize("n_files", sample([10, 50], 2))

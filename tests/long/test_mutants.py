@@ -1,19 +1,15 @@
-"""The seeded faults of ``benchmarks/mutants.py`` keep up with the package, and the tests of each exist."""
+"""The seeded faults of ``mutants.py`` keep up with the package, and the tests of each exist."""
 
 import ast
 from pathlib import Path
 
+import mutants
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "ppo_plus"
 
 
-@pytest.fixture(scope="module")
-def mutants(import_script):
-    return import_script("mutants")
-
-
-def test_every_fault_can_still_be_put_in(mutants):
+def test_every_fault_can_still_be_put_in():
     for fault in mutants.FAULTS:
         text = (PACKAGE / fault.file).read_text(encoding="utf-8")
         assert text.count(fault.old) == 1, fault
@@ -24,7 +20,7 @@ def test_every_fault_can_still_be_put_in(mutants):
     assert len(set(names)) == len(names)
 
 
-def test_a_fault_is_put_into_a_copy_alone(mutants):
+def test_a_fault_is_put_into_a_copy_alone():
     fault = mutants.FAULTS[0]
     before = (PACKAGE / fault.file).read_text(encoding="utf-8")
     with mutants.copied() as folder:
@@ -35,7 +31,7 @@ def test_a_fault_is_put_into_a_copy_alone(mutants):
     assert (PACKAGE / fault.file).read_text(encoding="utf-8") == before and not folder.exists()
 
 
-def test_every_room_has_faults_and_their_tests_exist(mutants):
+def test_every_room_has_faults_and_their_tests_exist():
     rooms = {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if path.stat().st_size}
     assert {str(Path(fault.file).parent) for fault in mutants.FAULTS} == rooms
     tests = {path for fault in mutants.FAULTS for path in fault.tests.split()}

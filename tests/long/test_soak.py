@@ -1,28 +1,20 @@
-"""``benchmarks/soak.py``: what it counts as lost."""
+"""``soak.py``: what it counts as lost."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+import soak
+import soak_envs
 import torch as th
 
 from ppo_plus import PPO_Plus
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 
 
-@pytest.fixture(scope="module")
-def soak(import_script):
-    return import_script("soak")
-
-
-@pytest.fixture(scope="module")
-def soak_envs(import_script):
-    return import_script("soak_envs")
-
-
 @pytest.mark.parametrize(("fault", "kind"), [("raise", "raises"), ("NaN", "NaN"), ("shape", "another shape")])
-def test_each_fault_is_known_by_its_line(soak, soak_envs, fault, kind):
+def test_each_fault_is_known_by_its_line(fault, kind):
     reports = []
     make = [lambda: soak_envs.Soaked({fault: 1.0} if not reports else {})]
     env = SupervisedVecEnv(make, restarts=1, start_method="fork", report=reports.append)
@@ -41,7 +33,7 @@ def whole_run(folder):
 
 
 @pytest.mark.exhaustive
-def test_what_differs_is_named(soak, tmp_path):
+def test_what_differs_is_named(tmp_path):
     one, other = whole_run(tmp_path / "one"), whole_run(tmp_path / "other")
     assert soak.different(one, other) == []
     episodes = other / "0.monitor.csv"
@@ -55,7 +47,7 @@ def test_what_differs_is_named(soak, tmp_path):
     assert soak.updates(one) == 4
 
 
-def test_a_clock_can_jump(soak, tmp_path):
+def test_a_clock_can_jump(tmp_path):
     clock = soak.Clock(tmp_path)
     read = [sys.executable, "-c", "import time; print(time.time(), time.monotonic())"]
     times = []
