@@ -793,20 +793,10 @@ FOLLOWED = [
 
 
 @pytest.mark.parametrize(("part", "path"), FOLLOWED)
-@pytest.mark.parametrize("variables", [False, True])
-def test_no_text_in_a_file_is_a_path_of_attributes(part, path, variables):
-    content = {"!name": "torch.nn:Tanh"}
-
-    def change(value):
-        value[part].update({"variables": {path: content}} if variables else {path: content})
-
+def test_no_text_in_a_file_is_a_path_of_attributes(part, path):
     before = {cls: dict(vars(cls)) for cls in (th.nn.Parameter, th.nn.Linear, MlpPolicy, PPO_Plus)}
-    if (part, variables) == ("attributes", True):  # a plain attribute, in which nothing is followed
-        assert PPO_Plus.load(edited(saved(make()), change)).variables == {path: th.nn.Tanh}
-    else:
-        with pytest.raises((Refused, ValueError)):
-            PPO_Plus.load(edited(saved(make()), change))
-    PPO_Plus.load(edited(saved(make()), lambda value: value.update(variables={path: content})))  # as of version 1
+    with pytest.raises(ValueError):
+        PPO_Plus.load(edited(saved(make()), lambda value: value[part].update({path: {"!name": "torch.nn:Tanh"}})))
     assert all(dict(vars(cls)) == before[cls] for cls in before)
     assert type(make().policy.action_net.weight) is th.nn.Parameter
 

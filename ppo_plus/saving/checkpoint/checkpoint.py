@@ -140,23 +140,10 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The checkpoints in a file, by rank of their process, each with the ``"folder"`` that names of logs start in."""
-    checkpoint = container.read(path, KIND, {2: _from_version_2})
+    checkpoint = container.read(path, KIND)
     with container.naming(path, "checkpoint"):
         require_form(checkpoint, FORM | {OTHERS: [FORM]} if OTHERS in checkpoint else FORM)
         return [part | {"folder": path.parent} for part in (checkpoint, *checkpoint.pop(OTHERS, ()))]
-
-
-def _from_version_2(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of version 2 of the format as one of version 3."""
-    logger, files = checkpoint.pop("log"), checkpoint.pop("logs")
-    if checkpoint["call"] is not None:
-        logger |= {"run_folder": logger.pop("folder"), "event_files": logger.pop("sizes")}
-        checkpoint["call"]["logger"] = logger
-    if OTHERS in checkpoint:
-        checkpoint[OTHERS] = [_from_version_2(other) for other in checkpoint[OTHERS]]
-    # The first files of version 2 had no generators of other GPUs than those of NVIDIA.
-    generators = {"xpu": [], "mps": [], **checkpoint["generators"]}
-    return checkpoint | {"log_files": files["kept"], "generators": generators}
 
 
 def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:

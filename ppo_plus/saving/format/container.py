@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import zipfile
-from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,9 +22,8 @@ from ppo_plus.saving.files import replacing
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.format.values import describe, restore
 
-#: The version of the format that is written, and the oldest that is read. It changes whenever what files of any kind
-#: contain does; what reads a kind converts values of earlier versions.
-VERSION, OLDEST = 3, 2
+#: The version of the format. It changes whenever what files of any kind contain does.
+VERSION = 3
 DESCRIPTION, ARRAYS = MEMBERS = ("description.json", "arrays.safetensors")
 #: Packages whose versions are noted, for people.
 PACKAGES = ("ppo_plus", "stable_baselines3", "torch", "gymnasium", "numpy")
@@ -46,17 +44,11 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
         archive.writestr(ARRAYS, safetensors.torch.save(arrays))
 
 
-def read(path_or_file: PathOrFile, kind: str, conversions: Mapping[int, Callable[[Any], Any]] = {}) -> Any:
-    """The value in a file; nothing in it is run. Raises ``Damaged``, ``Refused`` and ``OSError``.
-
-    :param conversions: what converts values of an earlier version to the next one, by the version
-    """
+def read(path_or_file: PathOrFile, kind: str) -> Any:
+    """The value in a file; nothing in it is run. Raises ``Damaged``, ``Refused`` and ``OSError``."""
     head, arrays = read_parts(path_or_file, kind)
-    with naming(path_or_file), decoding():
-        value = restore(head["value"], arrays)
-        for version in range(head["version"], VERSION):
-            value = conversions.get(version, lambda same: same)(value)
-        return value
+    with naming(path_or_file):
+        return restore(head["value"], arrays)
 
 
 def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
@@ -130,7 +122,7 @@ def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
 
 
 def _head(text: bytes, kind: str) -> dict[str, Any]:
-    """The description, checked to be one of this kind and of a known version."""
+    """The description, checked to be one of this kind and version."""
     head: dict[str, Any] = json.loads(text.decode())
     title, number = head["format"], head["version"]
     known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
@@ -140,8 +132,8 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
         readers = {"model": "PPO_Plus.load", "checkpoint": "PPO_Plus.resume", "statistics": "ppo_plus.load_statistics"}
         reader = readers.get(title.partition(" ")[2])
         raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}" + (f"; {reader} reads it" if reader else ""))
-    if not OLDEST <= number <= VERSION:
+    if number != VERSION:
         remedy = "update ppo_plus" if number > VERSION else "use the ppo_plus that wrote it, or train again"
         written = f"version {number} of the format, written by ppo_plus {str(head['packages'].get('ppo_plus'))[:30]}"
-        raise Refused(f"it has {written}, and this ppo_plus reads versions {OLDEST} to {VERSION}: {remedy}")
+        raise Refused(f"it has {written}, and this ppo_plus reads version {VERSION}: {remedy}")
     return head

@@ -679,29 +679,10 @@ def test_the_argument_compile_may_be_another_one(tmp_path):
     assert str(other.learn(64).compiled).startswith("no: 2 gradient steps are planned")
 
 
-def as_version_2(whole):
-    """A checkpoint as version 2 of the format had it."""
-    old = {name: value for name, value in whole.items() if name != "log_files"}
-    return old | {"log": None, "logs": {"kept": whole["log_files"]}}
-
-
-def test_generators_of_gpus_may_be_missing_in_version_2_but_not_malformed(tmp_path, monkeypatch):
-    """The first files of version 2 had those of CUDA alone."""
+@pytest.mark.parametrize(("name", "states"), [("xpu", [1]), ("mps", 5)])
+def test_malformed_generators_of_gpus_are_named(name, states, tmp_path):
     file = model_of("discrete").save_checkpoint(tmp_path)
     whole = container.read(file, "checkpoint")
-    assert whole["generators"].keys() >= {"cuda", "xpu", "mps"}
-    for name, new in {"xpu": [1], "mps": 5}.items():
-        container.write(file, "checkpoint", replaced(whole, ("generators", name), new))
-        with pytest.raises(ValueError, match=f"its part 'generators.{name}.*' is missing or not valid"):
-            checkpoint.read(*tmp_path.iterdir())
-    kept = {name: state for name, state in whole["generators"].items() if name not in ("xpu", "mps")}
-    container.write(file, "checkpoint", whole | {"generators": kept})
-    with pytest.raises(ValueError, match="its part 'generators.(xpu|mps)' is missing"):
+    container.write(file, "checkpoint", replaced(whole, ("generators", name), states))
+    with pytest.raises(Damaged, match=f"its part 'generators.{name}.*' is missing or not valid"):
         checkpoint.read(file)
-    monkeypatch.setattr(container, "VERSION", 2)
-    one = as_version_2(whole | {"generators": kept})
-    container.write(file, "checkpoint", one | {"others": [one]})
-    monkeypatch.undo()
-    first, second = checkpoint.read(file)
-    assert first["log_files"] == second["log_files"] == {} and "logs" not in first
-    process_state.set_generators(checkpoint.read(*tmp_path.iterdir())[0]["generators"])

@@ -18,7 +18,7 @@ from parametrization import sample
 
 from ppo_plus import ColoredNoise, MlpPolicy, linear
 from ppo_plus.saving.format import container, values
-from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, OLDEST, VERSION, path_to_save, read, write
+from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, VERSION, path_to_save, read, write
 from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.format.values import Undescribable, describe
 
@@ -131,13 +131,13 @@ def test_another_kind_raises_an_error(written, tmp_path):
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [(OLDEST - 1, "use the ppo_plus that wrote it, or train again"), (VERSION + 1, "update ppo_plus")],
+    [(VERSION - 1, "use the ppo_plus that wrote it, or train again"), (VERSION + 1, "update ppo_plus")],
 )
 def test_another_version_raises_an_error_with_the_remedy(version, remedy, tmp_path):
     head = HEAD | {"version": version, "packages": {"ppo_plus": "7.1"}, "value": {"!new": 1}}
     error = refusal(archive_of(head), tmp_path)
     assert f"it has version {version} of the format, written by ppo_plus 7.1" in str(error)
-    assert str(error).endswith(f"reads versions {OLDEST} to {VERSION}: {remedy}") and not isinstance(error, Damaged)
+    assert str(error).endswith(f"reads version {VERSION}: {remedy}") and not isinstance(error, Damaged)
 
 
 def test_a_forbidden_name_raises_an_error_with_the_remedy(tmp_path):
