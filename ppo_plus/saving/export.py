@@ -1,4 +1,4 @@
-"""Export of a policy to ONNX and ``torch.export``, checked against ``predict``; the policy played in onnxruntime.
+"""Export of a policy to ONNX and ``torch.export``, checked against ``predict``.
 
 What is exported is the policy as one module, from raw observations to actions of the environment. Raw observations are
 those before the wrappers that become a part of the policy. Inputs and outputs are dicts of tensors. Their names:
@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -21,7 +22,7 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
+from stable_baselines3.common.vec_env import VecCheckNan, VecEnvWrapper, VecNormalize, VecTransposeImage
 from torch import nn
 
 from ppo_plus.envs.checks import Numbers
@@ -35,9 +36,6 @@ from ppo_plus.public import version_of
 from ppo_plus.require import require_one_of
 from ppo_plus.rollout.evaluation import RECORDERS
 from ppo_plus.saving.files import replacing, write_text
-from ppo_plus.saving.format.container import naming
-from ppo_plus.saving.format.names import Refused, decoding
-from ppo_plus.saving.format.values import NATIVE, require_form
 from ppo_plus.saving.statistics import ROUNDING, UNIT, move_into
 from ppo_plus.trees import mapped, tree_leaves
 
@@ -216,11 +214,6 @@ def tensor_like(name: str, part: Any) -> dict[str, Any]:
     return {"name": name, "shape": shape, "dtype": str(part.dtype).removeprefix("torch.")}
 
 
-def shape_of(described: dict[str, Any], n: int) -> list[int]:
-    """The shape of an input for a batch of ``n``, from its description."""
-    return [n if size == BATCH else size for size in described["shape"]]
-
-
 # --- the files --------------------------------------------------------------------------------------------------------
 
 OPSET = 18
@@ -239,7 +232,7 @@ def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
     path = Path(path)
     if path.suffix != ".onnx":
         raise ValueError(f"path={str(path)!r} must end in .onnx: a program .pt2 and a description .json are put beside")
-    version = require_extra().__version__
+    runtime = _require_extra()
     deployed = Deployed(model, normalization)
     example = as_tensors(_feeds(deployed, 3, np.random.default_rng(0)))
     with th.no_grad(), _quiet():
@@ -260,14 +253,15 @@ def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
             raise ValueError(f"torch cannot export the {calls[-1]}: {reason}. {remedy}") from error
         onnx.model.metadata_props[METADATA] = text
         data = onnx.model_proto.SerializeToString()
-        largest = _check(deployed, ExportedPolicy(data, model.action_space), program.module())
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        largest = _check(deployed, session, program.module())
     with replacing(path) as file:
         file.write(data)
     with replacing(path.with_suffix(".pt2")) as file:
         th.export.save(program, file, extra_files={f"{METADATA}.json": text})
     write_text(path.with_suffix(".json"), text)
-    checked = f"{sum(BATCHES) * STEPS} observations in onnxruntime {version}, largest difference {largest:.1g}"
-    print(f"{path} acts as predict does ({checked})")
+    checked = f"{sum(BATCHES) * STEPS} observations in onnxruntime {runtime.__version__}"
+    print(f"{path} acts as predict does ({checked}, largest difference {largest:.1g})")
     return path
 
 
@@ -304,7 +298,8 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 
             raw[key] = (scale * raw[key]).clip(space.low, space.high)
     for described in deployed.inputs:
         kind, _, part = described["name"].partition(".")
-        value = raw[part] if kind == "observation" else rng.standard_normal(shape_of(described, n))
+        shape = [n if size == BATCH else size for size in described["shape"]]
+        value = raw[part] if kind == "observation" else rng.standard_normal(shape)
         if described["dtype"] == "bool":
             value = value > 0
         if kind == "action_masks":
@@ -313,9 +308,20 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 
     return feeds
 
 
-def _check(deployed: Deployed, exported: "ExportedPolicy", program: Any) -> float:
-    """The largest difference to ``predict``, if it is not too large."""
+def _require_extra() -> ModuleType:
+    """The module ``onnxruntime``, or the error that says how to install what exporting needs."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f'{error.name} is missing: pip install "ppo_plus[export]"', name=error.name) from error
+    return onnxruntime
+
+
+def _check(deployed: Deployed, session: Any, program: nn.Module) -> float:
+    """The largest difference of a session of onnxruntime and a program to ``predict``, if it is not too large."""
     rng, policy, largest = np.random.default_rng(1), deployed.policy, 0.0
+    names = [output.name for output in session.get_outputs()]
     for n in BATCHES:
         state = None
         for scale, tolerance in [(1.0, TOLERANCE)] * STEPS + [(EXTREME, COARSE)]:
@@ -324,8 +330,9 @@ def _check(deployed: Deployed, exported: "ExportedPolicy", program: Any) -> floa
                 state = state or [np.zeros_like(part) for name, part in feeds.items() if name.startswith("memory.")]
                 feeds |= {f"memory.{i}": part for i, part in enumerate(state)}
             expected, state = predicted(deployed, feeds, state)
+            by_onnx = dict(zip(names, session.run(names, feeds), strict=True))
             by_torch = {name: part.numpy() for name, part in program(as_tensors(feeds)).items()}
-            for outputs in (exported.run(feeds), by_torch):
+            for outputs in (by_onnx, by_torch):
                 gap = difference(deployed, feeds, outputs, expected, tolerance)
                 largest = max(largest, gap) if scale == 1.0 else largest
     return largest
@@ -406,87 +413,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-# --- the exported policy ----------------------------------------------------------------------------------------------
-
-
-def require_extra() -> Any:
-    """The module ``onnxruntime``, or the error that says how to install what exporting needs."""
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f'{error.name} is missing: pip install "ppo_plus[export]"', name=error.name) from error
-    return onnxruntime
-
-
-#: The wrappers that may be inside a policy.
-WRAPPERS = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
-#: The form of an input or output in a description, and of the whole.
-TENSOR = {"name": str, "shape": [lambda size: size == BATCH or type(size) is int], "dtype": NATIVE.__contains__}
-FORM = {
-    "format": lambda text: text == FORMAT,
-    "inputs": [TENSOR],
-    "outputs": [TENSOR],
-    "action": object,
-    "wrappers_inside": [lambda name: name in WRAPPERS],
-}
-
-
-class ExportedPolicy:
-    """A policy that :meth:`ppo_plus.PPO_Plus.export` wrote: a path, or bytes."""
-
-    def __init__(self, file: Path | bytes, action_space: spaces.Space):
-        runtime = require_extra()
-        with naming(file if isinstance(file, Path) else "the file", "exported policy"), decoding():
-            self.session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
-            description = self.description = json.loads(self.session.get_modelmeta().custom_metadata_map[METADATA])
-            require_form(description, FORM)
-            if description["action"] != json.loads(json.dumps(build(action_space, described_action))):
-                raise Refused(f"it acts in another action space than {action_space}")
-        self.action_space = action_space
-        self.inputs = {described["name"]: described for described in description["inputs"]}
-
-    def run(self, inputs: Arrays) -> Arrays:
-        """The outputs for named inputs."""
-        names = [output.name for output in self.session.get_outputs()]
-        return dict(zip(names, self.session.run(names, inputs), strict=True))
-
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = True,
-        action_masks: Any = None,
-    ) -> tuple[Any, Any]:
-        """As :meth:`ppo_plus.PPO_Plus.predict`, for a batch of raw observations."""
-        parts = observation if isinstance(observation, dict) else {"": observation}
-        n = len(next(iter(parts.values())))
-        values = {f"observation.{key}".rstrip("."): part for key, part in parts.items()}
-        values |= {f"memory.{i}": part for i, part in enumerate(state or ())}
-        values |= {"episode_start": episode_start, "action_masks": action_masks}
-        inputs = {}
-        for name, described in self.inputs.items():
-            value = values.get(name)
-            # Without them, memory is 0, no episode starts, and everything is allowed.
-            value = np.full(shape_of(described, n), name == "action_masks") if value is None else value
-            inputs[name] = np.asarray(value, described["dtype"])
-        outputs = self.run(inputs)
-        following = [value for name, value in outputs.items() if name.startswith("next_memory.")]
-        if not isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):
-            return outputs["action"], following
-        return [build(self.action_space, lambda name, _: outputs[name][i, ...]) for i in range(n)], following  # noqa: B023
-
-    def raw(self, env: Any) -> VecEnv:
-        """Environments without the wrappers that are inside the policy, so that they return what it takes."""
-        for name in reversed(self.description["wrappers_inside"]):
-            if not isinstance(env, WRAPPERS[name]):
-                raise ValueError(f"the policy contains {name}, but env={env!r} is not in one")
-            env = env.venv
-        observed = [observation_like(*part) for part in parts_of(env.observation_space).items()]
-        for name, described in self.inputs.items():
-            if name.startswith("observation") and described not in observed:
-                raise ValueError(f"the policy's input is {described}, and env has observations {env.observation_space}")
-        return env
