@@ -929,7 +929,7 @@ TOP = (
     ),
     Fault(
         "buffers-not-counted",
-        "compiling/torch_private.py",
+        "saving/format/names.py",
         "self.left -= self.least + _numbers_made(operation, args, kwargs)",
         "self.left -= self.least",
         "tests/saving/format/test_names.py",

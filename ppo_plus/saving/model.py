@@ -30,6 +30,7 @@ from ppo_plus.saving.format.names import Damaged, Refused, name_of
 from ppo_plus.saving.format.values import Optional, Undescribable, describe, require_form, restore, unknown_names
 from ppo_plus.saving.sb3.pickles import of_closure
 from ppo_plus.settings import SHAPING
+from ppo_plus.update.minibatch import FUSED, PER_PARAMETER, is_elementwise
 
 KIND = "model"
 #: SB3's heading above the versions with which a model was saved.
@@ -80,6 +81,8 @@ STATE = {
 INITIAL = {"log_std_init", "ortho_init"}
 #: Where files have the values of a schedule, in equal steps of the remaining progress.
 POINTS = [i / 1024 for i in range(1025)]
+#: Options of how an optimizer computes, which are those of this machine.
+IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
 #: What classes among ``policy_kwargs`` must be subclasses of, unless they are registered.
 CLASSES = {"features_extractor_class": BaseFeaturesExtractor, "optimizer_class": th.optim.Optimizer}
 
@@ -432,3 +435,39 @@ def _same(value: Any, other: Any) -> bool:
         return bool(value == other)
     except Exception:  # arrays are neither equal nor different
         return value is other
+
+
+def check_optimizer_state(optimizer: th.optim.Optimizer) -> None:
+    """Check what an optimizer has loaded. How it computes (:data:`IMPLEMENTATION`) stays as it was made.
+
+    :raises ValueError: its state, which is deleted then, does not fit its weights: kernels would write outside of it
+    """
+    needed = {"exp_avg", "exp_avg_sq", "step"} if isinstance(optimizer, (th.optim.Adam, th.optim.AdamW)) else set()
+    valid = True
+    for group in optimizer.param_groups:
+        group.update({name: value for name, value in optimizer.defaults.items() if name in IMPLEMENTATION})
+        valid &= all(_alike(group.get(name), default) for name, default in optimizer.defaults.items())
+        names = needed | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
+        for p in group["params"] if isinstance(optimizer, FUSED) else ():
+            state = optimizer.state.get(p, {})
+            if state.get("momentum_buffer", 0) is None:  # SGD without momentum, of an earlier torch
+                del state["momentum_buffer"]
+            valid &= all(_fits(name, value, p) for name, value in state.items())
+            valid &= not state or names <= state.keys()
+    if not valid:
+        optimizer.state.clear()
+        raise ValueError(f"the state of {type(optimizer).__name__} does not fit its weights")
+
+
+def _alike(value: Any, default: Any) -> bool:
+    """Whether an option has the kind of its default: a number, or a list of as many numbers."""
+    if isinstance(default, (tuple, list)):
+        is_row = isinstance(value, (tuple, list)) and len(value) == len(default)
+        return is_row and all(map(_alike, value, default))
+    return value is None or default is None or isinstance(value, (int, float, th.Tensor))
+
+
+def _fits(name: str, value: Any, p: th.Tensor) -> bool:
+    if name in PER_PARAMETER:
+        return th.as_tensor(value).shape == () and bool(value >= 0)
+    return is_elementwise(name, value, p)

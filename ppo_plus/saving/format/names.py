@@ -20,10 +20,10 @@ from types import ModuleType
 from typing import Any
 
 import torch as th
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ppo_plus.compiling.torch_private import Bounded
 from ppo_plus.public import MODULES as PUBLIC_MODULES
-from ppo_plus.trees import tree_leaves
+from ppo_plus.trees import tree_leaves, tree_map
 
 
 class Refused(ValueError):
@@ -229,13 +229,42 @@ MOST_NUMBERS, MOST_TIMES = 2**22, 16
 LEAST = 256
 
 
+class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """In the block, raise :class:`MemoryError` before torch makes more than so many numbers in this thread. Each tensor
+    counts for at least ``least``, since it takes time, too."""
+
+    def __init__(self, n_numbers: int, least: int):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.left, self.least = n_numbers, least
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        in_place = operation.name().partition(".")[0].endswith("_")
+        if not in_place and not operation.is_view:
+            self.left -= self.least + _numbers_made(operation, args, kwargs)
+            if self.left < 0:
+                raise MemoryError("more numbers than allowed")
+        return operation(*args, **kwargs)
+
+
+def _numbers_made(operation: Any, args: Any, kwargs: dict[str, Any]) -> int:
+    """The number of elements that an operation of torch returns, without running it."""
+    # The device ``meta`` computes shapes alone.
+    args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, th.Tensor) else leaf, (args, kwargs))
+    try:
+        made = operation(*args, **{**kwargs, **({"device": "meta"} if "device" in kwargs else {})})
+    except RuntimeError:
+        return 0  # what depends on numbers, such as ``item``, is no larger than these
+    return sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, th.Tensor))
+
+
 @contextmanager
 def building(weights: Any) -> Iterator[None]:
     """Raise :class:`Damaged` before networks are built that are much larger than the weights of a file, and for errors
     that do not name a wrong argument."""
     n_weights = sum(tensor.numel() for tensor in tree_leaves(weights) if isinstance(tensor, th.Tensor))
     try:
-        with Bounded(MOST_NUMBERS + MOST_TIMES * n_weights, LEAST):
+        with _Bounded(MOST_NUMBERS + MOST_TIMES * n_weights, LEAST):
             yield
     except (ValueError, TypeError):
         raise
