@@ -872,13 +872,6 @@ TOP = (
         "tests/saving/checkpoint/test_checkpoint.py",
     ),
     Fault(
-        "earlier-versions-not-converted",
-        "saving/format/container.py",
-        'for version in range(head["version"], VERSION):',
-        "for version in ():",
-        "tests/saving/test_golden.py",
-    ),
-    Fault(
         "names-of-compiled-policies",
         "ppo.py",
         'original(value) if name == "policy" else value',
