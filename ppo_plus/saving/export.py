@@ -22,7 +22,7 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecCheckNan, VecEnvWrapper, VecNormalize, VecTransposeImage
+from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
 from torch import nn
 
 from ppo_plus.envs.checks import Numbers
@@ -31,11 +31,12 @@ from ppo_plus.envs.normalization import mean_seen, normalized_by, observation_mo
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.policy.masking import nothing_allowed
 from ppo_plus.policy.observations import parts_of
-from ppo_plus.policy.policies import n_rows
+from ppo_plus.policy.policies import ActorCriticPolicy, n_rows
 from ppo_plus.public import version_of
 from ppo_plus.require import require_one_of
 from ppo_plus.rollout.evaluation import RECORDERS
 from ppo_plus.saving.files import replacing, write_text
+from ppo_plus.saving.saved_model import SavedModel
 from ppo_plus.saving.statistics import ROUNDING, UNIT, move_into
 from ppo_plus.trees import mapped, tree_leaves
 
@@ -45,9 +46,13 @@ Normalization = Literal["environment"] | None
 #: Inputs or outputs by name.
 Tensors = dict[str, th.Tensor]
 Arrays = dict[str, np.ndarray]
+#: What ``predict`` takes and returns of memory.
+Memory = tuple[np.ndarray, ...] | None
 
 
-def raw_observations(model: Any, normalization: Normalization) -> tuple[spaces.Space, list[Any], list[str]]:
+def raw_observations(
+    model: SavedModel, normalization: Normalization
+) -> tuple[spaces.Space, list[VecEnvWrapper], list[str]]:
     """The space of a model's raw observations, the wrappers in the policy (innermost first), and the names of those
     outside; for errors see :meth:`ppo_plus.PPO_Plus.export`."""
     require_one_of("normalization", normalization, ("environment", None))
@@ -65,12 +70,14 @@ def raw_observations(model: Any, normalization: Normalization) -> tuple[spaces.S
     return model.observation_space if env is None else env.observation_space, inside, [*names]
 
 
-def outermost(env: Any, normalization: Normalization = "environment") -> tuple[list[Any], Any]:
+def outermost(
+    env: VecEnv | None, normalization: Normalization = "environment"
+) -> tuple[list[VecEnvWrapper], VecEnv | None]:
     """The wrappers of an environment that can be a part of the policy (innermost first), and what they wrap.
 
     :raises ValueError: a ``VecNormalize`` cannot, since other wrappers are around it
     """
-    inside: list[Any] = []
+    inside: list[VecEnvWrapper] = []
     while isinstance(env, (VecTransposeImage, VecNormalize, *HARMLESS)):
         if isinstance(env, VecNormalize) and env.norm_obs and normalization is None:
             break
@@ -85,7 +92,7 @@ def outermost(env: Any, normalization: Normalization = "environment") -> tuple[l
     return inside, env
 
 
-def _name(wrapper: Any) -> str:
+def _name(wrapper: VecEnvWrapper | gym.Wrapper) -> str:
     frames = vars(wrapper).get("stack_size") or getattr(vars(wrapper).get("stacked_obs"), "n_stack", None)
     return type(wrapper).__name__ if frames is None else f"{type(wrapper).__name__} of {frames} frames"
 
@@ -104,9 +111,9 @@ class Deployed(nn.Module):
     :raises ValueError: the policy cannot be exported, or cannot take the place of the environment's ``VecNormalize``
     """
 
-    trained: Any
+    trained: ActorCriticPolicy
 
-    def __init__(self, model: Any, normalization: Normalization):
+    def __init__(self, model: SavedModel, normalization: Normalization):
         super().__init__()
         self.raw_space, self.wrappers, self.outside = raw_observations(model, normalization)
         if not model.policy.has_params:
@@ -144,7 +151,7 @@ class Deployed(nn.Module):
         """Actions of the environment for parameters of the distribution."""
         return named(self.space, self._to_env(self.policy.distribution.mode(params)))
 
-    def observations(self, inputs: Tensors) -> Any:
+    def observations(self, inputs: Tensors) -> th.Tensor | Tensors:
         """What ``predict`` takes: the observations among the inputs, with the channels of images first."""
         parts = {name.partition(".")[2]: part for name, part in inputs.items() if name.startswith("observation")}
         for wrapper in self.wrappers:
@@ -153,11 +160,11 @@ class Deployed(nn.Module):
                 parts |= {key: parts[key].permute(0, 3, 1, 2) for key in keys if key in parts}
         return parts if isinstance(self.raw_space, spaces.Dict) else parts[""]
 
-    def _inputs(self, model: Any) -> Iterator[dict[str, Any]]:
+    def _inputs(self, model: SavedModel) -> Iterator[dict[str, Any]]:
         """Descriptions of the inputs."""
         policy = self.policy
         for key, sub in parts_of(self.raw_space).items():
-            if not key or key in policy.actor_space.spaces or key == policy.action_mask_key:
+            if not key or key in parts_of(policy.actor_space) or key == policy.action_mask_key:
                 yield observation_like(key, sub)
         if model._expects_masks:
             yield tensor_like("action_masks", np.empty((1, sum(policy.distribution.choices)), bool))
@@ -195,19 +202,19 @@ def named(space: spaces.Space, action: Any) -> dict[str, Any]:
     return dict(zip(tree_leaves(build(space, lambda name, _: name)), tree_leaves(action), strict=True))
 
 
-def described_action(name: str, space: Any) -> dict[str, Any]:
+def described_action(name: str, space: spaces.Space) -> dict[str, Any]:
     """How an output is to be read."""
     facts = {fact: getattr(space, fact) for fact in ("n", "nvec", "start", "low", "high") if hasattr(space, fact)}
-    kind = {"output": name, "type": type(space).__name__, "shape": space.shape, "dtype": space.dtype.name}
+    kind = {"output": name, "type": type(space).__name__, "shape": space.shape, "dtype": str(space.dtype)}
     return kind | {fact: np.asarray(value).tolist() for fact, value in facts.items()}
 
 
-def observation_like(key: str, space: Any) -> dict[str, Any]:
+def observation_like(key: str, space: spaces.Space) -> dict[str, Any]:
     """The description of the input for an entry of the observations (``""``: the whole)."""
     return tensor_like(f"observation.{key}".rstrip("."), np.empty((1, *(space.shape or ())), space.dtype))
 
 
-def tensor_like(name: str, part: Any) -> dict[str, Any]:
+def tensor_like(name: str, part: np.ndarray | th.Tensor) -> dict[str, Any]:
     """The description of an input or output, from an example of it. Memory has the batch in its second dimension."""
     shape = [*part.shape]
     shape[name.removeprefix("next_").startswith("memory.")] = BATCH
@@ -227,7 +234,7 @@ EXTREME, COARSE = 1e3, 0.1
 METADATA = "ppo_plus"
 
 
-def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
+def export(model: SavedModel, path: str | Path, normalization: Normalization) -> Path:
     """See :meth:`ppo_plus.PPO_Plus.export`, of which ``model`` is one."""
     path = Path(path)
     if path.suffix != ".onnx":
@@ -241,7 +248,7 @@ def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
         # Made here: it imports sympy, which would take half a second of `import ppo_plus`.
         any_size = th.export.Dim(BATCH, min=1)
         shapes = {described["name"]: {described["shape"].index(BATCH): any_size} for described in deployed.inputs}
-        options: Any = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
+        options: dict[str, Any] = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
         options |= {"input_names": [*example], "output_names": [*outputs]}
         calls = _calls(deployed.policy)
         try:
@@ -323,11 +330,11 @@ def _check(deployed: Deployed, session: Any, program: nn.Module) -> float:
     rng, policy, largest = np.random.default_rng(1), deployed.policy, 0.0
     names = [output.name for output in session.get_outputs()]
     for n in BATCHES:
-        state = None
+        state: Memory = None
         for scale, tolerance in [(1.0, TOLERANCE)] * STEPS + [(EXTREME, COARSE)]:
             feeds = _feeds(deployed, n, rng, scale)
             if policy.remembers:
-                state = state or [np.zeros_like(part) for name, part in feeds.items() if name.startswith("memory.")]
+                state = state or tuple(0 * part for name, part in feeds.items() if name.startswith("memory."))
                 feeds |= {f"memory.{i}": part for i, part in enumerate(state)}
             expected, state = predicted(deployed, feeds, state)
             by_onnx = dict(zip(names, session.run(names, feeds), strict=True))
@@ -338,7 +345,7 @@ def _check(deployed: Deployed, session: Any, program: nn.Module) -> float:
     return largest
 
 
-def predicted(deployed: Deployed, feeds: Arrays, state: Any) -> tuple[Arrays, Any]:
+def predicted(deployed: Deployed, feeds: Arrays, state: Memory) -> tuple[Arrays, Memory]:
     """What ``predict`` returns for named inputs, by the names of outputs, and its next state."""
     inputs, starts = as_tensors(feeds), feeds.get("episode_start")
     obs = mapped(th.Tensor.numpy, deployed.observations(inputs))
@@ -391,7 +398,7 @@ def _nudged(deployed: Deployed, feeds: Arrays) -> Iterator[Tensors]:
         yield deployed.act(params + size * th.from_numpy(rng.choice([-1, 1], params.shape)))
 
 
-def _other(name: str, ours: Any, theirs: Any) -> RuntimeError:
+def _other(name: str, ours: np.ndarray | str, theirs: np.ndarray | str) -> RuntimeError:
     return RuntimeError(
         f"the exported policy acts otherwise than predict: its {name} is {ours}, not {theirs}. Nothing was written: a "
         "custom network may draw random numbers, or depend on more than its input, or need double precision"

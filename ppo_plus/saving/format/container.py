@@ -10,9 +10,10 @@ import json
 import os
 import platform
 import zipfile
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import safetensors.torch
 import torch as th
@@ -74,7 +75,7 @@ def is_container(path_or_file: PathOrFile) -> bool:
 
 
 @contextmanager
-def opened(path_or_file: PathOrFile) -> Any:
+def opened(path_or_file: PathOrFile) -> Iterator[BinaryIO]:
     """A file to read, also by its name without SB3's suffix; an open one stays open, at its position."""
     if isinstance(path_or_file, (str, os.PathLike)):
         path, zipped = Path(path_or_file), Path(f"{Path(path_or_file)}.zip")
@@ -85,13 +86,13 @@ def opened(path_or_file: PathOrFile) -> Any:
     else:
         position = path_or_file.tell()
         try:
-            yield path_or_file
+            yield cast(BinaryIO, path_or_file)
         finally:
             path_or_file.seek(position)
 
 
 @contextmanager
-def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
+def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Iterator[None]:
     """Begin error messages about a file with its name, and with what it should be."""
     name = path_or_file if isinstance(path_or_file, (str, os.PathLike)) else getattr(path_or_file, "name", "the file")
     try:
@@ -102,9 +103,11 @@ def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
         raise type(error)(f"{name} {problem}: {text}") from error.__cause__
 
 
-def opened_to_write(path_or_file: PathOrFile) -> Any:
+def opened_to_write(path_or_file: PathOrFile) -> AbstractContextManager[BinaryIO]:
     """A context with a file that is written completely or not at all; an open one stays open."""
-    return replacing(path_or_file) if isinstance(path_or_file, (str, os.PathLike)) else nullcontext(path_or_file)
+    if isinstance(path_or_file, (str, os.PathLike)):
+        return replacing(path_or_file)
+    return nullcontext(cast(BinaryIO, path_or_file))
 
 
 def path_to_save(path_or_file: PathOrFile) -> PathOrFile:

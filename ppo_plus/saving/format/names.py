@@ -11,7 +11,7 @@ import functools
 import inspect
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
@@ -78,14 +78,16 @@ OBJECTS = frozenset(
     + [f"stable_baselines3.common.utils:{name}" for name in ("ConstantSchedule", "FloatSchedule", "LinearSchedule")]
     + ["stable_baselines3.common.running_mean_std:RunningMeanStd"]
 )
-_registered: dict[str, Any] = {}
+#: What files name: a class or a function.
+Named = type | Callable[..., Any]
+_registered: dict[str, Named] = {}
 _passed: ContextVar[tuple[Any, ...]] = ContextVar("_passed", default=())
 #: Of the standard library and installed packages. Their classes have to be registered: constructors may download.
 _STANDARD_LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
-def register(*objects: Any) -> Any:
+def register(*objects: Named) -> Named | None:
     """Let files ask for these classes and functions by name, and for objects of these classes; also as a decorator.
 
     What is registered is run when a model is built with it, so register what may be given any arguments.
@@ -111,12 +113,12 @@ def passed(objects: Iterable[Any]) -> Iterator[None]:
         _passed.reset(token)
 
 
-def is_registered(named: Any) -> bool:
+def is_registered(named: Named) -> bool:
     """Whether this very class or function has been registered."""
     return _registered.get(name_of(named)) is named
 
 
-def name_of(named: Any) -> str:
+def name_of(named: Named) -> str:
     """The name of a class or a function in files."""
     return public_name(f"{named.__module__}:{named.__qualname__}")
 
@@ -237,7 +239,9 @@ class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.left, self.least = n_numbers, least
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         in_place = operation.name().partition(".")[0].endswith("_")
         if not in_place and not operation.is_view:
@@ -247,7 +251,7 @@ class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return operation(*args, **kwargs)
 
 
-def _numbers_made(operation: Any, args: Any, kwargs: dict[str, Any]) -> int:
+def _numbers_made(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The number of elements that an operation of torch returns, without running it."""
     # The device ``meta`` computes shapes alone.
     args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, th.Tensor) else leaf, (args, kwargs))
@@ -259,10 +263,10 @@ def _numbers_made(operation: Any, args: Any, kwargs: dict[str, Any]) -> int:
 
 
 @contextmanager
-def building(weights: Any) -> Iterator[None]:
+def building(weights: dict[str, th.Tensor]) -> Iterator[None]:
     """Raise :class:`Damaged` before networks are built that are much larger than the weights of a file, and for errors
     that do not name a wrong argument."""
-    n_weights = sum(tensor.numel() for tensor in tree_leaves(weights) if isinstance(tensor, th.Tensor))
+    n_weights = sum(tensor.numel() for tensor in weights.values())
     try:
         with _Bounded(MOST_NUMBERS + MOST_TIMES * n_weights, LEAST):
             yield
@@ -274,7 +278,7 @@ def building(weights: Any) -> Iterator[None]:
         raise Refused(f"no model can be made of it ({type(error).__name__}: {error})") from error
 
 
-def counted(function: Any) -> Any:
+def counted(function: Named) -> Named:
     """What a file may bind arguments to: what torch counts while it builds, and what the user has allowed."""
     is_counted = isinstance(function, type) and issubclass(function, (th.nn.Module, th.optim.Optimizer))
     if not is_counted and function not in (*_registered.values(), *_passed.get()):
