@@ -263,10 +263,3 @@ def test_a_mutated_file_is_the_same_or_an_error(written, seed, no_pickle):
             continue
         assert text_of(value) == EXPECTED
     assert n_refused > 75
-
-
-def test_every_cut_is_seen(written):
-    rng = random.Random(0)
-    for n in [*range(40), *(rng.randrange(len(written)) for _ in range(100)), len(written) - 1]:
-        with pytest.raises(Damaged):
-            read(io.BytesIO(written[:n]), "test")

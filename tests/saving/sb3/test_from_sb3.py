@@ -176,18 +176,6 @@ def test_gsde_continues_as_sb3s_would_on_the_same_rollout(case):
     th.testing.assert_close(*results, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", sample(CASES, 3))
-def test_optimizer_state_is_loaded(case):
-    theirs = trained(case)
-    ours = taken(theirs)
-    expected, found = (model.policy.optimizer.state_dict() for model in (theirs, ours))
-    assert type(ours.policy.optimizer) is type(theirs.policy.optimizer)
-    assert found["param_groups"] == expected["param_groups"]
-    assert expected["state"].keys() == found["state"].keys() != set()
-    for index, state in expected["state"].items():
-        assert all(th.equal(found["state"][index][name], value) for name, value in state.items())
-
-
 def test_hyperparameters_and_counters_are_loaded():
     theirs = trained("options")
     ours = taken(theirs)
