@@ -289,7 +289,7 @@ def counted(function: Named) -> Named:
 
 def require_activation(policy_kwargs: Any) -> None:
     """:raises Refused: the activation that a file asks for is neither one of torch's nor the program's"""
-    function = policy_kwargs.get("activation_fn") if isinstance(policy_kwargs, dict) else None
+    function: Any = policy_kwargs.get("activation_fn") if isinstance(policy_kwargs, dict) else None
     while isinstance(function, functools.partial):
         function = function.func
     module, _, title = name_of(function).partition(":") if hasattr(function, "__qualname__") else ("", "", "")

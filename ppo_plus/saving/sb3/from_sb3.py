@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch as th
 from gymnasium import spaces
@@ -126,7 +126,8 @@ def _read(
         # Last, and only for these: another version of Python, for instance, cannot unpickle functions.
         unpickled: dict[str, Any] = {}
         with nullcontext() if lacking else suppress(Exception), opened(path) as file:
-            unpickled = load_from_zip_file(file, device="cpu", custom_objects=custom_objects)[0] or {}
+            sb3_file = cast(io.BufferedIOBase, file)
+            unpickled = load_from_zip_file(sb3_file, device="cpu", custom_objects=custom_objects)[0] or {}
         data = unpickled | data
         unread = {name: reason for name, reason in unread.items() if name not in data}
         lacking = {name: reason for name, reason in lacking.items() if name in unread}

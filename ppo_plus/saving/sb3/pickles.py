@@ -221,10 +221,12 @@ class _Maker:
         return deque([*map(self.make, (call.args or ((),))[0]), *map(self.make, call.items)], *call.args[1:])
 
 
-def of_closure(function: Schedule | float) -> Schedule | float:
+def of_closure(function: Schedule | str | float | None) -> Schedule | str | float | None:
     """The schedule that a function of SB3 or rl_zoo3 is; another value unchanged."""
     name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
-    return _CLOSURES[name](**getclosurevars(function).nonlocals) if name in _CLOSURES else function
+    if callable(function) and name in _CLOSURES:
+        return _CLOSURES[name](**getclosurevars(function).nonlocals)  # type: ignore[no-any-return]
+    return function
 
 
 def _linear_fn(start: float, end: float, end_fraction: float) -> Linear | LinearSchedule:

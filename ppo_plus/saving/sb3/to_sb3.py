@@ -2,13 +2,14 @@
 
 import copy
 import inspect
+import io
 import os
 import pickle
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -80,7 +81,7 @@ def to_sb3(model: SavedModel, path: PathOrFile) -> None:
         warnings.warn(f"{acts}, but it learns without {', '.join(lost)}", stacklevel=3)
     path = path_to_save(path)
     with opened_to_write(path) as file:
-        exported.save(file)
+        exported.save(cast(io.BufferedIOBase, file))
     if statistics is not None and isinstance(path, (str, os.PathLike)):
         beside = statistics_path(Path(path)).with_suffix(".pkl")
         with opened_to_write(beside) as file:
