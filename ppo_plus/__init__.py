@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from ppo_plus.public import MODULES, REMOVED, version_of
+from ppo_plus.public import MODULES, version_of
 
 __all__ = list(MODULES)
 
@@ -14,9 +14,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(MODULES[name]), name)
     elif name == "__version__":
         value = version_of("ppo_plus")
-    elif name in REMOVED:
-        # Python would replace an AttributeError of `from ppo_plus import ...` by one without the remedy.
-        raise ImportError(f"ppo_plus.{name} was removed: {REMOVED[name]}", name=name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

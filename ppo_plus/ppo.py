@@ -209,7 +209,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         self.shared = shared_training()
         self.ranks = self.shared.ranks
         #: The weights that the policy is built with, by name and shape; ``None``: it is not built yet.
-        self.built_layout: dict[str, th.Size] | None = None
+        self.built_layout = None
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = self._warned_of_schedules = False

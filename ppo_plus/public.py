@@ -12,11 +12,6 @@ MODULES = {
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
 }
-#: Names that were public, and what to use instead.
-REMOVED = {
-    "VecNormalizeTransitions": "pass normalize_values=True to PPO_Plus, or put a VecNormalize around environments that "
-    "reset in the same step (AutoresetMode.SAME_STEP)"
-}
 
 
 def version_of(package: str) -> str:

@@ -35,8 +35,6 @@ def test_star_import_gives_all_public_names():
 
 
 def test_there_is_no_other_name():
-    with pytest.raises(ImportError, match="VecNormalizeTransitions was removed: pass normalize_values=True"):
-        from ppo_plus import VecNormalizeTransitions  # noqa: F401
     with pytest.raises(AttributeError, match="module 'ppo_plus' has no attribute 'PPO'"):
         ppo_plus.PPO  # noqa: B018
     with pytest.raises(ImportError, match="PPO"):

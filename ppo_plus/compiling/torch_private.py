@@ -15,10 +15,8 @@ import torch as th
 from torch import nn, optim
 from torch._utils import _flatten_dense_tensors
 from torch.autograd import Variable
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppo_plus.process import assigned
-from ppo_plus.trees import tree_leaves, tree_map
 
 #: Whether this is a version of torch whose gradients and optimizers are known, and are called directly.
 KNOWN = th.__version__ < "2.14"
@@ -154,34 +152,6 @@ def has_step_hooks(optimizer: optim.Optimizer) -> bool:
     """Whether something is called before, after or instead of the steps of an optimizer."""
     own = (getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post"))
     return "step" in vars(optimizer) or any(own)
-
-
-class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """In the block, raise :class:`MemoryError` before torch makes more than so many numbers in this thread. Each tensor
-    counts for at least ``least``, since it takes time, too."""
-
-    def __init__(self, n_numbers: int, least: int):
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.left, self.least = n_numbers, least
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not any(result.alias_info for result in operation._schema.returns):  # neither in place nor a view
-            self.left -= self.least + _numbers_made(operation, args, kwargs)
-            if self.left < 0:
-                raise MemoryError("more numbers than allowed")
-        return operation(*args, **kwargs)
-
-
-def _numbers_made(operation: Any, args: Any, kwargs: dict[str, Any]) -> int:
-    """The number of elements that an operation of torch returns, without running it."""
-    # The device ``meta`` computes shapes alone.
-    args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, th.Tensor) else leaf, (args, kwargs))
-    try:
-        made = operation(*args, **{**kwargs, **({"device": "meta"} if "device" in kwargs else {})})
-    except RuntimeError:
-        return 0  # what depends on numbers, such as ``item``, is no larger than these
-    return sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, th.Tensor))
 
 
 def original(module: Any) -> Any:

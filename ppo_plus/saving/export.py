@@ -1,4 +1,4 @@
-"""Export of a policy to ONNX and ``torch.export``, checked against ``predict``; the policy played in onnxruntime.
+"""Export of a policy to ONNX and ``torch.export``, checked against ``predict``.
 
 What is exported is the policy as one module, from raw observations to actions of the environment. Raw observations are
 those before the wrappers that become a part of the policy. Inputs and outputs are dicts of tensors. Their names:
@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -30,14 +31,12 @@ from ppo_plus.envs.normalization import mean_seen, normalized_by, observation_mo
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.policy.masking import nothing_allowed
 from ppo_plus.policy.observations import parts_of
-from ppo_plus.policy.policies import n_rows
+from ppo_plus.policy.policies import ActorCriticPolicy, n_rows
 from ppo_plus.public import version_of
 from ppo_plus.require import require_one_of
 from ppo_plus.rollout.evaluation import RECORDERS
 from ppo_plus.saving.files import replacing, write_text
-from ppo_plus.saving.format.container import naming
-from ppo_plus.saving.format.names import Refused, decoding
-from ppo_plus.saving.format.values import NATIVE, require_form
+from ppo_plus.saving.saved_model import SavedModel
 from ppo_plus.saving.statistics import ROUNDING, UNIT, move_into
 from ppo_plus.trees import mapped, tree_leaves
 
@@ -47,9 +46,13 @@ Normalization = Literal["environment"] | None
 #: Inputs or outputs by name.
 Tensors = dict[str, th.Tensor]
 Arrays = dict[str, np.ndarray]
+#: What ``predict`` takes and returns of memory.
+Memory = tuple[np.ndarray, ...] | None
 
 
-def raw_observations(model: Any, normalization: Normalization) -> tuple[spaces.Space, list[Any], list[str]]:
+def raw_observations(
+    model: SavedModel, normalization: Normalization
+) -> tuple[spaces.Space, list[VecEnvWrapper], list[str]]:
     """The space of a model's raw observations, the wrappers in the policy (innermost first), and the names of those
     outside; for errors see :meth:`ppo_plus.PPO_Plus.export`."""
     require_one_of("normalization", normalization, ("environment", None))
@@ -67,12 +70,14 @@ def raw_observations(model: Any, normalization: Normalization) -> tuple[spaces.S
     return model.observation_space if env is None else env.observation_space, inside, [*names]
 
 
-def outermost(env: Any, normalization: Normalization = "environment") -> tuple[list[Any], Any]:
+def outermost(
+    env: VecEnv | None, normalization: Normalization = "environment"
+) -> tuple[list[VecEnvWrapper], VecEnv | None]:
     """The wrappers of an environment that can be a part of the policy (innermost first), and what they wrap.
 
     :raises ValueError: a ``VecNormalize`` cannot, since other wrappers are around it
     """
-    inside: list[Any] = []
+    inside: list[VecEnvWrapper] = []
     while isinstance(env, (VecTransposeImage, VecNormalize, *HARMLESS)):
         if isinstance(env, VecNormalize) and env.norm_obs and normalization is None:
             break
@@ -87,7 +92,7 @@ def outermost(env: Any, normalization: Normalization = "environment") -> tuple[l
     return inside, env
 
 
-def _name(wrapper: Any) -> str:
+def _name(wrapper: VecEnvWrapper | gym.Wrapper) -> str:
     frames = vars(wrapper).get("stack_size") or getattr(vars(wrapper).get("stacked_obs"), "n_stack", None)
     return type(wrapper).__name__ if frames is None else f"{type(wrapper).__name__} of {frames} frames"
 
@@ -106,9 +111,9 @@ class Deployed(nn.Module):
     :raises ValueError: the policy cannot be exported, or cannot take the place of the environment's ``VecNormalize``
     """
 
-    trained: Any
+    trained: ActorCriticPolicy
 
-    def __init__(self, model: Any, normalization: Normalization):
+    def __init__(self, model: SavedModel, normalization: Normalization):
         super().__init__()
         self.raw_space, self.wrappers, self.outside = raw_observations(model, normalization)
         if not model.policy.has_params:
@@ -146,7 +151,7 @@ class Deployed(nn.Module):
         """Actions of the environment for parameters of the distribution."""
         return named(self.space, self._to_env(self.policy.distribution.mode(params)))
 
-    def observations(self, inputs: Tensors) -> Any:
+    def observations(self, inputs: Tensors) -> th.Tensor | Tensors:
         """What ``predict`` takes: the observations among the inputs, with the channels of images first."""
         parts = {name.partition(".")[2]: part for name, part in inputs.items() if name.startswith("observation")}
         for wrapper in self.wrappers:
@@ -155,11 +160,11 @@ class Deployed(nn.Module):
                 parts |= {key: parts[key].permute(0, 3, 1, 2) for key in keys if key in parts}
         return parts if isinstance(self.raw_space, spaces.Dict) else parts[""]
 
-    def _inputs(self, model: Any) -> Iterator[dict[str, Any]]:
+    def _inputs(self, model: SavedModel) -> Iterator[dict[str, Any]]:
         """Descriptions of the inputs."""
         policy = self.policy
         for key, sub in parts_of(self.raw_space).items():
-            if not key or key in policy.actor_space.spaces or key == policy.action_mask_key:
+            if not key or key in parts_of(policy.actor_space) or key == policy.action_mask_key:
                 yield observation_like(key, sub)
         if model._expects_masks:
             yield tensor_like("action_masks", np.empty((1, sum(policy.distribution.choices)), bool))
@@ -197,28 +202,23 @@ def named(space: spaces.Space, action: Any) -> dict[str, Any]:
     return dict(zip(tree_leaves(build(space, lambda name, _: name)), tree_leaves(action), strict=True))
 
 
-def described_action(name: str, space: Any) -> dict[str, Any]:
+def described_action(name: str, space: spaces.Space) -> dict[str, Any]:
     """How an output is to be read."""
     facts = {fact: getattr(space, fact) for fact in ("n", "nvec", "start", "low", "high") if hasattr(space, fact)}
-    kind = {"output": name, "type": type(space).__name__, "shape": space.shape, "dtype": space.dtype.name}
+    kind = {"output": name, "type": type(space).__name__, "shape": space.shape, "dtype": str(space.dtype)}
     return kind | {fact: np.asarray(value).tolist() for fact, value in facts.items()}
 
 
-def observation_like(key: str, space: Any) -> dict[str, Any]:
+def observation_like(key: str, space: spaces.Space) -> dict[str, Any]:
     """The description of the input for an entry of the observations (``""``: the whole)."""
     return tensor_like(f"observation.{key}".rstrip("."), np.empty((1, *(space.shape or ())), space.dtype))
 
 
-def tensor_like(name: str, part: Any) -> dict[str, Any]:
+def tensor_like(name: str, part: np.ndarray | th.Tensor) -> dict[str, Any]:
     """The description of an input or output, from an example of it. Memory has the batch in its second dimension."""
     shape = [*part.shape]
     shape[name.removeprefix("next_").startswith("memory.")] = BATCH
     return {"name": name, "shape": shape, "dtype": str(part.dtype).removeprefix("torch.")}
-
-
-def shape_of(described: dict[str, Any], n: int) -> list[int]:
-    """The shape of an input for a batch of ``n``, from its description."""
-    return [n if size == BATCH else size for size in described["shape"]]
 
 
 # --- the files --------------------------------------------------------------------------------------------------------
@@ -234,12 +234,12 @@ EXTREME, COARSE = 1e3, 0.1
 METADATA = "ppo_plus"
 
 
-def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
+def export(model: SavedModel, path: str | Path, normalization: Normalization) -> Path:
     """See :meth:`ppo_plus.PPO_Plus.export`, of which ``model`` is one."""
     path = Path(path)
     if path.suffix != ".onnx":
         raise ValueError(f"path={str(path)!r} must end in .onnx: a program .pt2 and a description .json are put beside")
-    version = require_extra().__version__
+    runtime = _require_extra()
     deployed = Deployed(model, normalization)
     example = as_tensors(_feeds(deployed, 3, np.random.default_rng(0)))
     with th.no_grad(), _quiet():
@@ -248,7 +248,7 @@ def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
         # Made here: it imports sympy, which would take half a second of `import ppo_plus`.
         any_size = th.export.Dim(BATCH, min=1)
         shapes = {described["name"]: {described["shape"].index(BATCH): any_size} for described in deployed.inputs}
-        options: Any = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
+        options: dict[str, Any] = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
         options |= {"input_names": [*example], "output_names": [*outputs]}
         calls = _calls(deployed.policy)
         try:
@@ -260,14 +260,15 @@ def export(model: Any, path: str | Path, normalization: Normalization) -> Path:
             raise ValueError(f"torch cannot export the {calls[-1]}: {reason}. {remedy}") from error
         onnx.model.metadata_props[METADATA] = text
         data = onnx.model_proto.SerializeToString()
-        largest = _check(deployed, ExportedPolicy(data, model.action_space), program.module())
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        largest = _check(deployed, session, program.module())
     with replacing(path) as file:
         file.write(data)
     with replacing(path.with_suffix(".pt2")) as file:
         th.export.save(program, file, extra_files={f"{METADATA}.json": text})
     write_text(path.with_suffix(".json"), text)
-    checked = f"{sum(BATCHES) * STEPS} observations in onnxruntime {version}, largest difference {largest:.1g}"
-    print(f"{path} acts as predict does ({checked})")
+    checked = f"{sum(BATCHES) * STEPS} observations in onnxruntime {runtime.__version__}"
+    print(f"{path} acts as predict does ({checked}, largest difference {largest:.1g})")
     return path
 
 
@@ -304,7 +305,8 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 
             raw[key] = (scale * raw[key]).clip(space.low, space.high)
     for described in deployed.inputs:
         kind, _, part = described["name"].partition(".")
-        value = raw[part] if kind == "observation" else rng.standard_normal(shape_of(described, n))
+        shape = [n if size == BATCH else size for size in described["shape"]]
+        value = raw[part] if kind == "observation" else rng.standard_normal(shape)
         if described["dtype"] == "bool":
             value = value > 0
         if kind == "action_masks":
@@ -313,25 +315,37 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator, scale: float = 
     return feeds
 
 
-def _check(deployed: Deployed, exported: "ExportedPolicy", program: Any) -> float:
-    """The largest difference to ``predict``, if it is not too large."""
+def _require_extra() -> ModuleType:
+    """The module ``onnxruntime``, or the error that says how to install what exporting needs."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f'{error.name} is missing: pip install "ppo_plus[export]"', name=error.name) from error
+    return onnxruntime
+
+
+def _check(deployed: Deployed, session: Any, program: nn.Module) -> float:
+    """The largest difference of a session of onnxruntime and a program to ``predict``, if it is not too large."""
     rng, policy, largest = np.random.default_rng(1), deployed.policy, 0.0
+    names = [output.name for output in session.get_outputs()]
     for n in BATCHES:
-        state = None
+        state: Memory = None
         for scale, tolerance in [(1.0, TOLERANCE)] * STEPS + [(EXTREME, COARSE)]:
             feeds = _feeds(deployed, n, rng, scale)
             if policy.remembers:
-                state = state or [np.zeros_like(part) for name, part in feeds.items() if name.startswith("memory.")]
+                state = state or tuple(0 * part for name, part in feeds.items() if name.startswith("memory."))
                 feeds |= {f"memory.{i}": part for i, part in enumerate(state)}
             expected, state = predicted(deployed, feeds, state)
+            by_onnx = dict(zip(names, session.run(names, feeds), strict=True))
             by_torch = {name: part.numpy() for name, part in program(as_tensors(feeds)).items()}
-            for outputs in (exported.run(feeds), by_torch):
+            for outputs in (by_onnx, by_torch):
                 gap = difference(deployed, feeds, outputs, expected, tolerance)
                 largest = max(largest, gap) if scale == 1.0 else largest
     return largest
 
 
-def predicted(deployed: Deployed, feeds: Arrays, state: Any) -> tuple[Arrays, Any]:
+def predicted(deployed: Deployed, feeds: Arrays, state: Memory) -> tuple[Arrays, Memory]:
     """What ``predict`` returns for named inputs, by the names of outputs, and its next state."""
     inputs, starts = as_tensors(feeds), feeds.get("episode_start")
     obs = mapped(th.Tensor.numpy, deployed.observations(inputs))
@@ -384,7 +398,7 @@ def _nudged(deployed: Deployed, feeds: Arrays) -> Iterator[Tensors]:
         yield deployed.act(params + size * th.from_numpy(rng.choice([-1, 1], params.shape)))
 
 
-def _other(name: str, ours: Any, theirs: Any) -> RuntimeError:
+def _other(name: str, ours: np.ndarray | str, theirs: np.ndarray | str) -> RuntimeError:
     return RuntimeError(
         f"the exported policy acts otherwise than predict: its {name} is {ours}, not {theirs}. Nothing was written: a "
         "custom network may draw random numbers, or depend on more than its input, or need double precision"
@@ -406,87 +420,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-# --- the exported policy ----------------------------------------------------------------------------------------------
-
-
-def require_extra() -> Any:
-    """The module ``onnxruntime``, or the error that says how to install what exporting needs."""
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f'{error.name} is missing: pip install "ppo_plus[export]"', name=error.name) from error
-    return onnxruntime
-
-
-#: The wrappers that may be inside a policy.
-WRAPPERS = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
-#: The form of an input or output in a description, and of the whole.
-TENSOR = {"name": str, "shape": [lambda size: size == BATCH or type(size) is int], "dtype": NATIVE.__contains__}
-FORM = {
-    "format": lambda text: text == FORMAT,
-    "inputs": [TENSOR],
-    "outputs": [TENSOR],
-    "action": object,
-    "wrappers_inside": [lambda name: name in WRAPPERS],
-}
-
-
-class ExportedPolicy:
-    """A policy that :meth:`ppo_plus.PPO_Plus.export` wrote: a path, or bytes."""
-
-    def __init__(self, file: Path | bytes, action_space: spaces.Space):
-        runtime = require_extra()
-        with naming(file if isinstance(file, Path) else "the file", "exported policy"), decoding():
-            self.session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
-            description = self.description = json.loads(self.session.get_modelmeta().custom_metadata_map[METADATA])
-            require_form(description, FORM)
-            if description["action"] != json.loads(json.dumps(build(action_space, described_action))):
-                raise Refused(f"it acts in another action space than {action_space}")
-        self.action_space = action_space
-        self.inputs = {described["name"]: described for described in description["inputs"]}
-
-    def run(self, inputs: Arrays) -> Arrays:
-        """The outputs for named inputs."""
-        names = [output.name for output in self.session.get_outputs()]
-        return dict(zip(names, self.session.run(names, inputs), strict=True))
-
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = True,
-        action_masks: Any = None,
-    ) -> tuple[Any, Any]:
-        """As :meth:`ppo_plus.PPO_Plus.predict`, for a batch of raw observations."""
-        parts = observation if isinstance(observation, dict) else {"": observation}
-        n = len(next(iter(parts.values())))
-        values = {f"observation.{key}".rstrip("."): part for key, part in parts.items()}
-        values |= {f"memory.{i}": part for i, part in enumerate(state or ())}
-        values |= {"episode_start": episode_start, "action_masks": action_masks}
-        inputs = {}
-        for name, described in self.inputs.items():
-            value = values.get(name)
-            # Without them, memory is 0, no episode starts, and everything is allowed.
-            value = np.full(shape_of(described, n), name == "action_masks") if value is None else value
-            inputs[name] = np.asarray(value, described["dtype"])
-        outputs = self.run(inputs)
-        following = [value for name, value in outputs.items() if name.startswith("next_memory.")]
-        if not isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):
-            return outputs["action"], following
-        return [build(self.action_space, lambda name, _: outputs[name][i, ...]) for i in range(n)], following  # noqa: B023
-
-    def raw(self, env: Any) -> VecEnv:
-        """Environments without the wrappers that are inside the policy, so that they return what it takes."""
-        for name in reversed(self.description["wrappers_inside"]):
-            if not isinstance(env, WRAPPERS[name]):
-                raise ValueError(f"the policy contains {name}, but env={env!r} is not in one")
-            env = env.venv
-        observed = [observation_like(*part) for part in parts_of(env.observation_space).items()]
-        for name, described in self.inputs.items():
-            if name.startswith("observation") and described not in observed:
-                raise ValueError(f"the policy's input is {described}, and env has observations {env.observation_space}")
-        return env

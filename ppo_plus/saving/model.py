@@ -10,27 +10,31 @@ from dataclasses import astuple
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.compiling.compiled import CompileStatus
 from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.formulas.kl_control import KLControl, KLState
-from ppo_plus.formulas.schedules import Sampled, Unknown, value_at
+from ppo_plus.formulas.schedules import Sampled, Schedule, Unknown, value_at
+from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
 from ppo_plus.saving.format import container, names
 from ppo_plus.saving.format.container import PathOrFile, naming
 from ppo_plus.saving.format.names import Damaged, Refused, name_of
 from ppo_plus.saving.format.values import Optional, Undescribable, describe, require_form, restore, unknown_names
+from ppo_plus.saving.saved_model import SavedModel
 from ppo_plus.saving.sb3.pickles import of_closure
 from ppo_plus.settings import SHAPING
+from ppo_plus.update.minibatch import FUSED, PER_PARAMETER, is_elementwise
 
+M = TypeVar("M", bound=SavedModel)
 KIND = "model"
 #: SB3's heading above the versions with which a model was saved.
 SAVED_WITH = "== SAVED MODEL SYSTEM INFO =="
@@ -46,7 +50,7 @@ def _is_kl_memory(value: Any) -> bool:
 
 
 def _is_policy_class(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, ActorCriticPolicy)
+    return isinstance(value, type) and issubclass(value, SB3ActorCriticPolicy)
 
 
 #: What a model is never without, and its forms: the names in a file, which are those of attributes too.
@@ -80,6 +84,8 @@ STATE = {
 INITIAL = {"log_std_init", "ortho_init"}
 #: Where files have the values of a schedule, in equal steps of the remaining progress.
 POINTS = [i / 1024 for i in range(1025)]
+#: Options of how an optimizer computes, which are those of this machine.
+IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
 #: What classes among ``policy_kwargs`` must be subclasses of, unless they are registered.
 CLASSES = {"features_extractor_class": BaseFeaturesExtractor, "optimizer_class": th.optim.Optimizer}
 
@@ -133,7 +139,9 @@ def form_of(cls: type[Any]) -> dict[str, Any]:
 # --- saving -----------------------------------------------------------------------------------------------------------
 
 
-def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, include: Iterable[str] | None) -> None:
+def save_model(
+    model: SavedModel, path: PathOrFile, exclude: Iterable[str] | None, include: Iterable[str] | None
+) -> None:
     """Save a :class:`~ppo_plus.PPO_Plus`; see :meth:`ppo_plus.PPO_Plus.save`."""
     state = state_of(model, {*(exclude or ())} - {*(include or ())})
     _require_rebuildable(model)
@@ -154,12 +162,12 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
         warnings.warn("; ".join(notes), stacklevel=3)
 
 
-def layout(policy: Any) -> dict[str, Any]:
+def layout(policy: ActorCriticPolicy) -> dict[str, th.Size | type[th.optim.Optimizer]]:
     """The names and shapes of a policy's weights and buffers, and the class of its optimizer."""
     return {name: tensor.shape for name, tensor in policy.state_dict().items()} | {"optimizer": type(policy.optimizer)}
 
 
-def _require_rebuildable(model: Any) -> None:
+def _require_rebuildable(model: SavedModel) -> None:
     """:raises ValueError: the policy's weights, buffers or optimizer are not those that it is built with"""
     now = layout(model.policy)
     built = model.built_layout or now
@@ -170,14 +178,14 @@ def _require_rebuildable(model: Any) -> None:
             raise ValueError(f"{problem}, and load could not build the policy again: {remedy} before saving")
 
 
-def _not_attributes(model: Any) -> set[str]:
+def _not_attributes(model: SavedModel) -> set[str]:
     """The attributes that are made from others, belong to this process, or are in other parts of a file."""
     elsewhere = [path for part in attributes_of(type(model)).values() for path in part.values()]
     left_out = {*model._excluded_save_params(), *model._get_torch_save_params()[0]}
     return {path.partition(".")[0] for path in [*elsewhere, *left_out]}
 
 
-def state_of(model: Any, exclude: Collection[str] = ()) -> dict[str, Any]:
+def state_of(model: SavedModel, exclude: Collection[str] = ()) -> dict[str, Any]:
     """A model as a value of :func:`form_of`: ``"arguments"`` and ``"state"`` by their names in files, the other
     ``"attributes"`` by their own, and under ``"missing"``, by name, why what has no description is left out."""
     saved: dict[str, Any] = {"class": name_of(type(model))}
@@ -209,7 +217,7 @@ def sampled_of(arguments: Mapping[str, Any]) -> list[str]:
     return sorted(name for name, value in arguments.items() if isinstance(value, Sampled))
 
 
-def storable(name: str, schedule: Any) -> Any:
+def storable(name: str, schedule: Schedule | str | float | None) -> Any:
     """A schedule as a file can have it: a function that no file can name by its values at :data:`POINTS`.
 
     :raises Undescribable: it is unknown, raises an error, or depends on more than the remaining progress
@@ -222,9 +230,9 @@ def storable(name: str, schedule: Any) -> Any:
             return schedule
     remedy = "use a function of the remaining progress alone, or a schedule such as ppo_plus.linear(3e-4)"
     try:
-        function = schedule
+        function: Any = schedule
         with suppress(Exception):
-            function = _copied(schedule)  # calls may change it
+            function = _copied(function)  # calls may change it
         values = [value_at(point, name, function, -math.inf) for point in POINTS]
         if values[-1] != value_at(1.0, name, function, -math.inf):
             raise ValueError("it returns different numbers for the same progress")
@@ -234,7 +242,7 @@ def storable(name: str, schedule: Any) -> Any:
     return Sampled(th.tensor(values, dtype=th.float64, device="cpu"))
 
 
-def _copied(schedule: Any) -> Any:
+def _copied(schedule: Schedule) -> Schedule:
     """A copy of a schedule with its state. That of a function is what its closure has of numbers and containers, since
     copies of other objects, such as environments, may have effects."""
     if not isinstance(schedule, FunctionType):
@@ -256,7 +264,7 @@ def _without(missing: Mapping[str, Any]) -> str:
 
 
 def load_model(
-    cls: Any,
+    cls: type[M],
     path: PathOrFile,
     env: GymEnv | None,
     device: th.device | str,
@@ -264,7 +272,7 @@ def load_model(
     print_system_info: bool,
     force_reset: bool,
     changes: dict[str, Any],
-) -> Any:
+) -> M:
     """See :meth:`ppo_plus.PPO_Plus.load`, of which ``cls`` is a class."""
     head, arrays = container.read_parts(path, KIND)
     if print_system_info:
@@ -288,7 +296,7 @@ def load_model(
 
 
 def _restored(
-    cls: Any, written: dict[str, Any], arrays: Mapping[str, th.Tensor], passed_by_caller: Collection[str]
+    cls: type[SavedModel], written: dict[str, Any], arrays: Mapping[str, th.Tensor], passed_by_caller: Collection[str]
 ) -> dict[str, Any]:
     """The value of :func:`state_of` from its description; what the caller passes need not be readable."""
     with names.decoding("the model"):
@@ -310,8 +318,13 @@ def _restored(
 
 
 def assemble(
-    cls: Any, saved: dict[str, Any], env: Any, device: th.device | str, force_reset: bool, changes: dict[str, Any]
-) -> Any:
+    cls: type[M],
+    saved: dict[str, Any],
+    env: GymEnv | None,
+    device: th.device | str,
+    force_reset: bool,
+    changes: dict[str, Any],
+) -> M:
     """The model of a file, made in SB3's order, with these attributes in place of those in the file.
 
     :raises Damaged: the file describes no model
@@ -327,7 +340,8 @@ def assemble(
         require_spaces(env, values["observation_space"], values["action_space"])
         values |= {name: getattr(env, name) for name in ("observation_space", "action_space")}
         values["n_envs"] = env.num_envs
-    model = cls(values["policy_class"], env, device=device, _init_setup_model=False)
+    constructor: Any = cls  # of more arguments than SB3's
+    model: M = constructor(values["policy_class"], env, device=device, _init_setup_model=False)
     left_out = _not_attributes(model)
     with names.building(weights):
         attributes = {name: value for name, value in saved["attributes"].items() if name not in left_out}
@@ -339,7 +353,7 @@ def assemble(
         model._setup_model()
         if "streams" in changes:
             before, now = ([one.name for one in some] for some in (in_file.get("streams") or (), model.streams))
-            if before != now and sorted(before) == sorted(now):
+            if before != now and {*before} == {*now}:
                 raise ValueError(f"streams={model.streams!r} are in another order than in the file: make it {before}")
         if saved["parameters"].keys() != {*model._get_torch_save_params()[0]}:
             raise Damaged(f"it has other networks than {cls.__name__}")
@@ -349,7 +363,7 @@ def assemble(
     return model
 
 
-def _by_attribute(cls: Any, saved: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def _by_attribute(cls: type[SavedModel], saved: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """The arguments and the state of a file by attribute, with warnings about what is left out."""
     paths = attributes_of(cls)
     values = {path: saved[part][name] for part in paths for name, path in paths[part].items() if name in saved[part]}
@@ -390,7 +404,7 @@ def _require_buildable(values: dict[str, Any], changes: dict[str, Any], weights:
 
 
 def put_parameters(
-    model: Any, parameters: dict[str, Any], in_file: Mapping[str, Any], changes: Mapping[str, Any]
+    model: SavedModel, parameters: dict[str, Any], in_file: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> None:
     """Give a model the weights and the optimizer's state of a file, which has these attributes, of which some were
     changed. New options of the optimizer replace those in the file; another optimizer starts with a new state.
@@ -432,3 +446,39 @@ def _same(value: Any, other: Any) -> bool:
         return bool(value == other)
     except Exception:  # arrays are neither equal nor different
         return value is other
+
+
+def check_optimizer_state(optimizer: th.optim.Optimizer) -> None:
+    """Check what an optimizer has loaded. How it computes (:data:`IMPLEMENTATION`) stays as it was made.
+
+    :raises ValueError: its state, which is deleted then, does not fit its weights: kernels would write outside of it
+    """
+    needed = {"exp_avg", "exp_avg_sq", "step"} if isinstance(optimizer, (th.optim.Adam, th.optim.AdamW)) else set()
+    valid = True
+    for group in optimizer.param_groups:
+        group.update({name: value for name, value in optimizer.defaults.items() if name in IMPLEMENTATION})
+        valid &= all(_alike(group.get(name), default) for name, default in optimizer.defaults.items())
+        names = needed | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
+        for p in group["params"] if isinstance(optimizer, FUSED) else ():
+            state = optimizer.state.get(p, {})
+            if state.get("momentum_buffer", 0) is None:  # SGD without momentum, of an earlier torch
+                del state["momentum_buffer"]
+            valid &= all(_fits(name, value, p) for name, value in state.items())
+            valid &= not state or names <= state.keys()
+    if not valid:
+        optimizer.state.clear()
+        raise ValueError(f"the state of {type(optimizer).__name__} does not fit its weights")
+
+
+def _alike(value: Any, default: Any) -> bool:
+    """Whether an option has the kind of its default: a number, or a list of as many numbers."""
+    if isinstance(default, (tuple, list)):
+        is_row = isinstance(value, (tuple, list)) and len(value) == len(default)
+        return is_row and all(map(_alike, value, default))
+    return value is None or default is None or isinstance(value, (int, float, th.Tensor))
+
+
+def _fits(name: str, value: Any, p: th.Tensor) -> bool:
+    if name in PER_PARAMETER:
+        return th.as_tensor(value).shape == () and bool(value >= 0)
+    return is_elementwise(name, value, p)

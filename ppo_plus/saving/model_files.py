@@ -10,37 +10,27 @@ from typing import Any, Self
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import get_system_info
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
-from ppo_plus.call import Call
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
-from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
 from ppo_plus.saving.export import Normalization, export, outermost
 from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.hub import fetch
-from ppo_plus.saving.model import changed_attributes, layout, load_model, save_model
+from ppo_plus.saving.model import changed_attributes, check_optimizer_state, layout, load_model, save_model
+from ppo_plus.saving.saved_model import SavedModel
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, read_statistics, statistics_path
 from ppo_plus.settings import Settings
-from ppo_plus.update.minibatch import check_optimizer_state
 
 
-class ModelFiles(OnPolicyAlgorithm):
+class ModelFiles(SavedModel):
     """A model that can be saved, loaded, exported and copied: what :class:`ppo_plus.PPO_Plus` has of files."""
 
-    policy: ActorCriticPolicy  # type: ignore[assignment]
-    settings: Settings
-    normalize_observations: bool | dict[str, Any]
-    call: Call
-    #: The weights that the policy is built with, by name and shape; ``None``: it is not built yet.
-    built_layout: dict[str, th.Size] | None
-    _trained_normalized: bool | None
     #: A folder of logs that only a file asks for; a loaded model writes nothing there.
     _log_of_file: str | None = None
 

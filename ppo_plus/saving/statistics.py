@@ -11,6 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 from ppo_plus.envs.normalization import are_finite, mean_seen, observation_moments
 from ppo_plus.policy.observations import parts_of
+from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
@@ -96,7 +97,7 @@ def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
     return normalize
 
 
-def move_into(policy: Any, source: Any) -> dict[str, Any]:
+def move_into(policy: ActorCriticPolicy, source: VecNormalize | str | Path | None) -> dict[str, Any]:
     """Give a policy the statistics by which a ``VecNormalize``, or a file of its statistics, normalizes observations.
 
     :return: the argument ``normalize_observations`` that makes such a policy
@@ -108,14 +109,14 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
         raise ValueError(f"{problem}: derive it from ppo_plus.ActorCriticPolicy")
     if policy.observation_normalizer is not None:
         raise ValueError(f"normalize_observations={policy.normalize_observations!r}: the policy normalizes already")
-    is_file = isinstance(source, (str, Path))
-    normalize: Any = SimpleNamespace(**read_statistics(Path(source))) if is_file else source
+    path = Path(source) if isinstance(source, (str, Path)) else None
+    normalize: Any = source if path is None else SimpleNamespace(**read_statistics(path))
     seen = parts_of(policy.actor_space) | parts_of(policy.critic_space)
     moments = {key: rms for key, rms in observation_moments(normalize).items() if key in seen or key == ""}
     if not moments:
         remedy = "pass a VecNormalize that does, or its file of statistics, or load the model with its environments"
         raise ValueError(f"source={source!r} does not normalize observations that the policy sees: {remedy}")
-    require_finite(normalize, Path(source if is_file else "the model"))
+    require_finite(normalize, path or Path("the model"))
     keys = None if "" in moments else [*moments]
     options = {"epsilon": normalize.epsilon, "clip": normalize.clip_obs, "keys": keys}
     normalizer = policy.make_observation_normalizer(options)
@@ -138,7 +139,7 @@ def move_into(policy: Any, source: Any) -> dict[str, Any]:
     return options
 
 
-def _mean_in_single(key: str, dtype: np.dtype, rms: Any, epsilon: float) -> np.ndarray:
+def _mean_in_single(key: str, dtype: np.dtype, rms: RunningMeanStd, epsilon: float) -> np.ndarray:
     """The mean to subtract from observations that the policy has rounded to single precision before.
 
     :raises ValueError: rounding changes normalized observations by more than :data:`ROUNDING`

@@ -112,8 +112,6 @@ ELEMENTWISE = (*FUSED_ON_CPU, optim.RMSprop, optim.NAdam, optim.RAdam, optim.Ada
 
 #: Entries of optimizer states that count steps, one per parameter.
 PER_PARAMETER = ("step", "mu_product")
-#: Options of how an optimizer computes, which are those of this machine.
-IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
 
 
 def trainable(optimizer: Optimizer) -> list[nn.Parameter]:
@@ -181,59 +179,23 @@ def _packable(optimizer: Optimizer, params: list[nn.Parameter]) -> bool:
     return all(
         state.keys() == states[0].keys()
         and all(
-            _is_elementwise(name, value, p) or th.equal(*map(th.as_tensor, (value, states[0][name])))
+            is_elementwise(name, value, p) or th.equal(*map(th.as_tensor, (value, states[0][name])))
             for name, value in state.items()
         )
         for state, p in zip(states, params, strict=True)
     )
 
 
-def _is_elementwise(name: str, value: Any, p: th.Tensor) -> bool:
+def is_elementwise(name: str, value: Any, p: th.Tensor) -> bool:
     """Whether an entry of a parameter's optimizer state is one number per weight."""
     return name not in PER_PARAMETER and isinstance(value, th.Tensor) and value.shape == p.shape
-
-
-def check_optimizer_state(optimizer: Optimizer) -> None:
-    """Check what an optimizer has loaded. How it computes (:data:`IMPLEMENTATION`) stays as it was made.
-
-    :raises ValueError: its state, which is deleted then, does not fit its weights: kernels would write outside of it
-    """
-    needed = {"exp_avg", "exp_avg_sq", "step"} if isinstance(optimizer, (optim.Adam, optim.AdamW)) else set()
-    valid = True
-    for group in optimizer.param_groups:
-        group.update({name: value for name, value in optimizer.defaults.items() if name in IMPLEMENTATION})
-        valid &= all(_alike(group.get(name), default) for name, default in optimizer.defaults.items())
-        names = needed | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
-        for p in group["params"] if isinstance(optimizer, FUSED) else ():
-            state = optimizer.state.get(p, {})
-            if state.get("momentum_buffer", 0) is None:  # SGD without momentum, of an earlier torch
-                del state["momentum_buffer"]
-            valid &= all(_fits(name, value, p) for name, value in state.items())
-            valid &= not state or names <= state.keys()
-    if not valid:
-        optimizer.state.clear()
-        raise ValueError(f"the state of {type(optimizer).__name__} does not fit its weights")
-
-
-def _alike(value: Any, default: Any) -> bool:
-    """Whether an option has the kind of its default: a number, or a list of as many numbers."""
-    if isinstance(default, (tuple, list)):
-        is_row = isinstance(value, (tuple, list)) and len(value) == len(default)
-        return is_row and all(map(_alike, value, default))
-    return value is None or default is None or isinstance(value, (int, float, th.Tensor))
-
-
-def _fits(name: str, value: Any, p: th.Tensor) -> bool:
-    if name in PER_PARAMETER:
-        return th.as_tensor(value).shape == () and bool(value >= 0)
-    return _is_elementwise(name, value, p)
 
 
 def _pack_state(optimizer: Optimizer, params: list[nn.Parameter], device: th.device) -> dict[str, th.Tensor]:
     states = [optimizer.state.get(p, {}) for p in params]
     return {
         name: th.cat([state[name].reshape(-1) for state in states])
-        if _is_elementwise(name, value, params[0])
+        if is_elementwise(name, value, params[0])
         else to_device(th.as_tensor(value, dtype=th.float32).clone(), device)
         for name, value in states[0].items()
     }
@@ -242,7 +204,7 @@ def _pack_state(optimizer: Optimizer, params: list[nn.Parameter], device: th.dev
 def _unpack_state(lent: Optimizer, vector: nn.Parameter, optimizer: Optimizer, params: list[nn.Parameter]) -> None:
     beside = any(optimizer.param_groups[0].get(key) for key in ("capturable", "fused"))
     for name, value in lent.state[vector].items():
-        if _is_elementwise(name, value, vector):
+        if is_elementwise(name, value, vector):
             parts: list[Any] = [part.clone() for part in views(value, params)]
         elif isinstance(value, th.Tensor):
             value = value if beside else value.cpu()

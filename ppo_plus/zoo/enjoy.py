@@ -16,10 +16,7 @@ from stable_baselines3.common.vec_env.base_vec_env import tile_images
 
 from ppo_plus import PPO_Plus
 from ppo_plus.envs.checks import of_ended
-from ppo_plus.policy.distributions import make_distribution
-from ppo_plus.policy.masking import find_masks
-from ppo_plus.rollout.evaluation import Masked, with_masks
-from ppo_plus.saving.export import ExportedPolicy
+from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.zoo.experiment import load_statistics, make_envs, saved_experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages
 from ppo_plus.zoo.runs import RunFolder
@@ -34,14 +31,14 @@ NOT_LEARNING = {"learning_rate": 0.0, "clip_range": 0.2, "clip_range_vf": None}
 class Player:
     """A trained model with environments to play in, whose normalization statistics are fixed."""
 
-    model: Any  # a PPO_Plus, or an exported policy
+    model: PPO_Plus
     env: VecEnv
     deterministic: bool
 
     def play(self, n_timesteps: int) -> Iterator[list[dict[str, Any]]]:
         """Play a number of steps in each environment, and yield what a ``Monitor`` says of the episodes that ended."""
         obs, state, starts = self.env.reset(), None, np.ones(self.env.num_envs, dtype=bool)
-        player = with_masks(self.model, self.env) if isinstance(self.model, PPO_Plus) else self.model
+        player = with_masks(self.model, self.env)
         for _ in range(n_timesteps):
             actions, state = player.predict(obs, state, starts, self.deterministic)
             obs, _, starts, infos = self.env.step(actions)
@@ -58,35 +55,22 @@ def make_player(
     env_kwargs: dict[str, Any] | None = None,
     packages: Packages = ALLOWED_PACKAGES,
     trust_pickle: bool = False,
-    onnx: Path | None = None,
 ) -> Player:
-    """A model of a run, or an exported policy, with its normalization statistics, in the environments that it was
-    trained for; ``deterministic=None``: with actions as in the run's evaluations.
+    """A model of a run with its normalization statistics, in the environments that it was trained for;
+    ``deterministic=None``: with actions as in the run's evaluations.
 
     :raises FileNotFoundError: a file is missing
     :raises ValueError: a file is damaged, or can only be read with ``trust_pickle``
     """
-    for path in (model, onnx):
-        if path is not None and not path.is_file():
-            raise FileNotFoundError(f"there is no model {path}")
+    if not model.is_file():
+        raise FileNotFoundError(f"there is no model {model}")
     experiment = saved_experiment(folder, packages).replace(vec_env="dummy")
     own = experiment.env_kwargs if experiment.eval_env_kwargs is None else experiment.eval_env_kwargs
     playing = experiment.replace(eval_env_kwargs={**own, **(env_kwargs or {})})
     env = make_envs(playing, n_envs, seed, evaluation=True)
     load_statistics(model, env, experiment.env_id)
-    if onnx is not None:
-        return _exported_player(ExportedPolicy(onnx, env.action_space), env, deterministic)
     loaded = PPO_Plus.load(model, env, device, custom_objects=dict(NOT_LEARNING), trust_pickle=trust_pickle, seed=seed)
     return Player(loaded, env, experiment.deterministic_eval if deterministic is None else deterministic)
-
-
-def _exported_player(policy: ExportedPolicy, env: VecEnv, deterministic: bool | None) -> Player:
-    if deterministic is False:
-        raise ValueError("an exported policy plays its most likely actions: leave out --stochastic")
-    env, source = policy.raw(env), None
-    if "action_masks" in policy.inputs:
-        source = find_masks(env, make_distribution(env.action_space).mask_layout)
-    return Player(policy if source is None else Masked(policy, env, source), env, deterministic=True)
 
 
 def enjoy(player: Player, n_timesteps: int) -> None:

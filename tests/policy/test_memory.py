@@ -9,6 +9,7 @@ import pytest
 import torch as th
 from compiled import assert_trained_alike, needs_compiler
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
+from exported import Exported
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import STRUCTURES
@@ -340,16 +341,13 @@ def test_an_episode_start_resets_memory_that_is_not_finite(policy):
 @pytest.mark.slow
 def test_an_exported_policy_remembers(tmp_path):
     pytest.importorskip("onnxruntime", reason="needs the extra export")
-    from ppo_plus.saving.export import ExportedPolicy
-
     model = make(policy=LastEntries, env=vec(ACTIONS["box"], OBSERVATIONS["dict"])).learn(32)
-    exported = ExportedPolicy(model.export(tmp_path / "policy.onnx"), model.action_space)
-    state = theirs = None
+    exported, state = Exported(model.export(tmp_path / "policy.onnx")), None
     for _ in range(4):
         observations = model.observation_space.sample()
         obs = {key: np.asarray(value)[None] for key, value in observations.items()}
         actions, state = model.predict(obs, state, deterministic=True)
-        others, theirs = exported.predict(obs, theirs)
+        others = exported(**{f"observation.{key}": part for key, part in obs.items()})["action"]
         np.testing.assert_allclose(others, actions, rtol=1e-4, atol=1e-5)
     assert all(part[0].any() for part in state)
 

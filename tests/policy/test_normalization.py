@@ -9,6 +9,7 @@ import pytest
 import torch as th
 from compiled import assert_trained_alike, needs_compiler
 from envs import ACTIONS, OBSERVATIONS, VECTOR, KeyMaskedEnv, vec
+from exported import Exported
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -323,19 +324,15 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
 @pytest.mark.parametrize("observation", part(["box", "dict"], ["dict"]))
 def test_exported_policies_take_raw_observations(tmp_path, observation):
     pytest.importorskip("onnxruntime", reason="needs the extra export")
-    from ppo_plus.saving.export import ExportedPolicy
-
     policy = "MultiInputLstmPolicy" if observation == "dict" else "MlpPolicy"
     model = make(vec(ACTIONS["box"], OBSERVATIONS[observation]), policy).learn(128)
     model.save(tmp_path / "model")
     # Without environments, too: nothing else normalizes.
-    file = PPO_Plus.load(tmp_path / "model").export(tmp_path / "policy.onnx")
-    exported = ExportedPolicy(file, model.action_space)
-    observations = model.observation_space.sample()
-    obs = {key: np.asarray(v)[None] for key, v in observations.items()} if policy != "MlpPolicy" else observations[None]
-    np.testing.assert_allclose(
-        exported.predict(obs)[0], model.predict(obs, deterministic=True)[0], rtol=1e-4, atol=1e-5
-    )
+    exported = Exported(PPO_Plus.load(tmp_path / "model").export(tmp_path / "policy.onnx"))
+    sample = model.observation_space.sample()
+    parts = {f".{key}": part for key, part in sample.items()} if observation == "dict" else {"": sample}
+    found = exported(**{f"observation{key}": np.asarray(part)[None] for key, part in parts.items()})["action"]
+    np.testing.assert_allclose(found[0], model.predict(sample, deterministic=True)[0], rtol=1e-4, atol=1e-5)
 
 
 # --- from VecNormalize ------------------------------------------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""The files in ``tests/data/golden``, and those of the version before, are read as they were written, and training
-resumes from them."""
+"""The files in ``tests/data/golden`` are read as they were written, and training resumes from them."""
 
 import json
 import pickle
@@ -20,21 +19,9 @@ from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, VERSION
 from ppo_plus.saving.model import STATE
 from ppo_plus.saving.statistics import read_statistics
 
-#: The folders of files by the version of the format.
-FOLDERS = {VERSION: golden.FOLDER, 2: golden.FOLDER.with_name("golden_version_2")}
-FILES = sorted(path for folder in FOLDERS.values() for path in folder.glob("*.zip"))
-
-
-@pytest.fixture(params=FOLDERS.values(), ids=[f"version {version}" for version in FOLDERS])
-def files(request):
-    """A folder of files."""
-    return request.param
-
-
-@pytest.fixture
-def expected(files):
-    """What its files must give."""
-    return json.loads((files / "expected.json").read_text())
+FILES = sorted(golden.FOLDER.glob("*.zip"))
+#: What the files must give.
+EXPECTED = json.loads((golden.FOLDER / "expected.json").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -59,47 +46,31 @@ def assert_close(found, expected, atol=1e-4):
 
 
 @pytest.mark.parametrize("name", golden.MODELS)
-def test_a_model_is_what_was_saved(name, files, expected, recwarn):
-    loaded, expected = golden.load(name, files, force_reset=False), expected[name]
+def test_a_model_is_what_was_saved(name, recwarn):
+    loaded, expected = golden.load(name, force_reset=False), EXPECTED[name]
     assert golden.digest(loaded) == expected["digest"] and golden.counts(loaded) == expected["counts"]
     assert golden.weights(loaded) == expected["weights"]
     assert_close(golden.predictions(loaded), expected["predictions"], atol=1e-5)
     assert not recwarn.list
 
 
-#: What files of version 2 may say and nothing needs: a ``Box`` computes its bounds, and models have no more variables.
-UNUSED = ("bounded_below", "bounded_above", "variables")
-#: What files of version 3 say since these were written, and what it is where they do not.
-ADDED = {"trained_normalized": None, "stream_sums": None}
-ADDED_ARGUMENTS = {"normalize_observations": False, "normalize_values": False, "streams": {"!tuple": []}}
-
-
-def without_unused(value):
-    if isinstance(value, dict):
-        return {key: without_unused(each) for key, each in value.items() if key not in UNUSED}
-    return [without_unused(each) for each in value] if isinstance(value, list) else value
-
-
 @pytest.mark.parametrize("name", golden.MODELS)
-def test_a_model_saved_again_is_the_same_file(name, files, tmp_path):
-    golden.load(name, files, force_reset=False).save(tmp_path / "again")
-    (head, arrays), (again, again_arrays) = contents(files / f"{name}.zip"), contents(tmp_path / "again.zip")
-    before = without_unused(head["value"])
-    added = {"state": before["state"] | ADDED, "arguments": before["arguments"] | ADDED_ARGUMENTS}
-    assert again["value"] == before | added
-    assert again_arrays.keys() == {key for key in arrays if not key.endswith(UNUSED)}
+def test_a_model_saved_again_is_the_same_file(name, tmp_path):
+    golden.load(name, force_reset=False).save(tmp_path / "again.zip")
+    (head, arrays), (again, again_arrays) = contents(golden.FOLDER / f"{name}.zip"), contents(tmp_path / "again.zip")
+    assert again["value"] == head["value"] and again_arrays.keys() == arrays.keys()
     assert all(arrays[key].equal(each) for key, each in again_arrays.items())
 
 
 @pytest.mark.parametrize("name", golden.MODELS)
-def test_a_model_is_trained_on(name, files, expected):
-    first, second = (golden.weights(golden.train_on(golden.load(name, files))) for _ in range(2))
-    assert first == second != expected[name]["weights"]
-    assert_close(first, expected[name]["trained_on"])
+def test_a_model_is_trained_on(name):
+    first, second = (golden.weights(golden.train_on(golden.load(name))) for _ in range(2))
+    assert first == second != EXPECTED[name]["weights"]
+    assert_close(first, EXPECTED[name]["trained_on"])
 
 
-def test_what_models_were_made_with_comes_back(files):
-    box, lstm, masks, custom = (golden.load(name, files) for name in golden.MODELS)
+def test_what_models_were_made_():
+    box, lstm, masks, custom = (golden.load(name) for name in golden.MODELS)
     assert (box.use_sde, box.sde_sample_freq, box._stats_window_size) == (True, 4, 7)
     assert box.kl_control == ppo_plus.AdaptivePenalty(band=1.4) and box.settings.schedules["vf_coef"](0.3) == 0.4
     assert box.lr_schedule(0.5) == 5e-4 and box.clip_range(0.5) == pytest.approx(0.1)
@@ -116,9 +87,9 @@ def test_custom_classes_have_to_be_registered():
 
 
 @pytest.fixture
-def folder(files, expected, tmp_path):
+def folder(tmp_path):
     """A folder with the checkpoint."""
-    shutil.copy(files / expected["checkpoint"]["file"], tmp_path)
+    shutil.copy(golden.FOLDER / EXPECTED["checkpoint"]["file"], tmp_path)
     return tmp_path
 
 
@@ -126,8 +97,8 @@ def resumed(folder):
     return PPO_Plus.resume(folder, golden.checkpointed_model().get_env(), device="cpu")
 
 
-def test_a_checkpoint_resumes_as_if_nothing_had_been(folder, expected, recwarn):
-    expected = expected["checkpoint"]
+def test_a_checkpoint_resumes_as_if_nothing_had_been(folder, recwarn):
+    expected = EXPECTED["checkpoint"]
     whole = resumed(folder)
     assert whole.num_timesteps == 128
     _, counter, evaluation, _ = golden.train(whole, folder / "whole")
@@ -148,25 +119,25 @@ def test_a_checkpoint_resumes_as_if_nothing_had_been(folder, expected, recwarn):
     assert not [each for each in recwarn if "new episodes" in str(each.message)]
 
 
-def test_statistics_are_what_was_saved(files, expected):
-    found = read_statistics(files / "statistics.zip")
-    assert golden.moments(found) == expected["statistics"]
+def test_statistics_are_what_was_saved():
+    found = read_statistics(golden.FOLDER / "statistics.zip")
+    assert golden.moments(found) == EXPECTED["statistics"]
     assert (found["gamma"], found["clip_obs"], found["norm_obs"]) == (0.99, 10.0, True)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.name}")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_files_do_not_name_modules_of_the_package(path):
     head, arrays = contents(path)
-    assert FOLDERS[head["version"]] == path.parent
+    assert head["version"] == VERSION
     text = json.dumps([head["value"], list(arrays)])
     assert not re.findall(r"ppo_plus\.[\w.]+", text)
     assert not re.findall(r"torch\.nn\.modules|gymnasium\.spaces\.\w+:", text)
 
 
 @pytest.mark.parametrize("name", [name for name in golden.MODELS if name != "custom"])
-def test_plain_models_are_saved_by_schema_names_only(name, files):
-    value = contents(files / f"{name}.zip")[0]["value"]
-    assert value["attributes"] == {} and value["missing"] == {} and value["state"].keys() == STATE.keys() - ADDED
+def test_plain_models_are_saved_by_schema_names_only(name):
+    value = contents(golden.FOLDER / f"{name}.zip")[0]["value"]
+    assert value["attributes"] == {} and value["missing"] == {} and value["state"].keys() == STATE.keys()
 
 
 def test_every_public_class_is_written_by_its_public_name():

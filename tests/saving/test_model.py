@@ -6,8 +6,6 @@ import os
 import pickle
 import random
 import resource
-import subprocess
-import sys
 import threading
 import warnings
 import zipfile
@@ -18,20 +16,17 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch as th
-from envs import ACTIONS, IMAGE, OBSERVATIONS, KeyMaskedEnv, MaskedEnv, vec
-from gymnasium import spaces
+from envs import ACTIONS, IMAGE, OBSERVATIONS, MaskedEnv, vec
 from parametrization import sample
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import get_linear_fn
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import AdaptivePenalty, ColoredNoise, KLControl, MlpPolicy, PPO_Plus, cosine, load_statistics, register
 from ppo_plus.saving.format import names
-from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, read, write
+from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, read
 from ppo_plus.saving.format.names import Damaged, Refused
-from ppo_plus.saving.model import assemble, state_of
 from ppo_plus.saving.statistics import write_statistics
 
 
@@ -83,18 +78,6 @@ CASES = {
         learning_rate="cos_1e-3",
         ent_coef=cosine(0.1),
     ),
-    "mask key": lambda: make(
-        "MultiInputPolicy",
-        vec(ACTIONS["multibinary"], OBSERVATIONS["dict"], env_class=KeyMaskedEnv),
-        action_mask_key="mask",
-        n_epochs=1,
-    ),
-    "keys": lambda: make(
-        "MultiInputLstmPolicy",
-        vec(ACTIONS["discrete"], OBSERVATIONS["dict"]),
-        policy_kwargs=dict(actor_keys=("vector",), critic_keys=["choice", "choices"], lstm_hidden_size=8),
-        n_epochs=1,
-    ),
     "squashed": lambda: make(
         env=vec(ACTIONS["box_float64"]), use_sde=True, policy_kwargs=dict(squash_output=True), sde_sample_freq="episode"
     ),
@@ -139,27 +122,9 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(case, no_pickle, recwarn):
         )
         assert vars(loaded.settings) == vars(model.settings)
         assert (loaded.observation_space, loaded.action_space) == (model.observation_space, model.action_space)
-        assert type(loaded.policy) is type(model.policy)
+        assert type(loaded.policy) is type(model.policy) and loaded.compiled == model.compiled
+    assert PPO_Plus.load(file, env=env, device="cpu")._last_obs is None
     assert not [each for each in recwarn if "saved without" in str(each.message)]
-
-
-def test_the_state_of_collecting_and_learning_is_in_the_file():
-    model = CASES["memory"]().learn(64)
-    loaded = PPO_Plus.load(saved(model), env=model.get_env(), device="cpu", force_reset=False)
-    assert all(np.array_equal(loaded._last_obs[key], each) for key, each in model._last_obs.items())
-    assert loaded.position.carry.noise["theta"].equal(model.position.carry.noise["theta"])
-    assert loaded.updater.kl_memory == model.updater.kl_memory
-    assert loaded.compilation.n_planned == model.compilation.n_planned and loaded.compiled == model.compiled
-    again = PPO_Plus.load(saved(model), env=model.get_env(), device="cpu")
-    assert again._last_obs is None
-
-
-def test_people_can_read_what_a_model_was_made_with():
-    value, arrays = parts(saved(make(learning_rate="lin_3e-4", policy_kwargs=dict(activation_fn=th.nn.ReLU))))
-    arguments = value["arguments"]
-    assert arguments["n_steps"] == 16 and arguments["gamma"] == 0.99
-    assert arguments["policy_kwargs"] == {"activation_fn": {"!name": "torch.nn:ReLU"}}
-    assert "model['parameters']['policy']['action_net.weight']" in arrays
 
 
 @pytest.mark.parametrize("by", ["save", "to_sb3"])
@@ -169,10 +134,6 @@ def test_the_versions_of_a_file_are_printed(by, tmp_path, capsys):
     now, then = capsys.readouterr().out.split("== SAVED MODEL SYSTEM INFO ==")
     assert "== CURRENT SYSTEM INFO ==" in now
     assert f"torch: {th.__version__.partition('+')[0]}" in then.lower().replace("py", "")
-
-
-def test_custom_objects_replace_the_state_too():
-    assert PPO_Plus.load(saved(make().learn(16)), custom_objects={"num_timesteps": 5}).num_timesteps == 5
 
 
 class Counting:
@@ -185,11 +146,13 @@ class Counting:
         return 1e-3
 
 
-def test_saving_does_not_change_a_schedule():
+def test_saving_does_not_change_a_schedule_which_need_not_be_copied():
     model = make(learning_rate=(schedule := Counting()))
     before = schedule.calls
     saved(model)
     assert schedule.calls == before
+    schedule.lock = threading.Lock()
+    assert PPO_Plus.load(saved(model)).lr_schedule(0.3) == 1e-3
 
 
 def test_an_optimizer_that_load_would_not_build_is_not_saved(tmp_path):
@@ -221,21 +184,12 @@ def test_any_path_is_a_path(tmp_path):
 def test_attributes_are_left_out_on_demand(tmp_path):
     model = make()
     model.mine = [1, 2]
-    model.learn(16).save(tmp_path / "model", exclude=["mine", "seed", "_last_obs"])
+    model.learn(16).save(tmp_path / "model", exclude=["mine", "seed", "verbose", "_last_obs"], include=["verbose"])
     value = parts(tmp_path / "model.zip")[0]
-    assert not value["attributes"] and "seed" not in value["arguments"]
+    assert not value["attributes"] and "seed" not in value["arguments"] and "verbose" in value["arguments"]
     assert "observations" not in value["state"] and "episode_starts" in value["state"]
     assert PPO_Plus.load(tmp_path / "model")._last_obs is None
     assert PPO_Plus.load(saved(model)).mine == [1, 2]
-
-
-@pytest.mark.parametrize("name", ["verbose", "mine"])
-def test_what_is_included_is_not_excluded(name, tmp_path):
-    model = make()
-    model.mine = 1
-    model.save(tmp_path / "model", exclude=[name], include=[name])
-    value = parts(tmp_path / "model.zip")[0]
-    assert name in value["arguments"] | value["attributes"]
 
 
 def test_a_policy_that_torch_compiles_is_trained_saved_and_loaded():
@@ -251,11 +205,6 @@ def test_a_policy_that_torch_compiles_is_trained_saved_and_loaded():
     assert not same_weights(loaded.learn(32), model)
     loaded.set_parameters(model.get_parameters())
     assert same_weights(PPO_Plus.load(saved(loaded)), model)
-
-
-def test_callbacks_save_models(tmp_path):
-    make().learn(32, CheckpointCallback(16, str(tmp_path)))
-    assert PPO_Plus.load(tmp_path / "rl_model_32_steps", device="cpu").num_timesteps == 32
 
 
 def test_a_path_of_logs_is_saved_as_text(tmp_path, recwarn):
@@ -277,7 +226,7 @@ def test_a_loaded_model_logs_below_the_working_folder_or_where_its_caller_says(t
     assert not [each for each in recwarn if "tensorboard_log" in str(each.message)]
 
 
-@pytest.mark.parametrize("folder", ["/tmp/x", "../x", "a/../../x", "linked/x", "linked", "a\0b", "x" * 300, 3])
+@pytest.mark.parametrize("folder", ["/tmp/x", "a/../../x", "linked/x", "a\0b", "x" * 300, 3])
 def test_a_file_does_not_choose_another_folder_for_logs(folder, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "linked").symlink_to(tmp_path)
@@ -348,25 +297,18 @@ def test_custom_objects_are_registered_or_passed(options, name, own, recwarn, mo
     assert getattr(loaded, name) == handed and loaded.updater.kl_memory == model.updater.kl_memory
 
 
-def test_classes_of_the_program_are_found(recwarn):
-    model = make(policy=OwnPolicy, policy_kwargs={"features_extractor_class": Features}).learn(32)
-    loaded = PPO_Plus.load(saved(model), device="cpu")
+def test_classes_of_the_program_are_found_and_others_passed_by_themselves(recwarn, monkeypatch):
+    file = saved(make(policy=OwnPolicy, policy_kwargs={"features_extractor_class": Features}))
+    loaded = PPO_Plus.load(file, device="cpu")
     assert type(loaded.policy) is OwnPolicy and type(loaded.policy.features_extractor) is Features
     assert not [each for each in recwarn if "load needs" in str(each.message)]
-
-
-def test_a_class_is_passed_by_itself(monkeypatch):
     monkeypatch.setattr("ppo_plus.saving.format.names._classes_of_the_program", lambda title: [])
-    file = saved(make(policy_kwargs={"features_extractor_class": Features}))
-    loaded = PPO_Plus.load(file, device="cpu", custom_objects={"features_extractor_class": Features})
+    objects = {"policy_class": OwnPolicy, "features_extractor_class": Features}
+    loaded = PPO_Plus.load(file, device="cpu", custom_objects=objects)
     assert type(loaded.policy.features_extractor) is Features and not hasattr(loaded, "features_extractor_class")
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [own_schedule, lambda progress: 1e-3 * progress, partial(lambda scale, p: scale * p, 1e-3), Decay(1e-3)],
-    ids=["function", "lambda", "partial", "object"],
-)
+@pytest.mark.parametrize("schedule", [own_schedule, partial(lambda scale, p: scale * p, 1e-3), Decay(1e-3)])
 def test_a_schedule_without_a_name_in_files_is_saved_by_its_values(schedule, recwarn):
     model = make(learning_rate=schedule, clip_range=lambda progress: 0.1 + 0.1 * progress).learn(32)
     file = saved(model)
@@ -406,11 +348,9 @@ def fails(progress):
     ("schedule", "problem"),
     [
         (lambda progress, step: 1e-3, "missing 1 required"),
-        (count(1).__next__, "expected 0"),
         (fails, "KeyError: 'the tab"),
-    ]
-    + [(lambda progress: 1e-3 / next(COUNTER), "different numbers for the same progress")],
-    ids=["two arguments", "none", "error", "a counter"],
+        (lambda progress: 1e-3 / next(COUNTER), "different numbers for the same progress"),
+    ],
 )
 def test_a_function_of_more_than_the_progress_is_said_at_save(schedule, problem):
     model = make()
@@ -435,39 +375,6 @@ def test_only_learn_asks_for_a_schedule_that_is_missing():
     loaded.learning_rate = 1e-4
     assert loaded.learn(32).policy.optimizer.param_groups[0]["lr"] == 1e-4
     PPO_Plus.load(file, env=model.get_env(), device="cpu", learning_rate=1e-3).learn(32)
-
-
-OWN_NETWORKS = """
-import sys, torch
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from ppo_plus import PPO_Plus
-
-class Extractor(BaseFeaturesExtractor):
-    def __init__(self, space):
-        super().__init__(space, 4)
-        self.layer = torch.nn.Linear(4, 4)
-
-    def forward(self, observations):
-        return self.layer(observations)
-
-if __name__ == "__main__":
-    kwargs = dict(features_extractor_class=Extractor)
-    model = PPO_Plus("MlpPolicy", "CartPole-v1", lambda p: 1e-3 * p, n_steps=16, policy_kwargs=kwargs)
-    model.learn(16).save("model")
-"""
-
-
-@pytest.mark.slow
-def test_a_class_of_main_is_found_in_its_module(tmp_path):
-    """The story of an SB3 script whose import was changed."""
-    (tmp_path / "networks.py").write_text(OWN_NETWORKS)
-    load = "PPO_Plus.load('model', env='CartPole-v1')"
-    without = f"from ppo_plus import PPO_Plus\ntry:\n    {load}\nexcept Exception as error:\n    print(error)"
-    second = f"from networks import PPO_Plus, Extractor\nmodel = {load}\nmodel.evaluate(n_eval_episodes=1)"
-    for script in (["networks.py"], ["-c", f"{without}\n{second}"]):
-        done = subprocess.run([sys.executable, *script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-    assert "define or import it before loading" in done.stdout and "networks" not in done.stdout
 
 
 # --- what the observations were --------------------------------------------------------------------------------------
@@ -533,11 +440,7 @@ def test_new_options_of_the_optimizer_win():
     loaded.learn(32)
 
 
-@pytest.mark.parametrize(
-    "kwargs",
-    [{"optimizer_class": th.optim.RMSprop}, {"optimizer_kwargs": {"amsgrad": True}}],
-    ids=["class", "option"],
-)
+@pytest.mark.parametrize("kwargs", [{"optimizer_class": th.optim.RMSprop}, {"optimizer_kwargs": {"amsgrad": True}}])
 def test_another_optimizer_starts_with_a_new_state(kwargs):
     model = make().learn(32)
     with pytest.warns(UserWarning, match="starts with a new state"):
@@ -618,15 +521,8 @@ def test_undescribable_arguments_have_to_be_passed(tmp_path):
     with pytest.warns(UserWarning) as warned:
         model.save(tmp_path / "model")
     (message,) = [str(each.message) for each in warned if "saved without" in str(each.message)]
-    assert (
-        "policy_kwargs['features_extractor_kwargs']['f'] (test_undescribable_arguments" in message
-        and "is a lambda" in message
-        and "register" in message
-    )
-    with pytest.raises(
-        ValueError,
-        match=r"saved without policy_kwargs: .*is a lambda.*Pass policy_kwargs=",
-    ):
+    assert "policy_kwargs['features_extractor_kwargs']['f'] (test_undescribable_arguments" in message
+    with pytest.raises(ValueError, match=r"saved without policy_kwargs: .*is a lambda.*Pass policy_kwargs="):
         PPO_Plus.load(tmp_path / "model")
     given = {"policy_kwargs": model.policy_kwargs}
     for how in (given, {"custom_objects": given}):
@@ -641,17 +537,14 @@ def test_undescribable_custom_attributes_are_left_out():
     with pytest.warns(UserWarning, match="saved without mine.*; or pass it to load in custom_objects="):
         model.save(file)
     assert not hasattr(PPO_Plus.load(file), "mine")
-    assert PPO_Plus.load(file, custom_objects={"mine": 3}).mine == 3
-
-
-def test_trust_changes_nothing_for_a_file_without_pickles(no_pickle):
-    assert PPO_Plus.load(saved(make()), trust_pickle=True).n_steps == 16
+    loaded = PPO_Plus.load(file, custom_objects={"mine": 3, "num_timesteps": 5})
+    assert (loaded.mine, loaded.num_timesteps) == (3, 5)
 
 
 # --- what a stranger may write ---------------------------------------------------------------------------------------
 
 
-def edited(file, change, arrays=None):
+def edited(file, change):
     """The file with another description."""
     with zipfile.ZipFile(file) as archive:
         head, data = json.loads(archive.read(DESCRIPTION)), archive.read(ARRAYS)
@@ -663,72 +556,33 @@ def edited(file, change, arrays=None):
     return made
 
 
+def partial_of(name, *args, **kwargs):
+    return {"!partial": [{"!name": name}, [*args], kwargs]}
+
+
+EXTRACTOR = "features_extractor_class"
 BOMBS = {
     "wide networks": {"policy_kwargs": {"net_arch": [10**6, 10**6]}},
     "many layers": {"policy_kwargs": {"net_arch": [300] * 3000}},
     "many actions": {"action_space": {"!gymnasium.spaces:Discrete": {"n": 10**9, "start": 0}}},
     "many bits": {"action_space": {"!gymnasium.spaces:MultiBinary": {"n": 10**9}}},
-    "many observed bits": {"observation_space": {"!gymnasium.spaces:MultiBinary": {"n": 10**9}}},
-    "many tables": {"action_space": {"!gymnasium.spaces:MultiBinary": {"n": {"!tuple": [10**6, 10**6]}}}},
     "many observations": {"observation_space": {"!gymnasium.spaces:Discrete": {"n": 10**9, "start": 0}}},
     "many steps": {"n_steps": 10**13},
-    "many environments": {"n_envs": 10**12},
-    "a schedule that builds": {
-        "learning_rate": {
-            "!stable_baselines3.common.utils:FloatSchedule": {
-                "value_schedule": {"!partial": [{"!name": "torch.nn:Linear"}, [10**5, 10**6], {}]}
-            }
-        }
-    },
-    "a clip range that builds": {"clip_range": {"!partial": [{"!name": "torch.nn:Linear"}, [10**5, 10**6], {}]}},
+    "a clip range that builds": {"clip_range": partial_of("torch.nn:Linear", 10**5, 10**6)},
     "a schedule that is a space": {
         "ent_coef": {
             "!stable_baselines3.common.utils:FloatSchedule": {
-                "value_schedule": {
-                    "!partial": [{"!name": "gymnasium.spaces:Box"}, [0.0], {"high": 1.0, "shape": [2**28]}]
-                }
+                "value_schedule": partial_of("gymnasium.spaces:Box", 0.0, high=1.0, shape=[2**28])
             }
-        }
-    },
-    "a buffer": {"vf_coef": {"!partial": [{"!name": "ppo_plus:RolloutBuffer"}, [10**9], {}]}},
-    "an extractor that is a space": {
-        "policy_kwargs": {
-            "features_extractor_class": {
-                "!partial": [{"!name": "gymnasium.spaces:Box"}, [], {"low": 0.0, "high": 1.0}]
-            },
-            "features_extractor_kwargs": {"shape": [2**28]},
         }
     },
     "long noise": {"exploration": {"!ppo_plus:ColoredNoise": {"beta": 0.5, "horizon": 400_000_000}}},
     "an activation with statistics": {
-        "policy_kwargs": {
-            "activation_fn": {"!partial": [{"!name": "torch.nn:BatchNorm1d"}, [600_000_000], {"affine": False}]}
-        }
+        "policy_kwargs": {"activation_fn": partial_of("torch.nn:BatchNorm1d", 600_000_000, affine=False)}
     },
-    "an activation with copies": {
-        "policy_kwargs": {
-            "activation_fn": {"!partial": [{"!name": "torch.nn:Transformer"}, [], {"num_encoder_layers": 150}]}
-        }
-    },
-    "an activation with weights": {
-        "policy_kwargs": {"activation_fn": {"!partial": [{"!name": "torch.nn:PReLU"}, [10**9], {}]}}
-    },
-    "an extractor with statistics": {
-        "policy_kwargs": {
-            "features_extractor_class": {"!partial": [{"!name": "torch.nn:BatchNorm1d"}, [600_000_000], {}]},
-            "features_extractor_kwargs": {"affine": False},
-        }
-    },
-    "an extractor with copies": {
-        "policy_kwargs": {
-            "features_extractor_class": {"!partial": [{"!name": "torch.nn:Transformer"}, [512, 8, 150], {}]},
-        }
-    },
-    "an extractor that builds": {
-        "policy_kwargs": {
-            "features_extractor_class": {"!partial": [{"!name": "torch.nn:Linear"}, [], {}]},
-            "features_extractor_kwargs": {"in_features": 10**5, "out_features": 10**6},
-        }
+    "an extractor with copies": {"policy_kwargs": {EXTRACTOR: partial_of("torch.nn:Transformer", 512, 8, 150)}},
+    "an extractor that is a space": {
+        "policy_kwargs": {EXTRACTOR: partial_of("gymnasium.spaces:Box", low=0.0, high=1.0, shape=[2**28])}
     },
 }
 
@@ -746,30 +600,21 @@ def test_a_file_cannot_ask_for_more_memory_than_its_weights_need(kind):
 ADAPTIVE = {"!ppo_plus:AdaptiveLearningRate": {}}
 NO_MODELS = {
     "policy": lambda value: value["arguments"].update(policy_class={"!name": "torch.nn:Linear"}),
-    "policy of torch": lambda value: value["arguments"].update(policy_class={"!name": "torch:load"}),
     "space": lambda value: value["arguments"].update(action_space=3),
-    "no arguments": lambda value: value.pop("arguments"),
     "no state": lambda value: value.pop("state"),
-    "no attributes": lambda value: value.pop("attributes"),
     "no space": lambda value: value["arguments"].pop("action_space"),
     "arguments": lambda value: value.update(arguments=[1]),
-    "state": lambda value: value.update(state=3),
-    "attributes": lambda value: value.update(attributes=[1]),
     "an unknown argument": lambda value: value["arguments"].update(env=3),
     "an unknown state": lambda value: value["state"].update({"updater.n_skipped": 3}),
-    "a tag for arguments": lambda value: value.update(arguments={"!tuple": []}),
     "a method": lambda value: value["attributes"].update(learn=3),
     "a property": lambda value: value["attributes"].update(compiled=3),
-    "a class": lambda value: value["attributes"].update(__class__=3),
     "a path": lambda value: value["attributes"].update({"policy.x": 3}),
     "no weights": lambda value: value.update(parameters={}),
     "weights": lambda value: value["parameters"].update(policy={"a": 3}),
     "other weights": lambda value: value["parameters"]["policy"]["!OrderedDict"].pop(),
     "optimizer": lambda value: value["parameters"].update({"policy.optimizer": 3}),
     "decision": lambda value: value["state"].update(compile_decision=3),
-    "memory of the control": lambda value: value["state"].update(kl_memory={}),
     "numbers of the control": lambda value: value["state"].update(kl_memory={"!tuple": [ADAPTIVE, {"!tuple": [1.0]}]}),
-    "kwargs": lambda value: value["arguments"].update(policy_kwargs=[1]),
     "another network": lambda value: value["parameters"].update({"policy.action_net": {}}),
     "missing": lambda value: value.update(missing=3),
 }
@@ -793,20 +638,10 @@ FOLLOWED = [
 
 
 @pytest.mark.parametrize(("part", "path"), FOLLOWED)
-@pytest.mark.parametrize("variables", [False, True])
-def test_no_text_in_a_file_is_a_path_of_attributes(part, path, variables):
-    content = {"!name": "torch.nn:Tanh"}
-
-    def change(value):
-        value[part].update({"variables": {path: content}} if variables else {path: content})
-
+def test_no_text_in_a_file_is_a_path_of_attributes(part, path):
     before = {cls: dict(vars(cls)) for cls in (th.nn.Parameter, th.nn.Linear, MlpPolicy, PPO_Plus)}
-    if (part, variables) == ("attributes", True):  # a plain attribute, in which nothing is followed
-        assert PPO_Plus.load(edited(saved(make()), change)).variables == {path: th.nn.Tanh}
-    else:
-        with pytest.raises((Refused, ValueError)):
-            PPO_Plus.load(edited(saved(make()), change))
-    PPO_Plus.load(edited(saved(make()), lambda value: value.update(variables={path: content})))  # as of version 1
+    with pytest.raises(ValueError):
+        PPO_Plus.load(edited(saved(make()), lambda value: value[part].update({path: {"!name": "torch.nn:Tanh"}})))
     assert all(dict(vars(cls)) == before[cls] for cls in before)
     assert type(make().policy.action_net.weight) is th.nn.Parameter
 
@@ -866,7 +701,7 @@ def test_a_wrong_argument_in_a_file_is_named():
         PPO_Plus.load(edited(saved(make()), lambda value: value["arguments"].update(gamma=2)))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sample(range(4), 2))
 def test_a_damaged_model_is_the_same_or_an_error(seed, no_pickle):
     data, rng = saved(make()).getvalue(), random.Random(seed)
     for _ in range(40):
@@ -883,22 +718,6 @@ def test_a_damaged_model_is_the_same_or_an_error(seed, no_pickle):
         assert parts(saved(loaded))[0] == parts(io.BytesIO(data))[0]
 
 
-def test_spaces_do_not_have_to_be_small():
-    model = make(env=vec(spaces.Discrete(300)))
-    assert PPO_Plus.load(saved(model)).action_space == spaces.Discrete(300)
-
-
-def test_a_model_is_a_part_of_another_file(tmp_path):
-    model = CASES["masks"]().learn(64)
-    others = {"generator": np.random.get_state(legacy=False), "torch": th.get_rng_state(), "python": random.getstate()}
-    write(tmp_path / "checkpoint", "checkpoint", {"model": state_of(model), **others})
-    found = read(tmp_path / "checkpoint", "checkpoint")
-    loaded = assemble(PPO_Plus, found["model"], model.get_env(), "cpu", False, {})
-    assert parts(saved(loaded))[0] == parts(saved(model))[0]
-    assert found["torch"].equal(others["torch"]) and found["python"] == others["python"]
-    assert np.array_equal(found["generator"]["state"]["key"], others["generator"]["state"]["key"])
-
-
 class WithOwnOptimizer(MlpPolicy):
     def _build(self, lr_schedule):
         super()._build(lr_schedule)
@@ -910,11 +729,3 @@ def test_a_policy_class_may_make_its_optimizer():
     model = make(WithOwnOptimizer).learn(16)
     loaded = PPO_Plus.load(saved(PPO_Plus.load(saved(model))))
     assert type(loaded.policy.optimizer) is th.optim.SGD and same_weights(loaded, model)
-
-
-def test_a_schedule_that_cannot_be_copied_is_saved_by_its_values():
-    schedule = Counting()
-    schedule.lock = threading.Lock()
-    with pytest.warns(UserWarning, match="learning_rate: the file has the function's values"):
-        file = saved(make(learning_rate=schedule))
-    assert PPO_Plus.load(file).lr_schedule(0.3) == 1e-3

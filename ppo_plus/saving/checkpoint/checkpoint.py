@@ -17,6 +17,7 @@ from typing import Any
 
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.call import Call
 from ppo_plus.distributed.ranks import Ranks, frozen
@@ -30,7 +31,8 @@ from ppo_plus.saving.checkpoint.process_state import GPUS, LOGGER
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, decoding
 from ppo_plus.saving.format.values import Undescribable, require_form
-from ppo_plus.saving.model import argument_attributes, assemble, sampled_of, state_of
+from ppo_plus.saving.model import M, argument_attributes, assemble, sampled_of, state_of
+from ppo_plus.saving.saved_model import SavedModel
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
@@ -52,7 +54,7 @@ FORM: dict[str, Any] = {
 }
 
 
-def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
+def take(model: SavedModel, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
     """The state of a model as a checkpoint; of several processes, which all call this, the first gets all states."""
     if not model.call.between_rollouts:
         remedy = "use ppo_plus.Checkpoints, or save in on_rollout_start, or after a call of learn without an error"
@@ -68,10 +70,11 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         reasons = "; ".join(missing.values())
         warnings.warn(f"checkpoints lack {' and '.join(missing)}: set it again after resume ({reasons})", stacklevel=3)
     ranks, call, policy = model.ranks, model.call, model.policy
+    assert model.env is not None
     persistent = policy.state_dict().keys()
     # What the state of a policy does not have.
     buffers = {name: buffer.clone() for name, buffer in policy.named_buffers() if name not in persistent}
-    checkpoint = {
+    checkpoint: dict[str, Any] = {
         "call": None,
         "generators": generators,
         "model": copy.deepcopy(state),
@@ -140,42 +143,34 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The checkpoints in a file, by rank of their process, each with the ``"folder"`` that names of logs start in."""
-    checkpoint = container.read(path, KIND, {2: _from_version_2})
+    checkpoint = container.read(path, KIND)
     with container.naming(path, "checkpoint"):
         require_form(checkpoint, FORM | {OTHERS: [FORM]} if OTHERS in checkpoint else FORM)
         return [part | {"folder": path.parent} for part in (checkpoint, *checkpoint.pop(OTHERS, ()))]
 
 
-def _from_version_2(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of version 2 of the format as one of version 3."""
-    logger, files = checkpoint.pop("log"), checkpoint.pop("logs")
-    if checkpoint["call"] is not None:
-        logger |= {"run_folder": logger.pop("folder"), "event_files": logger.pop("sizes")}
-        checkpoint["call"]["logger"] = logger
-    if OTHERS in checkpoint:
-        checkpoint[OTHERS] = [_from_version_2(other) for other in checkpoint[OTHERS]]
-    # The first files of version 2 had no generators of other GPUs than those of NVIDIA.
-    generators = {"xpu": [], "mps": [], **checkpoint["generators"]}
-    return checkpoint | {"log_files": files["kept"], "generators": generators}
-
-
-def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
+def resume(cls: type[M], folder: str | Path, env: GymEnv, device: th.device | str, kwargs: dict[str, Any]) -> M:
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
     paths = [Path(folder)] if Path(folder).is_file() else files(folder)
     if not paths:
         raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
-    for path in paths:
+
+    def resumed(path: Path) -> M:
+        parts = read(path)
+        with container.naming(path, "checkpoint"):
+            return _resumed(cls, parts, env, device, kwargs)
+
+    for path in paths[:-1]:
         try:
-            checkpoints = read(path)
-            with container.naming(path, "checkpoint"):
-                return _resumed(cls, checkpoints, env, device, kwargs)
+            return resumed(path)
         except Damaged as error:
-            if path == paths[-1]:
-                raise
             warnings.warn(f"{error}; resuming from the one before", stacklevel=3)
+    return resumed(paths[-1])
 
 
-def _resumed(cls: Any, parts: list[dict[str, Any]], env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
+def _resumed(
+    cls: type[M], parts: list[dict[str, Any]], env: GymEnv, device: th.device | str, kwargs: dict[str, Any]
+) -> M:
     """The model of a checkpoint, in its environments; raises :class:`Damaged` if it is not valid."""
     ranks, n = Ranks.present(), len(parts)
     if n != ranks.size:
@@ -186,10 +181,11 @@ def _resumed(cls: Any, parts: list[dict[str, Any]], env: Any, device: th.device 
     if call is not None:
         kwargs = {"tensorboard_log": None, **kwargs}  # whose files are continued, or named in a warning, by ``learn``
     model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
+    assert model.env is not None
     if sampled := sampled_of({name: getattr(model, name) for name in cls.scheduled}):
         rounded = f"{' and '.join(sampled)}: the checkpoint has values of a function, rounded between its points"
         remedy = f"pass {'=, '.join(sampled)}= to resume"
-        warnings.warn(f"{rounded}, so that the run may differ in its last bits: {remedy}", stacklevel=4)
+        warnings.warn(f"{rounded}, so that the run may differ in its last bits: {remedy}", stacklevel=5)
     if call is not None and model._total_timesteps - model.num_timesteps > call["total_timesteps"]:
         raise Damaged("it has more timesteps left than its call of learn has in all")
     try:
@@ -209,7 +205,7 @@ def _resumed(cls: Any, parts: list[dict[str, Any]], env: Any, device: th.device 
     except Exception as error:
         raise Damaged(f"the state of its environments is not valid ({type(error).__name__}: {error})") from error
     if reason is not None:
-        warnings.warn(f"new episodes start: {reason}", stacklevel=4)
+        warnings.warn(f"new episodes start: {reason}", stacklevel=5)
         if model.seed is not None:
             # The seed itself would repeat the first episodes.
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
@@ -224,7 +220,7 @@ def _resumed(cls: Any, parts: list[dict[str, Any]], env: Any, device: th.device 
 
 
 @contextmanager
-def logs_continued(model: Any, tb_log_name: str) -> Iterator[None]:
+def logs_continued(model: SavedModel, tb_log_name: str) -> Iterator[None]:
     """While a model sets up its logger: continue TensorBoard's files of the call that was interrupted."""
     resumed, logger = model.call.resumed, None
     if resumed is not None and not model._custom_logger:
@@ -237,7 +233,7 @@ def logs_continued(model: Any, tb_log_name: str) -> Iterator[None]:
         model._custom_logger = False
 
 
-def restore(model: Any) -> None:
+def restore(model: SavedModel) -> None:
     """Restore the rest of a checkpoint, once the call of ``learn`` that was interrupted has started again."""
     if (resumed := model.call.resumed) is None:
         return
@@ -266,6 +262,7 @@ class Checkpoints(BaseCallback):
     :raises TypeError: an argument is of the wrong kind
     """
 
+    model: SavedModel
     #: See :class:`ppo_plus.call.Call`.
     comes_first = in_all_processes = True
 
@@ -289,11 +286,11 @@ class Checkpoints(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
-        resumed = self.model.call.resumed  # type: ignore[attr-defined]
+        resumed = self.model.call.resumed
         if resumed is not None and resumed["folder"].resolve() == self.folder.resolve():
             with container.naming(self.folder, "checkpoint"):
                 process_state.cut(self.folder, self.logs, resumed["log_files"])
-        leads = self.model.ranks.leads  # type: ignore[attr-defined]
+        leads = self.model.ranks.leads
         begins = resumed is None and self.num_timesteps == 0  # and so has no files yet
         subfolder = set_aside(self.folder, -1 if begins else self.num_timesteps) if leads else None
         if subfolder is not None:
@@ -302,7 +299,7 @@ class Checkpoints(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         is_due, start = self._is_due(), time.monotonic()
-        ranks: Ranks = self.model.ranks  # type: ignore[attr-defined]
+        ranks: Ranks = self.model.ranks
         # The same decision in all processes.
         is_due, is_wanted = ranks.lead((is_due, is_due or (start - self._taken) * SHARE >= self._cost))
         if is_wanted:

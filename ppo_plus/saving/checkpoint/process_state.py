@@ -143,7 +143,7 @@ def _paths(folder: str | Path, patterns: Iterable[str]) -> list[str]:
 # --- callbacks --------------------------------------------------------------------------------------------------------
 
 
-def get_callback(callback: Any, configured: dict[str, bytes]) -> dict[str, Any]:
+def get_callback(callback: BaseCallback, configured: dict[str, bytes]) -> dict[str, Any]:
     """The state of a callback, whose :func:`plain_attributes` before training were ``configured``."""
     title = type(callback).__qualname__
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):

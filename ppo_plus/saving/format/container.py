@@ -10,10 +10,10 @@ import json
 import os
 import platform
 import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import safetensors.torch
 import torch as th
@@ -23,9 +23,8 @@ from ppo_plus.saving.files import replacing
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.format.values import describe, restore
 
-#: The version of the format that is written, and the oldest that is read. It changes whenever what files of any kind
-#: contain does; what reads a kind converts values of earlier versions.
-VERSION, OLDEST = 3, 2
+#: The version of the format. It changes whenever what files of any kind contain does.
+VERSION = 3
 DESCRIPTION, ARRAYS = MEMBERS = ("description.json", "arrays.safetensors")
 #: Packages whose versions are noted, for people.
 PACKAGES = ("ppo_plus", "stable_baselines3", "torch", "gymnasium", "numpy")
@@ -46,17 +45,11 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
         archive.writestr(ARRAYS, safetensors.torch.save(arrays))
 
 
-def read(path_or_file: PathOrFile, kind: str, conversions: Mapping[int, Callable[[Any], Any]] = {}) -> Any:
-    """The value in a file; nothing in it is run. Raises ``Damaged``, ``Refused`` and ``OSError``.
-
-    :param conversions: what converts values of an earlier version to the next one, by the version
-    """
+def read(path_or_file: PathOrFile, kind: str) -> Any:
+    """The value in a file; nothing in it is run. Raises ``Damaged``, ``Refused`` and ``OSError``."""
     head, arrays = read_parts(path_or_file, kind)
-    with naming(path_or_file), decoding():
-        value = restore(head["value"], arrays)
-        for version in range(head["version"], VERSION):
-            value = conversions.get(version, lambda same: same)(value)
-        return value
+    with naming(path_or_file):
+        return restore(head["value"], arrays)
 
 
 def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
@@ -82,7 +75,7 @@ def is_container(path_or_file: PathOrFile) -> bool:
 
 
 @contextmanager
-def opened(path_or_file: PathOrFile) -> Any:
+def opened(path_or_file: PathOrFile) -> Iterator[BinaryIO]:
     """A file to read, also by its name without SB3's suffix; an open one stays open, at its position."""
     if isinstance(path_or_file, (str, os.PathLike)):
         path, zipped = Path(path_or_file), Path(f"{Path(path_or_file)}.zip")
@@ -93,13 +86,13 @@ def opened(path_or_file: PathOrFile) -> Any:
     else:
         position = path_or_file.tell()
         try:
-            yield path_or_file
+            yield cast(BinaryIO, path_or_file)
         finally:
             path_or_file.seek(position)
 
 
 @contextmanager
-def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
+def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Iterator[None]:
     """Begin error messages about a file with its name, and with what it should be."""
     name = path_or_file if isinstance(path_or_file, (str, os.PathLike)) else getattr(path_or_file, "name", "the file")
     try:
@@ -110,9 +103,11 @@ def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
         raise type(error)(f"{name} {problem}: {text}") from error.__cause__
 
 
-def opened_to_write(path_or_file: PathOrFile) -> Any:
+def opened_to_write(path_or_file: PathOrFile) -> AbstractContextManager[BinaryIO]:
     """A context with a file that is written completely or not at all; an open one stays open."""
-    return replacing(path_or_file) if isinstance(path_or_file, (str, os.PathLike)) else nullcontext(path_or_file)
+    if isinstance(path_or_file, (str, os.PathLike)):
+        return replacing(path_or_file)
+    return nullcontext(cast(BinaryIO, path_or_file))
 
 
 def path_to_save(path_or_file: PathOrFile) -> PathOrFile:
@@ -130,7 +125,7 @@ def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
 
 
 def _head(text: bytes, kind: str) -> dict[str, Any]:
-    """The description, checked to be one of this kind and of a known version."""
+    """The description, checked to be one of this kind and version."""
     head: dict[str, Any] = json.loads(text.decode())
     title, number = head["format"], head["version"]
     known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
@@ -140,8 +135,8 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
         readers = {"model": "PPO_Plus.load", "checkpoint": "PPO_Plus.resume", "statistics": "ppo_plus.load_statistics"}
         reader = readers.get(title.partition(" ")[2])
         raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}" + (f"; {reader} reads it" if reader else ""))
-    if not OLDEST <= number <= VERSION:
+    if number != VERSION:
         remedy = "update ppo_plus" if number > VERSION else "use the ppo_plus that wrote it, or train again"
         written = f"version {number} of the format, written by ppo_plus {str(head['packages'].get('ppo_plus'))[:30]}"
-        raise Refused(f"it has {written}, and this ppo_plus reads versions {OLDEST} to {VERSION}: {remedy}")
+        raise Refused(f"it has {written}, and this ppo_plus reads version {VERSION}: {remedy}")
     return head

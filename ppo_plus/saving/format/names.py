@@ -11,7 +11,7 @@ import functools
 import inspect
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
@@ -20,10 +20,10 @@ from types import ModuleType
 from typing import Any
 
 import torch as th
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ppo_plus.compiling.torch_private import Bounded
 from ppo_plus.public import MODULES as PUBLIC_MODULES
-from ppo_plus.trees import tree_leaves
+from ppo_plus.trees import tree_leaves, tree_map
 
 
 class Refused(ValueError):
@@ -78,14 +78,16 @@ OBJECTS = frozenset(
     + [f"stable_baselines3.common.utils:{name}" for name in ("ConstantSchedule", "FloatSchedule", "LinearSchedule")]
     + ["stable_baselines3.common.running_mean_std:RunningMeanStd"]
 )
-_registered: dict[str, Any] = {}
+#: What files name: a class or a function.
+Named = type | Callable[..., Any]
+_registered: dict[str, Named] = {}
 _passed: ContextVar[tuple[Any, ...]] = ContextVar("_passed", default=())
 #: Of the standard library and installed packages. Their classes have to be registered: constructors may download.
 _STANDARD_LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
-def register(*objects: Any) -> Any:
+def register(*objects: Named) -> Named | None:
     """Let files ask for these classes and functions by name, and for objects of these classes; also as a decorator.
 
     What is registered is run when a model is built with it, so register what may be given any arguments.
@@ -111,12 +113,12 @@ def passed(objects: Iterable[Any]) -> Iterator[None]:
         _passed.reset(token)
 
 
-def is_registered(named: Any) -> bool:
+def is_registered(named: Named) -> bool:
     """Whether this very class or function has been registered."""
     return _registered.get(name_of(named)) is named
 
 
-def name_of(named: Any) -> str:
+def name_of(named: Named) -> str:
     """The name of a class or a function in files."""
     return public_name(f"{named.__module__}:{named.__qualname__}")
 
@@ -229,13 +231,44 @@ MOST_NUMBERS, MOST_TIMES = 2**22, 16
 LEAST = 256
 
 
+class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """In the block, raise :class:`MemoryError` before torch makes more than so many numbers in this thread. Each tensor
+    counts for at least ``least``, since it takes time, too."""
+
+    def __init__(self, n_numbers: int, least: int):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.left, self.least = n_numbers, least
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        in_place = operation.name().partition(".")[0].endswith("_")
+        if not in_place and not operation.is_view:
+            self.left -= self.least + _numbers_made(operation, args, kwargs)
+            if self.left < 0:
+                raise MemoryError("more numbers than allowed")
+        return operation(*args, **kwargs)
+
+
+def _numbers_made(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The number of elements that an operation of torch returns, without running it."""
+    # The device ``meta`` computes shapes alone.
+    args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, th.Tensor) else leaf, (args, kwargs))
+    try:
+        made = operation(*args, **{**kwargs, **({"device": "meta"} if "device" in kwargs else {})})
+    except RuntimeError:
+        return 0  # what depends on numbers, such as ``item``, is no larger than these
+    return sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, th.Tensor))
+
+
 @contextmanager
-def building(weights: Any) -> Iterator[None]:
+def building(weights: dict[str, th.Tensor]) -> Iterator[None]:
     """Raise :class:`Damaged` before networks are built that are much larger than the weights of a file, and for errors
     that do not name a wrong argument."""
-    n_weights = sum(tensor.numel() for tensor in tree_leaves(weights) if isinstance(tensor, th.Tensor))
+    n_weights = sum(tensor.numel() for tensor in weights.values())
     try:
-        with Bounded(MOST_NUMBERS + MOST_TIMES * n_weights, LEAST):
+        with _Bounded(MOST_NUMBERS + MOST_TIMES * n_weights, LEAST):
             yield
     except (ValueError, TypeError):
         raise
@@ -245,7 +278,7 @@ def building(weights: Any) -> Iterator[None]:
         raise Refused(f"no model can be made of it ({type(error).__name__}: {error})") from error
 
 
-def counted(function: Any) -> Any:
+def counted(function: Named) -> Named:
     """What a file may bind arguments to: what torch counts while it builds, and what the user has allowed."""
     is_counted = isinstance(function, type) and issubclass(function, (th.nn.Module, th.optim.Optimizer))
     if not is_counted and function not in (*_registered.values(), *_passed.get()):
@@ -256,7 +289,7 @@ def counted(function: Any) -> Any:
 
 def require_activation(policy_kwargs: Any) -> None:
     """:raises Refused: the activation that a file asks for is neither one of torch's nor the program's"""
-    function = policy_kwargs.get("activation_fn") if isinstance(policy_kwargs, dict) else None
+    function: Any = policy_kwargs.get("activation_fn") if isinstance(policy_kwargs, dict) else None
     while isinstance(function, functools.partial):
         function = function.func
     module, _, title = name_of(function).partition(":") if hasattr(function, "__qualname__") else ("", "", "")

@@ -23,6 +23,8 @@ from torch import nn
 from ppo_plus.saving.format import names
 from ppo_plus.saving.format.names import Damaged, Refused, decoding, find, name_of
 
+#: A value of JSON.
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 #: How deeply values may be nested.
 MAX_DEPTH = 64
 #: How many keys of a set or a dict may have the same hash.
@@ -35,14 +37,14 @@ class Undescribable(TypeError):
     """Raised for a value that has no description; the message has its path, the value and the remedy."""
 
 
-def describe(value: Any, name: str = "value") -> tuple[Any, dict[str, th.Tensor]]:
+def describe(value: Any, name: str = "value") -> tuple[Json, dict[str, th.Tensor]]:
     """A value as JSON, and the arrays that it names; ``name`` is for messages. Values that several places share are
     written several times. Raises :class:`Undescribable`."""
     writer = _Writer()
     return writer.write(value, name), writer.arrays
 
 
-def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
+def restore(description: Json, arrays: Mapping[str, th.Tensor]) -> Any:
     """What was described; tensors are on the CPU, and the arrays become part of the value. Raises :class:`Damaged` if
     it is not a description, and :class:`Refused` if it asks for what files may not have."""
     with decoding(), np.errstate(all="ignore"):
@@ -69,7 +71,7 @@ class _Writer:
         self.names: set[tuple[str, Callable[[str], Any]]] = set()
         self._depth = 0
 
-    def write(self, value: Any, path: str) -> Any:
+    def write(self, value: Any, path: str) -> Json:
         if self._depth >= MAX_DEPTH:
             raise _undescribable(path, value, f"contains itself, or is nested more than {MAX_DEPTH} deep")
         self._depth += 1
@@ -77,7 +79,7 @@ class _Writer:
         self._depth -= 1
         return written
 
-    def _write(self, value: Any, path: str) -> Any:
+    def _write(self, value: Any, path: str) -> Json:
         cls = next((base for base in (np.dtype, np.generic) if isinstance(value, base)), type(value))
         if _is_json(value):
             return value
@@ -99,14 +101,14 @@ class _Writer:
         title = self._name(cls, path, _class_of_objects)
         return {f"!{title}": {key: self.write(entry, f"{path}.{key}") for key, entry in state.items()}}
 
-    def _pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
-        written = []
+    def _pairs(self, value: Mapping[Any, Any], path: str) -> list[Json]:
+        written: list[Json] = []
         for i, (key, entry) in enumerate(value.items()):
             title = repr(key) if isinstance(key, (str, int)) else f"key {i}"
             written.append([self.write(key, f"{path}, key {title}"), self.write(entry, f"{path}[{title}]")])
         return written
 
-    def _content(self, value: Any, path: str, kind: "_Kind") -> Any:
+    def _content(self, value: Any, path: str, kind: "_Kind") -> Json:
         try:
             content = kind.reduce(value)
         except ValueError as error:
@@ -119,7 +121,7 @@ class _Writer:
         self.arrays[name] = content
         return name
 
-    def _name(self, value: Any, path: str, look_up: Callable[[str], Any]) -> str:
+    def _name(self, value: names.Named, path: str, look_up: Callable[[str], Any]) -> str:
         """The name of a class or a function."""
         name = name_of(value)
         if name.startswith("ppo_plus.") and not names.is_registered(value):
@@ -137,13 +139,13 @@ class _Reader:
         self.arrays = dict(arrays)
         self._depth = 0
 
-    def read(self, written: Any) -> Any:
-        if written is None or type(written) in (bool, int, float, str):
+    def read(self, written: Json) -> Any:
+        if not isinstance(written, (list, dict)):
             return written
         self._depth += 1
         if self._depth > 2 * MAX_DEPTH + 5:  # what is in a tag is one level more
             raise Damaged("it is nested too deep")
-        if type(written) is list:
+        if isinstance(written, list):
             value: Any = [self.read(item) for item in written]
         elif not any(key.startswith("!") for key in written):
             value = {key: self.read(entry) for key, entry in written.items()}
@@ -153,14 +155,14 @@ class _Reader:
         self._depth -= 1
         return value
 
-    def _tagged(self, tag: str, content: Any) -> Any:
-        if ":" in tag:
+    def _tagged(self, tag: str, content: Json) -> Any:
+        if ":" in tag and isinstance(content, dict):
             return make_object(_class_of_objects(tag), {key: self.read(entry) for key, entry in content.items()})
         kind = _BY_TAG[tag]
         if kind.content is th.Tensor:
-            if content not in self.arrays:
+            if not isinstance(content, str) or content not in self.arrays:
                 # Once only: many uses of one array could be more than fits in memory.
-                raise Damaged(f"it uses the array {content[:100]!r}, which is missing or has been used before")
+                raise Damaged(f"it uses the array {str(content)[:100]!r}, which is missing or has been used before")
             return kind.make(self.arrays.pop(content))
         value = self.read(content)
         if type(value) is not kind.content:

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch as th
 from gymnasium import spaces
@@ -16,7 +16,8 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.saving.format.container import PathOrFile, is_container, naming, opened
 from ppo_plus.saving.format.names import Damaged, NotInstalled, Refused, decoding, name_of
-from ppo_plus.saving.model import ALWAYS, SAVED_WITH, argument_attributes, assemble, attributes_of
+from ppo_plus.saving.model import ALWAYS, SAVED_WITH, M, argument_attributes, assemble, attributes_of
+from ppo_plus.saving.saved_model import SavedModel
 from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.trees import tree_leaves
 
@@ -30,7 +31,7 @@ TRAINERS = {
 
 
 def from_sb3(
-    cls: Any,
+    cls: type[M],
     path: PathOrFile,
     env: GymEnv | None,
     device: th.device | str,
@@ -39,7 +40,7 @@ def from_sb3(
     trust_pickle: bool = False,
     print_system_info: bool = False,
     force_reset: bool = True,
-) -> Any:
+) -> M:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; the others are those of SB3's ``load``."""
     objects = custom_objects or {}
     data, unread, parameters, system_info = _read(cls, path, objects, changes, trust_pickle)
@@ -102,12 +103,20 @@ def _trainer_and_name(policy_class: Any) -> tuple[str, str]:
     raise ValueError(f"policy={policy_class!r} is a {trainer} custom policy: derive it from ppo_plus.{base}")
 
 
-def _read(cls: Any, path: Any, custom_objects: dict[str, Any], changes: dict[str, Any], trust_pickle: bool) -> Any:
+def _read(
+    cls: type[SavedModel],
+    path: PathOrFile,
+    custom_objects: dict[str, Any],
+    changes: dict[str, Any],
+    trust_pickle: bool,
+) -> tuple[dict[str, Any], dict[str, str], dict[str, Any], str]:
     """What :func:`read_sb3_zip` returns, without running the pickles in it unless they are trusted."""
     if is_container(path):
         with naming(path):
             raise Refused(f"{cls.__name__} saved it: use {cls.__name__}.load")
-    data, unread, *others = read_sb3_zip(path, custom_objects.keys() | ({"policy_class"} & changes.keys()))
+    data, unread, parameters, system_info = read_sb3_zip(
+        path, custom_objects.keys() | ({"policy_class"} & changes.keys())
+    )
     if not {*data, *unread, *custom_objects, *changes} >= OF_PPO:
         which = "an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO"
         raise TypeError(f"{path!r} is not the path of {which}: pass the path of a model that one of them has saved")
@@ -117,7 +126,8 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], changes: dict[str
         # Last, and only for these: another version of Python, for instance, cannot unpickle functions.
         unpickled: dict[str, Any] = {}
         with nullcontext() if lacking else suppress(Exception), opened(path) as file:
-            unpickled = load_from_zip_file(file, device="cpu", custom_objects=custom_objects)[0] or {}
+            sb3_file = cast(io.BufferedIOBase, file)
+            unpickled = load_from_zip_file(sb3_file, device="cpu", custom_objects=custom_objects)[0] or {}
         data = unpickled | data
         unread = {name: reason for name, reason in unread.items() if name not in data}
         lacking = {name: reason for name, reason in lacking.items() if name in unread}
@@ -126,7 +136,7 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], changes: dict[str
             pickles = ", ".join(f"{name} ({reason})" for name, reason in lacking.items())
             remedy = f"Pass {'=, '.join(lacking)}= or, if you trust its source, trust_pickle=True (--trust-model)"
             raise Refused(f"it contains pickles that could run code: {pickles}. {remedy}")
-    return data, unread, *others
+    return data, unread, parameters, system_info
 
 
 # --- zips of SB3: weights, and JSON with pickles in it, which are run only if they are trusted ------------------------

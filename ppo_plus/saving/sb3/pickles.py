@@ -13,13 +13,13 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from inspect import getclosurevars
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.utils import LinearSchedule
 
-from ppo_plus.formulas.schedules import Constant, Linear
+from ppo_plus.formulas.schedules import Constant, Linear, Schedule
 from ppo_plus.saving.format.names import Refused, decoding, find, find_class_of_objects, public_name
 from ppo_plus.saving.format.values import MAX_DEPTH, SPACES, make_object
 
@@ -79,7 +79,7 @@ _Unpickler: Any = vars(pickle)["_Unpickler"]
 def _with_keys(instruction: bytes, keys: slice) -> tuple[int, Callable[[Any], None]]:
     """An instruction that checks the keys on the stack first."""
 
-    def load(parser: Any) -> None:
+    def load(parser: "_Parser") -> None:
         _require_keys(parser.stack[keys])
         _Unpickler.dispatch[instruction[0]](parser)
 
@@ -96,7 +96,7 @@ class _Parser(_Unpickler):  # type: ignore[misc]
         ]
     )
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> type[PickledCall]:
         """Called for every name in a pickle: nothing is looked up."""
         return _call_named(f"{module}:{name}")
 
@@ -178,7 +178,7 @@ class _Maker:
             raise Refused(f"it would call {name} with arguments")
         return make_object(cls, self.make(call.state or {}))
 
-    def array(self, data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    def array(self, data: bytes, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> np.ndarray:
         if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, np.dtype):
             raise Refused("it has an array that is not made of numbers")
         self._bytes_left -= len(data)
@@ -190,7 +190,7 @@ class _Maker:
         _, shape, dtype, in_columns, data = self.make(call.state)
         return self.array(data, dtype, shape, "F" if in_columns else "C")
 
-    def scalar(self, call: PickledCall) -> Any:
+    def scalar(self, call: PickledCall) -> np.generic:
         dtype, data = self.make(call.args)
         return self.array(data, dtype, (1,), "C")[0]
 
@@ -201,7 +201,7 @@ class _Maker:
         dtype = np.dtype(name)
         return dtype.newbyteorder(state[1]) if state[1] in "<>" else dtype
 
-    def closure(self, call: PickledCall) -> Any:
+    def closure(self, call: PickledCall) -> Schedule | float:
         """A schedule that SB3 defined within a function: its name and its cells say which, its code is not run."""
         state = call.state[1]
         name = f"{state['__module__']}:{state['__qualname__']}"
@@ -221,10 +221,12 @@ class _Maker:
         return deque([*map(self.make, (call.args or ((),))[0]), *map(self.make, call.items)], *call.args[1:])
 
 
-def of_closure(function: Any) -> Any:
+def of_closure(function: Schedule | str | float | None) -> Schedule | str | float | None:
     """The schedule that a function of SB3 or rl_zoo3 is; another value unchanged."""
     name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
-    return _CLOSURES[name](**getclosurevars(function).nonlocals) if name in _CLOSURES else function
+    if callable(function) and name in _CLOSURES:
+        return _CLOSURES[name](**getclosurevars(function).nonlocals)  # type: ignore[no-any-return]
+    return function
 
 
 def _linear_fn(start: float, end: float, end_fraction: float) -> Linear | LinearSchedule:

@@ -2,29 +2,33 @@
 
 import copy
 import inspect
+import io
 import os
 import pickle
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from ppo_plus.formulas.exploration import StateDependentNoise
-from ppo_plus.formulas.schedules import Constant, Linear
+from ppo_plus.formulas.schedules import Constant, Linear, Schedule
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
 from ppo_plus.saving.model import base_of
+from ppo_plus.saving.saved_model import SavedModel
 from ppo_plus.saving.sb3.from_sb3 import change_logits
 from ppo_plus.saving.statistics import statistics_path
+from ppo_plus.settings import Settings
 
 #: Attributes that mean the same in both.
 _SHARED = (
@@ -46,7 +50,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, type(None)))
 
 
-def _trainer(model: Any) -> Any:
+def _trainer(model: SavedModel) -> type[PPO]:
     """What trains such policies in SB3 or sb3-contrib."""
     name = "RecurrentPPO" if model.policy.remembers else "MaskablePPO" if model._expects_masks else ""
     try:
@@ -55,7 +59,7 @@ def _trainer(model: Any) -> Any:
         raise ImportError(f"a {name} is written by sb3-contrib: pip install sb3-contrib", name=error.name) from None
 
 
-def to_sb3(model: Any, path: PathOrFile) -> None:
+def to_sb3(model: SavedModel, path: PathOrFile) -> None:
     """See :meth:`ppo_plus.PPO_Plus.to_sb3`."""
     trainer = _trainer(model)
     policy = _policy_for_sb3(model, trainer)
@@ -77,7 +81,7 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
         warnings.warn(f"{acts}, but it learns without {', '.join(lost)}", stacklevel=3)
     path = path_to_save(path)
     with opened_to_write(path) as file:
-        exported.save(file)
+        exported.save(cast(io.BufferedIOBase, file))
     if statistics is not None and isinstance(path, (str, os.PathLike)):
         beside = statistics_path(Path(path)).with_suffix(".pkl")
         with opened_to_write(beside) as file:
@@ -86,7 +90,7 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
         warnings.warn(f"in SB3, the model takes observations that are normalized outside of it: {remedy}", stacklevel=3)
 
 
-def _policy_for_sb3(model: Any, trainer: Any) -> Any:
+def _policy_for_sb3(model: SavedModel, trainer: type[PPO]) -> str | type[BasePolicy]:
     """The policy's name or class in SB3; raises :class:`ValueError` if it has none."""
     space, policy_class = model.action_space, model.policy_class
     names = {model.policy_aliases[name]: name for name in trainer.policy_aliases}
@@ -106,15 +110,16 @@ def _policy_for_sb3(model: Any, trainer: Any) -> Any:
     return names.get(policy_class, policy_class)
 
 
-def _export(model: Any, policy: Any, trainer: Any) -> Any:
-    exported = trainer(policy, None, device="cpu", _init_setup_model=False)
+def _export(model: SavedModel, policy: str | type[BasePolicy], trainer: type[PPO]) -> PPO:
+    exported = trainer(policy, None, device="cpu", _init_setup_model=False)  # type: ignore[arg-type]
     defaults = _defaults(trainer)
     vars(exported).update({name: copy.deepcopy(getattr(model, name)) for name in _SHARED})
     for name in _NUMBERS:
         setattr(exported, name, getattr(model, name) if _is_number(getattr(model, name)) else defaults.get(name))
-    exported.learning_rate = _schedule(model.lr_schedule)
-    exported.clip_range = _schedule(model.clip_range or defaults["clip_range"])
-    exported.clip_range_vf = None if model.clip_range_vf is None else _schedule(model.clip_range_vf)
+    schedules = Settings.of(model).schedules
+    exported.learning_rate = _schedule(schedules["learning_rate"])
+    exported.clip_range = _schedule(schedules["clip_range"] or Constant(defaults["clip_range"]))
+    exported.clip_range_vf = _schedule(schedules["clip_range_vf"])
     exported.seed = None  # seeding would disturb the generators
     exported._setup_model()
     exported.seed = model.seed
@@ -133,7 +138,7 @@ def _in_turn(first: th.Tensor, second: th.Tensor) -> th.Tensor:
     return th.stack([first, second], dim=1).flatten(0, 1)
 
 
-def _parameters(model: Any) -> dict[str, Any]:
+def _parameters(model: SavedModel) -> dict[str, Any]:
     """The weights, where the critic's last layer has the scale of values, and the optimizer's state."""
     parameters, normalizer = copy.deepcopy(model.get_parameters()), model.policy.value_normalizer
     weights = parameters["policy"]
@@ -144,7 +149,7 @@ def _parameters(model: Any) -> dict[str, Any]:
     return parameters  # type: ignore[no-any-return]
 
 
-def _vec_normalize_of(model: Any) -> VecNormalize | None:
+def _vec_normalize_of(model: SavedModel) -> VecNormalize | None:
     """What normalizes observations in SB3 as the policy does itself; ``None``: it does not."""
     normalizer = model.policy.observation_normalizer
     if normalizer is None:
@@ -161,14 +166,14 @@ def _vec_normalize_of(model: Any) -> VecNormalize | None:
     return statistics
 
 
-def _schedule(schedule: Any) -> Any:
+def _schedule(schedule: Schedule | None) -> Any:
     """A schedule as SB3 has it; one that it has not stays what it is."""
     if isinstance(schedule, Constant):
         return schedule(1.0)
     return LinearSchedule(schedule.start, schedule.end, 1.0) if isinstance(schedule, Linear) else schedule
 
 
-def _check_actions(model: Any, exported: Any, statistics: VecNormalize | None) -> None:
+def _check_actions(model: SavedModel, exported: PPO, statistics: VecNormalize | None) -> None:
     """:raises RuntimeError: the two act in different ways"""
     space = copy.deepcopy(model.observation_space)
     space.seed(0)
@@ -180,7 +185,7 @@ def _check_actions(model: Any, exported: Any, statistics: VecNormalize | None) -
             raise RuntimeError(f"it would do {theirs} in place of {ours}")
 
 
-def _lost(model: Any, theirs: dict[str, Any]) -> Iterator[str]:
+def _lost(model: SavedModel, theirs: dict[str, Any]) -> Iterator[str]:
     """What of learning SB3 does not know, whose arguments are these."""
     ours = _defaults(base_of(type(model))) | {"value_clip": "plain"}
     names = [name for name in ours if name not in theirs and (getattr(model, name) or None) != (ours[name] or None)]

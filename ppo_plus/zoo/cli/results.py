@@ -70,7 +70,6 @@ def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]
     add("--exp-id N", help, type=int, default=0)
     _add_model_arguments(command)
     add("--repo USER/NAME", "use a model of the Hugging Face Hub; the pickles of SB3 and rl_zoo3 are not run")
-    add("--onnx FILE", "play this exported policy instead of the model", type=Path)
     add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
     add("--n-envs N", "number of environments", type=whole_number, default=1)
     add("--seed N", "seed of the environments", type=seed, default=0)
@@ -185,7 +184,6 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
         env_kwargs={**render, **(args.env_kwargs or {})},
         packages=arguments.allowed_packages(args),
         trust_pickle=args.trust_config,
-        onnx=args.onnx,
     )
 
 

@@ -40,26 +40,6 @@ def envs(env_id="CartPole-v1", n_envs=2, vec=DummyVecEnv, **kwargs):
     return make_vec_env(env_id, n_envs, seed=5, wrapper_class=Resumable, vec_env_cls=vec, **kwargs)
 
 
-class Search(gym.Env):
-    """A walk on a line to a goal, which only the critic is to see."""
-
-    replayable = True
-    observation_space = gym.spaces.Dict({name: gym.spaces.Box(-np.inf, np.inf, (1,)) for name in ("goal", "place")})
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.goal, self.place, self.t = *self.np_random.normal(size=2), 0
-        return self.seen(), {}
-
-    def step(self, action):
-        self.place, self.t = self.place + 0.2 * action - 0.1, self.t + 1
-        return self.seen(), -abs(self.place - self.goal), False, self.t == 20, {}
-
-    def seen(self):
-        return {name: np.array([getattr(self, name)], np.float32) for name in ("goal", "place")}
-
-
 def tuples():
     """CartPole, whose observations are tuples of a place and an angle, each with its speed."""
     space = gym.spaces.Tuple([gym.spaces.Box(-np.inf, np.inf, (2,))] * 2)
@@ -83,8 +63,8 @@ CASES = {
     "MuJoCo": (lambda: envs("Swimmer-v5"), {}),
     "Box2D": (lambda: envs("LunarLander-v3", n_envs=1), {}),
     "recomputed advantages": (lambda: envs("Pendulum-v1"), {"recompute_advantages": True, "use_sde": True}),
-    "keys": (lambda: envs(Search), {"policy": "MultiInputPolicy", "policy_kwargs": KEYS}),
-    "keys, memory": (lambda: envs(Search), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
+    "keys": (lambda: golden.envs(as_dict=True), {"policy": "MultiInputPolicy", "policy_kwargs": KEYS}),
+    "keys, memory": (lambda: golden.envs(as_dict=True), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
     "streams": (lambda: counting(2), {"streams": STREAMS, "normalize_values": True}),
     "tuples": (lambda: make_vec(tuples, 2, seed=5), {"policy": "MultiInputPolicy"}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
@@ -205,14 +185,6 @@ def test_interrupted_again_and_again(tmp_path):
     assert_same(model, whole)
 
 
-def test_the_latest_state_can_be_written_after_an_error(tmp_path):
-    model = model_of("discrete")
-    _, checkpoints = learn(model, tmp_path, after=150, save_freq=None)
-    assert [path.name for path in checkpoint.files(tmp_path)] == ["checkpoint_000000000000.zip"]
-    assert checkpoints.write() == tmp_path / "checkpoint_000000000256.zip"
-    assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 256
-
-
 def test_evaluations_and_other_callbacks_resume(tmp_path):
     class Counter(BaseCallback):
         def __init__(self, limit):
@@ -255,15 +227,6 @@ class Draws(BaseCallback):
 
     def _on_step(self):
         return True
-
-
-def test_what_callbacks_draw_as_they_begin_again_changes_nothing(tmp_path):
-    whole = model_of("discrete")
-    learn(whole, tmp_path / "whole", callbacks=[Draws()])
-    learn(model_of("discrete"), tmp_path / "cut", after=130, callbacks=[Draws()])
-    resumed = PPO_Plus.resume(tmp_path / "cut", envs())
-    learn(resumed, tmp_path / "cut", callbacks=[Draws()])
-    assert_same(resumed, whole)
 
 
 def test_callbacks_that_are_not_there_now_are_named(tmp_path):
@@ -401,14 +364,7 @@ def test_frozen_weights_and_non_persistent_buffers_resume(tmp_path):
         assert th.equal(ours, theirs) and ours.requires_grad == theirs.requires_grad
 
 
-def test_in_the_middle_of_a_rollout_there_is_none(tmp_path):
-    model = model_of("discrete")
-    with pytest.raises(RuntimeError, match="between two rollouts"):
-        model.learn(64, lambda *_: bool(model.save_checkpoint(tmp_path)))
-    assert not any(tmp_path.iterdir())
-
-
-def test_after_an_error_in_a_rollout_there_is_none(tmp_path):
+def test_in_a_rollout_and_after_an_error_in_one_there_is_none(tmp_path):
     """Unlike after a callback that stopped training, and after a loop by hand."""
 
     class Interrupting(BaseCallback):
@@ -420,6 +376,9 @@ def test_after_an_error_in_a_rollout_there_is_none(tmp_path):
             return self.n_calls != 5
 
     model, callback = model_of("discrete"), Interrupting()
+    with pytest.raises(RuntimeError, match="between two rollouts"):
+        model.learn(64, lambda *_: bool(model.save_checkpoint(tmp_path)))
+    assert not any(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         model.learn(64, callback)
     with pytest.raises(RuntimeError, match="between two rollouts"):
@@ -447,6 +406,9 @@ def test_a_resumed_model_that_is_saved_before_it_learns_continues_its_call(tmp_p
 
 
 def test_environments_without_state_start_new_episodes(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no checkpoint"):
+        PPO_Plus.resume(tmp_path, envs())
+
     def make():
         return make_vec_env(lambda: MaskedEnv(gym.spaces.Discrete(3)), 2, wrapper_class=Resumable)
 
@@ -459,8 +421,9 @@ def test_environments_without_state_start_new_episodes(tmp_path):
     assert resumed.learn(TOTAL, Interrupt(-1)).num_timesteps == 448
 
 
-def test_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
-    learn(model_of("discrete"), tmp_path, after=199, save_freq=1)
+def test_the_newest_are_kept_may_be_moved_and_a_damaged_one_is_passed_over(tmp_path):
+    learn(model_of("discrete"), tmp_path / "elsewhere", after=199, save_freq=1)
+    tmp_path = shutil.move(tmp_path / "elsewhere", tmp_path / "moved")
     names = [path.name for path in checkpoint.files(tmp_path)]
     assert names == [f"checkpoint_{steps:012d}.zip" for steps in (384, 320, 256)]
     newest = tmp_path / names[0]
@@ -483,20 +446,11 @@ def test_what_another_run_has_left_is_moved_and_not_gone_on_with(tmp_path):
             learn(model_of("discrete"), tmp_path, after=100 if number == 1 else 70, save_freq=64)
     assert steps_of(tmp_path / "earlier_1") == old == [384, 320, 256]
     assert steps_of(tmp_path / "earlier_2") == [192, 128, 64]
-    assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 128
-
-
-@pytest.mark.parametrize("number", [0, 128])
-def test_files_after_the_one_that_is_resumed_are_moved(number, tmp_path):
-    learn(model_of("discrete"), tmp_path, after=100)
-    for steps in (64, 192, 256):
-        shutil.copy(tmp_path / f"checkpoint_{0:012d}.zip", tmp_path / f"checkpoint_{steps:012d}.zip")
-    moved = [steps for steps in steps_of(tmp_path) if steps > number]
-    resumed = PPO_Plus.resume(tmp_path / f"checkpoint_{number:012d}.zip", envs())
-    with pytest.warns(UserWarning, match="had later checkpoints"):
-        learn(resumed, tmp_path, after=number // 2 + 70)
-    assert steps_of(tmp_path / "earlier_1") == moved
-    assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == number + 128
+    # Those after the one that is resumed are moved, too.
+    resumed = PPO_Plus.resume(tmp_path / f"checkpoint_{64:012d}.zip", envs())
+    with pytest.warns(UserWarning, match="earlier_3"):
+        learn(resumed, tmp_path, after=100, save_freq=64)
+    assert steps_of(tmp_path / "earlier_3") == [128] and steps_of(tmp_path) == [192, 128, 64]
 
 
 def test_a_second_call_continues_in_the_same_folder(tmp_path, recwarn):
@@ -507,14 +461,6 @@ def test_a_second_call_continues_in_the_same_folder(tmp_path, recwarn):
     with pytest.warns(UserWarning, match="earlier_1"):
         model.learn(128, Checkpoints(tmp_path, save_freq=64))
     assert steps_of(tmp_path) == [64, 0]
-
-
-def test_a_trained_model_leaves_what_is_behind_it(tmp_path):
-    learn(model_of("discrete"), tmp_path, save_freq=64)
-    model = model_of("discrete").learn(256)
-    with pytest.warns(UserWarning, match="earlier_1"):
-        model.learn(64, Checkpoints(tmp_path), reset_num_timesteps=False)
-    assert steps_of(tmp_path) == [256] and steps_of(tmp_path / "earlier_1") == [384, 320]
 
 
 def test_training_continues_if_writing_fails(tmp_path, monkeypatch):
@@ -541,34 +487,19 @@ def test_what_a_file_cannot_have_is_named(tmp_path):
         model.learn(TOTAL, Checkpoints(tmp_path))
 
 
-def test_there_must_be_one(tmp_path):
-    with pytest.raises(FileNotFoundError, match="has no checkpoint"):
-        PPO_Plus.resume(tmp_path, envs())
-
-
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
+    ("kwargs", "error", "message"),
     [
-        ({"save_freq": 0}, "^save_freq=0 must be at least 1, or None$"),
-        ({"minutes": 0}, r"^minutes=0 must be a number in \(0, 1e\+09\], or None$"),
-        ({"keep": 0}, "keep=0"),
+        ({"save_freq": 0}, ValueError, "^save_freq=0 must be at least 1, or None$"),
+        ({"minutes": 0}, ValueError, r"^minutes=0 must be a number in \(0, 1e\+09\], or None$"),
+        ({"keep": 0}, ValueError, "keep=0"),
+        # Read letter by letter, it would be `*`, and every file of the folder would be cut.
+        ({"logs": "*.csv"}, TypeError, r"^logs='\*.csv' must be a list of patterns, such as \["),
     ],
 )
-def test_bad_arguments(kwargs, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments(kwargs, error, message, tmp_path):
+    with pytest.raises(error, match=message):
         Checkpoints(tmp_path, **kwargs)
-
-
-def test_one_pattern_of_logs_is_not_read_letter_by_letter(tmp_path):
-    """Its letter ``*`` would have every file of the folder cut."""
-    with pytest.raises(TypeError, match=r"^logs='\*.csv' must be a list of patterns, such as \["):
-        Checkpoints(tmp_path, logs="*.csv")
-
-
-def test_a_checkpoint_can_be_moved(tmp_path):
-    learn(model_of("discrete"), tmp_path / "here", after=100)
-    shutil.move(tmp_path / "here", tmp_path / "there")
-    assert PPO_Plus.resume(tmp_path / "there", envs()).num_timesteps == 128
 
 
 def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
@@ -591,15 +522,6 @@ def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     model_of("discrete").learn(20 * 64, [Checkpoints(tmp_path, minutes=None), Clock()])
     # Of 100 s without, 1 s.
     assert taken == [0, 4 * 64, 8 * 64, 12 * 64, 16 * 64]
-
-
-def test_a_checkpoint_without_a_part_is_damaged(tmp_path):
-    path = model_of("discrete").learn(64).save_checkpoint(tmp_path)
-    whole = container.read(path, "checkpoint")
-    for name in whole:
-        container.write(path, "checkpoint", {each: value for each, value in whole.items() if each != name})
-        with pytest.raises(Damaged, match=f"{path.name} is not a valid checkpoint.*its part '{name}' is missing"):
-            checkpoint.read(*tmp_path.iterdir())
 
 
 def places(value, path=()):
@@ -660,14 +582,15 @@ def test_processes_read_their_parts_of_one_file(tmp_path, monkeypatch):
         checkpoint.read(path)
 
 
-def test_files_written_after_an_error_count_for_keep(tmp_path):
-    checkpoints = Checkpoints(tmp_path, save_freq=32, keep=2)
-    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_epochs=1, compile=False)
-    model.learn(128, callback=checkpoints)
-    model.save_checkpoint(tmp_path)
-    assert len(checkpoint.files(tmp_path)) == 3
-    checkpoints.write()
-    assert len(checkpoint.files(tmp_path)) == 2
+def test_the_latest_state_can_be_written_after_an_error_and_counts_for_keep(tmp_path):
+    model = model_of("discrete")
+    _, checkpoints = learn(model, tmp_path, after=150, save_freq=None)
+    assert [path.name for path in checkpoint.files(tmp_path)] == ["checkpoint_000000000000.zip"]
+    for steps in (64, 128, 192):
+        shutil.copy(tmp_path / f"checkpoint_{0:012d}.zip", tmp_path / f"checkpoint_{steps:012d}.zip")
+    assert checkpoints.write() == tmp_path / "checkpoint_000000000256.zip"
+    assert steps_of(tmp_path) == [256, 192, 128]
+    assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 256
 
 
 def test_the_argument_compile_may_be_another_one(tmp_path):
@@ -679,29 +602,13 @@ def test_the_argument_compile_may_be_another_one(tmp_path):
     assert str(other.learn(64).compiled).startswith("no: 2 gradient steps are planned")
 
 
-def as_version_2(whole):
-    """A checkpoint as version 2 of the format had it."""
-    old = {name: value for name, value in whole.items() if name != "log_files"}
-    return old | {"log": None, "logs": {"kept": whole["log_files"]}}
-
-
-def test_generators_of_gpus_may_be_missing_in_version_2_but_not_malformed(tmp_path, monkeypatch):
-    """The first files of version 2 had those of CUDA alone."""
-    file = model_of("discrete").save_checkpoint(tmp_path)
+def test_a_part_that_is_missing_or_malformed_is_named(tmp_path):
+    file = model_of("discrete").learn(64).save_checkpoint(tmp_path)
     whole = container.read(file, "checkpoint")
-    assert whole["generators"].keys() >= {"cuda", "xpu", "mps"}
-    for name, new in {"xpu": [1], "mps": 5}.items():
-        container.write(file, "checkpoint", replaced(whole, ("generators", name), new))
-        with pytest.raises(ValueError, match=f"its part 'generators.{name}.*' is missing or not valid"):
-            checkpoint.read(*tmp_path.iterdir())
-    kept = {name: state for name, state in whole["generators"].items() if name not in ("xpu", "mps")}
-    container.write(file, "checkpoint", whole | {"generators": kept})
-    with pytest.raises(ValueError, match="its part 'generators.(xpu|mps)' is missing"):
-        checkpoint.read(file)
-    monkeypatch.setattr(container, "VERSION", 2)
-    one = as_version_2(whole | {"generators": kept})
-    container.write(file, "checkpoint", one | {"others": [one]})
-    monkeypatch.undo()
-    first, second = checkpoint.read(file)
-    assert first["log_files"] == second["log_files"] == {} and "logs" not in first
-    process_state.set_generators(checkpoint.read(*tmp_path.iterdir())[0]["generators"])
+    damaged = {name: {each: value for each, value in whole.items() if each != name} for name in whole}
+    damaged["generators.xpu.0"] = replaced(whole, ("generators", "xpu"), [1])
+    damaged["generators.mps"] = replaced(whole, ("generators", "mps"), 5)
+    for name, value in damaged.items():
+        container.write(file, "checkpoint", value)
+        with pytest.raises(Damaged, match=f"{file.name} is not a valid checkpoint.*its part '{name}' is missing"):
+            checkpoint.read(file)

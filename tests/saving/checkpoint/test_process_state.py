@@ -191,6 +191,7 @@ class Counter(BaseCallback):
         super().__init__()
         self.limit = limit
         self.best, self.history, self.last = -np.inf, deque(maxlen=2), None
+        self.worst, self.bounds = np.nan, np.array([np.nan])
         self.net, self.function = th.nn.Linear(1, 1), max
 
     def count(self):
@@ -248,8 +249,10 @@ def test_what_has_changed_is_kept():
     counter, other = Counter(limit=1), Counter(limit=2)
     call = watching(counter)
     counter.count()
-    (state,) = states(call)
+    (state,) = states(call)  # NaN that stays has not changed
     assert state["class"] == "Counter" and state["changed"].keys() == {"best", "last", "history", "new"}
+    vars(counter)["locals"] = {"new": 1}  # as SB3 does
+    assert "locals" not in states(call)[0]["changed"]
     counter.history.append("later")
     counter.last[0] = 9.0
     assert restored(other, [state]) == []
@@ -258,13 +261,6 @@ def test_what_has_changed_is_kept():
     assert other.last.tolist() == [0.0, 1.0]
     other.history.append("own")
     assert len(state["changed"]["history"]) == 2
-
-
-def test_nan_that_stays_has_not_changed():
-    counter = Counter()
-    counter.best, counter.last = np.nan, np.array([np.nan])
-    call = watching(counter)
-    assert states(call)[0]["changed"] == {}
 
 
 def test_nested_callbacks_are_matched_by_class_and_order():
@@ -284,17 +280,10 @@ def test_nested_callbacks_are_matched_by_class_and_order():
     assert other.callbacks[2].hidden == 21
 
 
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_callbacks_of_a_callback_are_found(kind):
-    root, inner = Counter(), [Counter(), Speaking()]
-    root.parts = kind(inner)
-    assert tree_of(root) == [root, *inner]
-
-
-def test_callbacks_that_refer_to_each_other_are_each_there_once():
-    one, other = Counter(), Counter()
-    one.hidden, other.hidden = other, one
-    assert tree_of(CallbackList([one, other, one]))[1:] == [one, other]
+def test_callbacks_in_others_are_found_each_once():
+    one, other, third = Counter(), Counter(), Speaking()
+    one.hidden, other.hidden, other.parts, one.others = other, one, (third,), [third]
+    assert tree_of(CallbackList([one, other, one]))[1:] == [one, other, third]
 
 
 def test_missing_callbacks_with_state_are_named():
@@ -309,14 +298,14 @@ def test_missing_callbacks_with_state_are_named():
     ]
 
 
-@pytest.mark.parametrize("name", ["on_step", "_on_step", "model", "parent", "__class__", "a.b", "num_timesteps.x"])
+@pytest.mark.parametrize("name", ["_on_step", "model", "__class__", "num_timesteps.x"])
 def test_a_file_sets_no_methods_and_no_models(name):
     state = {"class": "Counter", "own": None, "changed": {name: 3}, "envs": {}}
     with pytest.raises(Refused, match=f"it sets '?{name}"):
         restored(Counter(), [state])
 
 
-@pytest.mark.parametrize("value", ["a", b"a", np.array("a"), np.str_("a"), ["a"], {1: "a"}, {"a": ("a",)}])
+@pytest.mark.parametrize("value", ["a", b"a", np.array("a"), {"a": ("a",)}])
 def test_texts_and_paths_are_neither_saved_nor_restored(value):
     counter = Counter()
     call = watching(counter)
@@ -333,12 +322,10 @@ STATES = [
     tallies({"a": 2}),
     Pair(1, 2),
     np.random.default_rng(0),
-    random.Random(0),
     np.ones(2, np.complex64),
     np.longdouble(1),
     th.ones(2).to_sparse(),
     IntEnum("Level", "LOW HIGH").LOW,
-    {"a": tallies({"a": 2}), "n": 3},
     [random.Random(0)],
 ]
 
@@ -406,11 +393,3 @@ def test_arguments_and_texts_stay_as_configured():
         "Patient.folder is not restored: it is not made of numbers",
     ]
     assert (other.patience, other.folder, other.n_calls) == (3, "here", 5)
-
-
-@pytest.mark.parametrize("name", ["model", "logger", "locals", "parent"])
-def test_attributes_that_sb3_sets_are_not_state(name):
-    counter = Counter()
-    call = watching(counter)
-    vars(counter)[name] = {"new": 1}
-    assert states(call)[0]["changed"] == {}

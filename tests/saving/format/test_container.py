@@ -17,8 +17,8 @@ from gymnasium import spaces
 from parametrization import sample
 
 from ppo_plus import ColoredNoise, MlpPolicy, linear
-from ppo_plus.saving.format import container, values
-from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, OLDEST, VERSION, path_to_save, read, write
+from ppo_plus.saving.format import container
+from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, VERSION, path_to_save, read, write
 from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.format.values import Undescribable, describe
 
@@ -110,6 +110,8 @@ def test_a_folder_may_have_the_name_of_a_file(tmp_path):
     with pytest.raises(IsADirectoryError):
         container.is_container(tmp_path / "Nav-v0")
     write(path_to_save(tmp_path / "Nav-v0"), "test", 1)
+    (tmp_path / "text").write_bytes(b"text")
+    assert not container.is_container(tmp_path / "text")
     assert container.is_container(tmp_path / "Nav-v0") and read(str(tmp_path / "Nav-v0"), "test") == 1
 
 
@@ -131,13 +133,13 @@ def test_another_kind_raises_an_error(written, tmp_path):
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [(OLDEST - 1, "use the ppo_plus that wrote it, or train again"), (VERSION + 1, "update ppo_plus")],
+    [(VERSION - 1, "use the ppo_plus that wrote it, or train again"), (VERSION + 1, "update ppo_plus")],
 )
 def test_another_version_raises_an_error_with_the_remedy(version, remedy, tmp_path):
     head = HEAD | {"version": version, "packages": {"ppo_plus": "7.1"}, "value": {"!new": 1}}
     error = refusal(archive_of(head), tmp_path)
     assert f"it has version {version} of the format, written by ppo_plus 7.1" in str(error)
-    assert str(error).endswith(f"reads versions {OLDEST} to {VERSION}: {remedy}") and not isinstance(error, Damaged)
+    assert str(error).endswith(f"reads version {VERSION}: {remedy}") and not isinstance(error, Damaged)
 
 
 def test_a_forbidden_name_raises_an_error_with_the_remedy(tmp_path):
@@ -154,54 +156,14 @@ def test_pickles_are_not_read(tmp_path):
         assert isinstance(refusal(data, tmp_path), Damaged)
 
 
-HEADS = {
-    "no JSON": "{",
-    "no object": "[]",
-    "deep": '{"format": ' + "[" * 100_000,
-    "a long number": json.dumps(HEAD)[:-1] + ', "x": ' + "9" * 100_000 + "}",
-    "bytes": b"\xff\xfe" * 50,
-    "no value": {key: HEAD[key] for key in ("format", "version", "packages")},
-    "no version": HEAD | {"version": "1"},
-    "version zero": HEAD | {"version": 0},
-    "another program": HEAD | {"format": "test"},
-    "no array": HEAD | {"value": {"!array": "a"}},
-}
-
-
-@pytest.mark.parametrize("kind", HEADS)
-def test_a_head_that_is_none_is_damaged(kind, tmp_path):
-    assert isinstance(refusal(archive_of(HEADS[kind]), tmp_path), Damaged)
-
-
 def tensors(header, data=b""):
+    """A file of arrays with this header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + data
+    return archive_of(HEAD | {"value": {"!array": "a"}}, struct.pack("<Q", len(text)) + text + data)
 
 
-ARRAY_FILES = {
-    "empty": b"",
-    "a huge header": struct.pack("<Q", 2**63) + b"{}",
-    "no JSON": tensors(b"{"),
-    "a huge array": tensors({"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}),
-    "a huge array without data": tensors({"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 0]}}),
-    "an overflow": tensors({"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 0]}}),
-    "an overflow beside nothing": tensors({"a": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}),
-    "a negative shape": tensors({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"1234"),
-    "an overlap": tensors(
-        {name: {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]} for name in ("a", "b")}, b"1234"
-    ),
-    "a hole": tensors({"a": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}}, b"1234"),
-    "unknown numbers": tensors({"a": {"dtype": "PY", "shape": [4], "data_offsets": [0, 4]}}, b"1234"),
-}
-
-
-@pytest.mark.parametrize("kind", ARRAY_FILES)
-def test_arrays_that_are_none_are_damaged(kind, tmp_path):
-    data = archive_of(HEAD | {"value": {"!array": "a"}}, ARRAY_FILES[kind])
-    tracemalloc.start()
-    assert isinstance(refusal(data, tmp_path), Damaged)
-    assert tracemalloc.get_traced_memory()[1] < 20e6
-    tracemalloc.stop()
+def array(dtype, shape, start, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
 def with_twice():
@@ -211,21 +173,40 @@ def with_twice():
     return file.getvalue()
 
 
-ARCHIVES = {
-    "no archive": lambda: b"text",
-    "nothing": lambda: b"",
-    "a bomb": lambda: archive_of(b" " * 100_000_000 + json.dumps(HEAD).encode(), how=zipfile.ZIP_DEFLATED),
-    "another member": lambda: archive_of(HEAD, **{"data.pkl": b""}),
-    "a path": lambda: archive_of(HEAD, **{"../../evil.py": b"raise SystemExit"}),
-    "an absolute path": lambda: archive_of(HEAD, **{"/etc/evil": b""}),
-    "a member twice": with_twice,
-    "many members": lambda: archive_of(HEAD, **{str(i): b"" for i in range(2000)}),
+DAMAGED = {
+    "head: no JSON": lambda: archive_of("{"),
+    "head: no object": lambda: archive_of("[]"),
+    "head: deep": lambda: archive_of('{"format": ' + "[" * 100_000),
+    "head: a long number": lambda: archive_of(json.dumps(HEAD)[:-1] + ', "x": ' + "9" * 100_000 + "}"),
+    "head: bytes": lambda: archive_of(b"\xff\xfe" * 50),
+    "head: no value": lambda: archive_of({key: HEAD[key] for key in ("format", "version", "packages")}),
+    "head: no version": lambda: archive_of(HEAD | {"version": "1"}),
+    "head: version zero": lambda: archive_of(HEAD | {"version": 0}),
+    "head: another program": lambda: archive_of(HEAD | {"format": "test"}),
+    "arrays: missing": lambda: archive_of(HEAD | {"value": {"!array": "a"}}),
+    "arrays: empty": lambda: archive_of(HEAD, b""),
+    "arrays: a huge header": lambda: archive_of(HEAD, struct.pack("<Q", 2**63) + b"{}"),
+    "arrays: no JSON": lambda: tensors(b"{"),
+    "arrays: huge": lambda: tensors({"a": array("F32", [10**12], 0, 4 * 10**12)}),
+    "arrays: huge without data": lambda: tensors({"a": array("F32", [10**12], 0, 0)}),
+    "arrays: an overflow": lambda: tensors({"a": array("F32", [0, 2**62, 2**62], 0, 0)}),
+    "arrays: a negative shape": lambda: tensors({"a": array("F32", [-1], 0, 4)}, b"1234"),
+    "arrays: an overlap": lambda: tensors({name: array("U8", [4], 0, 4) for name in "ab"}, b"1234"),
+    "arrays: a hole": lambda: tensors({"a": array("U8", [2], 2, 4)}, b"1234"),
+    "arrays: unknown numbers": lambda: tensors({"a": array("PY", [4], 0, 4)}, b"1234"),
+    "archive: text": lambda: b"text",
+    "archive: nothing": lambda: b"",
+    "archive: a bomb": lambda: archive_of(b" " * 100_000_000 + json.dumps(HEAD).encode(), how=zipfile.ZIP_DEFLATED),
+    "archive: another member": lambda: archive_of(HEAD, **{"data.pkl": b""}),
+    "archive: a path": lambda: archive_of(HEAD, **{"../../evil.py": b"raise SystemExit"}),
+    "archive: a member twice": with_twice,
+    "archive: many members": lambda: archive_of(HEAD, **{str(i): b"" for i in range(2000)}),
 }
 
 
-@pytest.mark.parametrize("kind", ARCHIVES)
-def test_an_archive_with_anything_else_is_damaged(kind, tmp_path):
-    data = ARCHIVES[kind]()
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_anything_else_is_damaged_and_takes_little_memory(kind, tmp_path):
+    data = DAMAGED[kind]()
     tracemalloc.start()
     assert isinstance(refusal(data, tmp_path), Damaged)
     assert tracemalloc.get_traced_memory()[1] < 20e6
@@ -255,30 +236,22 @@ def no_pickle(monkeypatch):
 
 
 def mutated(data, rng):
-    """Some bytes with bits flipped, exchanged, cut out, or put elsewhere."""
+    """Some bytes with a bit flipped, cut out, repeated or set to zero."""
     data = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
-        i, j = sorted(rng.randrange(len(data) + 1) for _ in range(2))
-        j = min(j, i + rng.choice((1, 2, 8, 100, len(data))))
-        how = rng.choice(("flip", "flip", "flip", "byte", "cut", "repeat", "zero", "tail"))
-        if how == "flip" and i < len(data):
+        i = rng.randrange(len(data))
+        j = i + rng.choice((1, 2, 8, 100, len(data)))
+        how = rng.choice(("flip", "flip", "cut", "repeat", "zero"))
+        if how == "flip":
             data[i] ^= 1 << rng.randrange(8)
-        elif how == "byte" and i < len(data):
-            data[i] = rng.randrange(256)
-        elif how == "cut":
-            del data[i:j]
-        elif how == "repeat":
-            data[i:i] = data[i:j]
-        elif how == "zero":
-            data[i:j] = bytes(j - i)
-        elif how == "tail":
-            del data[i:]
+        else:
+            data[i:j] = {"cut": b"", "repeat": 2 * data[i:j], "zero": bytes(len(data[i:j]))}[how]
         if not data:
             break
     return bytes(data)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", sample(range(10), 5))
 def test_a_mutated_file_is_the_same_or_an_error(written, seed, no_pickle):
     rng = random.Random(seed)
     n_refused = 0
@@ -290,62 +263,3 @@ def test_a_mutated_file_is_the_same_or_an_error(written, seed, no_pickle):
             continue
         assert text_of(value) == EXPECTED
     assert n_refused > 75
-
-
-def test_every_cut_is_seen(written, tmp_path):
-    rng = random.Random(0)
-    for n in [*range(40), *(rng.randrange(len(written)) for _ in range(100)), len(written) - 1]:
-        with pytest.raises(Damaged):
-            read(io.BytesIO(written[:n]), "test")
-
-
-def mutated_text(value, rng):
-    """A description with parts exchanged, dropped, renamed or repeated."""
-    places = []
-
-    def walk(part):
-        if isinstance(part, (dict, list)):
-            for key in part.keys() if isinstance(part, dict) else range(len(part)):
-                places.append((part, key))
-                walk(part[key])
-
-    value = json.loads(json.dumps(value))
-    walk(value)
-    for _ in range(rng.choice((1, 2, 4))):
-        (part, key), (other, from_key) = rng.choice(places), rng.choice(places)
-        if isinstance(part, list) and not key < len(part) or isinstance(part, dict) and key not in part:
-            continue
-        taken = other[from_key] if isinstance(other, dict) and from_key in other else rng.choice(STRANGE)
-        if isinstance(part, dict) and rng.random() < 0.3:
-            part[rng.choice(TAGS)] = part.pop(key)
-        elif rng.random() < 0.3:
-            del part[key]
-        else:
-            part[key] = json.loads(json.dumps(taken))
-    return value
-
-
-STRANGE = [None, True, -1, 2**70, 1e308, "", "!", "float32", [], {}, [[]], {"!name": "torch.nn:Linear"}]
-TAGS = [*(f"!{tag}" for tag in values.TAGS), "!x", "x"]
-
-
-@pytest.mark.filterwarnings("ignore")  # Gymnasium warns of strange bounds
-@pytest.mark.parametrize("seed", sample(range(10), 3))
-def test_an_edited_description_is_a_value_or_an_error(written, seed, no_pickle):
-    rng = random.Random(seed)
-    with zipfile.ZipFile(io.BytesIO(written)) as archive:
-        head, arrays = json.loads(archive.read(DESCRIPTION)), archive.read(ARRAYS)
-    n_refused = 0
-    for _ in range(150):
-        data = archive_of(head | {"value": mutated_text(head["value"], rng)}, arrays)
-        try:
-            read(io.BytesIO(data), "test")
-        except Refused:
-            n_refused += 1
-    assert n_refused > 75
-
-
-def test_containers_are_recognized(written, tmp_path):
-    assert container.is_container(io.BytesIO(written))
-    assert not container.is_container(io.BytesIO(b"text"))
-    assert not container.is_container(io.BytesIO(written[:-40]))
