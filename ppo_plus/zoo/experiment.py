@@ -376,14 +376,6 @@ def load_model(
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
 
 
-def save_model(model: PPO_Plus, path: Path) -> None:
-    """Save a model and, next to its ``.zip`` file, its normalization statistics, which must be finite."""
-    model.save(path)
-    if (normalize := model.get_vec_normalize_env()) is not None:
-        statistics.require_finite(normalize, statistics_path(path))
-        statistics.write_statistics(normalize, statistics_path(path))
-
-
 def find_statistics(path: Path, env_id: str) -> Path:
     """The file of a model's statistics: beside the model, or the one that all models of an rl_zoo3 run share, which has
     another name on the hub. It may not exist."""

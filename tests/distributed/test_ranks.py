@@ -13,8 +13,8 @@ from processes import in_each
 from stable_baselines3.common.callbacks import ConvertCallback
 from torchrun import torchrun
 
+from ppo_plus.callbacks import EvalAfterUpdates
 from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, frozen, state_of
-from ppo_plus.zoo.callbacks import EvalAfterUpdates
 
 
 def test_alone_nothing_is_sent():

@@ -23,12 +23,12 @@ from stream_envs import STREAMS, counting
 from training import CopiesInHooks
 
 from ppo_plus import Checkpoints, Cost, PPO_Plus, RolloutBuffer, as_vec_env
+from ppo_plus.callbacks import EvalAfterUpdates
 from ppo_plus.compiling import compiled
 from ppo_plus.compiling.torch_private import compile_graph
 from ppo_plus.distributed.ranks import RanksError
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.trees import tree_map
-from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.experiment import load_experiment, make_envs
 from ppo_plus.zoo.runs import Options, RunFolder
 from ppo_plus.zoo.train import make_evaluations

@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import (
 from torch import nn, optim
 
 from ppo_plus import MlpPolicy, SupervisedVecEnv
+from ppo_plus.callbacks import save_with_statistics
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.process import torch_threads
 from ppo_plus.zoo.experiment import (
@@ -32,7 +33,6 @@ from ppo_plus.zoo.experiment import (
     make_envs,
     make_model,
     parse_settings,
-    save_model,
     statistics_path,
 )
 from ppo_plus.zoo.hyperparams import builtin_file
@@ -543,7 +543,7 @@ def test_the_experiment_is_left_alone():
 def test_a_model_goes_with_its_statistics(tmp_path):
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64)
     path = tmp_path / "best_model.zip"
-    save_model(model, path)
+    save_with_statistics(model, path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["best_model.zip", "best_model_vecnormalize.zip"]
     loaded = load_model(path, EXPERIMENT.with_hyperparams({"gamma": 0.5}), make_envs(EXPERIMENT))
     statistics = loaded.get_vec_normalize_env()
@@ -561,7 +561,7 @@ def test_a_model_goes_with_its_statistics(tmp_path):
 def test_without_normalization_there_are_no_statistics(tmp_path):
     experiment = EXPERIMENT.replace(normalize=None)
     model = make_model(experiment, make_envs(experiment))
-    save_model(model, tmp_path / "m.zip")
+    save_with_statistics(model, tmp_path / "m.zip")
     assert [file.name for file in tmp_path.iterdir()] == ["m.zip"]
     load_statistics(tmp_path / "m.zip", model.get_env(), "CartPole-v1")
 
@@ -591,7 +591,7 @@ def test_statistics_that_are_not_finite_are_errors(tmp_path):
     path, statistics = tmp_path / "model.zip", model.get_vec_normalize_env()
     statistics.obs_rms.var[1] = np.nan
     with pytest.raises(ValueError, match="statistics of VecNormalize for .*model_vecnormalize.zip are not finite"):
-        save_model(model, path)
+        save_with_statistics(model, path)
     statistics.save(str(statistics_path(path)))
     with pytest.raises(ValueError, match=r"statistics of VecNormalize for .*model_vecnormalize\.zip are not finite"):
         load_statistics(path, make_envs(EXPERIMENT), "CartPole-v1")

@@ -13,10 +13,10 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from stable_baselines3.common.callbacks import ConvertCallback
 
-from ppo_plus import EnvFault
+from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_number, require_one_of
-from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
+from ppo_plus.zoo.callbacks import Interruptible
 from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, make_envs, make_model, parse_settings
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env
 from ppo_plus.zoo.tune.space import Space, parse_space, setting

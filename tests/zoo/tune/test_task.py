@@ -15,7 +15,7 @@ from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from stable_baselines3.common.callbacks import BaseCallback
 from tuning_envs import FailingAt150, NotFinite
 
-from ppo_plus.zoo.callbacks import EvalAfterUpdates
+from ppo_plus.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, make_envs, make_model
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune import task as task_module
