@@ -212,7 +212,7 @@ class TuningTask:
     def from_json(cls, data: dict[str, Any], packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "TuningTask":
         """The task that :meth:`to_json` wrote to a storage, which others can write to as well: if it imports from other
         ``packages`` than the reader allows, that is an error before anything is imported."""
-        also = tuple(data.get("also", ()))
+        also = tuple(data["also"])
         for env_id in (data["env_id"], *also):
             # Gymnasium imports the module before the colon.
             module = env_id.rpartition(":")[0].partition(".")[0]
@@ -222,9 +222,7 @@ class TuningTask:
         # Read only known fields: an id, for example, would replace the one that was checked.
         run = {name: value for name, value in data["run"].items() if name in BESIDE_SETTINGS}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
-        # Plans of version 0.1 have fields of a stage that is gone.
-        plan = {name: value for name, value in data["plan"].items() if not name.startswith("race_")}
-        return cls(experiment, data["space"], Plan(**plan), packages, also=also)
+        return cls(experiment, data["space"], Plan(**data["plan"]), packages, also=also)
 
 
 def largest_divisor(number: int, limit: int) -> int:

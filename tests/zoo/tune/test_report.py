@@ -95,7 +95,7 @@ def test_what_failed_on_a_seed_is_not_confirmed():
 
 
 def test_without_runs_of_a_baseline_nothing_is_confirmed():
-    """As in a study of version 0.1, where the settings file's entry was no baseline."""
+    """As of a baseline whose workers died before it began."""
     verdict = against_both(finalist(LOW), finalist([], 1), finalist(HIGH, 2))
     assert verdict.winner is None
     assert "No confirmation: the settings file has no score on unseen seeds" in str(verdict)
