@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
@@ -17,7 +17,7 @@ from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_number, require_one_of
 from ppo_plus.zoo.callbacks import Interruptible
-from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, make_envs, make_model, parse_settings
+from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, Supervision, make_envs, make_model, parse_settings
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env
 from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
@@ -235,7 +235,11 @@ class Diverged(Exception):
 
 
 def score(
-    experiment: Experiment, plan: Plan, seed: int, report: Callable[[int, float], None], **supervision: Any
+    experiment: Experiment,
+    plan: Plan,
+    seed: int,
+    report: Callable[[int, float], None],
+    **supervision: Unpack[Supervision],
 ) -> float:
     """Train, evaluate after updates, and return the mean of the last evaluations.
 
@@ -245,7 +249,7 @@ def score(
     """
     experiment, returns = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps), list[float]()
 
-    def after_evaluation(_locals: Any, _globals: Any) -> bool:
+    def after_evaluation(_locals: dict[str, Any], _globals: dict[str, Any]) -> bool:
         returns.append(float(evaluation.last_mean_reward))
         if not math.isfinite(returns[-1]):
             raise Diverged(f"the mean return is {returns[-1]} after {evaluation.num_timesteps} timesteps")
