@@ -84,9 +84,10 @@ docs: $(DOCS)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build
 	@echo "docs/_build/index.html"
 
+# Without separate environments, which would be made twice: setuptools is installed.
 dist: $(RELEASE)
 	rm -rf build dist
-	$(BIN)/python -m build
+	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
 clean:

@@ -1,5 +1,6 @@
 """The public names, for type checkers; at run time, :mod:`ppo_plus.public` reads them here."""
 
+from ppo_plus.callbacks import EvalAfterUpdates as EvalAfterUpdates
 from ppo_plus.compiling.compiled import CompileError as CompileError
 from ppo_plus.demonstrations.recording import record_demonstrations as record_demonstrations
 from ppo_plus.distributed.ranks import RanksError as RanksError
@@ -60,6 +61,5 @@ from ppo_plus.saving.format.names import Refused as Refused
 from ppo_plus.saving.format.names import register as register
 from ppo_plus.saving.statistics import load_statistics as load_statistics
 from ppo_plus.update.minibatch import Batch as Batch
-from ppo_plus.zoo.callbacks import EvalAfterUpdates as EvalAfterUpdates
 
 __version__: str

@@ -34,6 +34,7 @@ ROOMS = [
     "call",
     "saving",
     "ppo",
+    "callbacks",
     "__init__",
     "zoo",
     "__main__",
@@ -91,6 +92,12 @@ def test_every_room_has_a_floor():
 def test_imports_point_down_only():
     upwards = {(module, other) for module in SOURCES for other in ours(module) if floor(other) > floor(module)}
     assert upwards == set()
+
+
+def test_nothing_needs_the_zoo_but_the_command_line():
+    importers = {module for module in SOURCES if any(other.startswith("zoo.") for other in ours(module))}
+    assert {module for module in importers if not module.startswith("zoo.")} == {"__main__"}
+    assert not [name for name in ppo_plus.public.MODULES.values() if name.startswith("ppo_plus.zoo")]
 
 
 def test_no_files_import_each_other_in_a_circle():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import gymnasium as gym
 from stable_baselines3.common.callbacks import BaseCallback
@@ -27,7 +27,7 @@ from ppo_plus.process import torch_threads
 from ppo_plus.saving import statistics
 from ppo_plus.saving.statistics import statistics_path
 from ppo_plus.zoo import hyperparams
-from ppo_plus.zoo.hyperparams import errors_of, format_literal, plain, positive_int, read_arguments, read_literal
+from ppo_plus.zoo.hyperparams import Value, errors_of, format_literal, plain, positive_int, read_arguments, read_literal
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, find_env, import_class, is_atari
 from ppo_plus.zoo.runs import RunFolder, file_name
 
@@ -40,7 +40,7 @@ class Part:
     cls: type
     kwargs: dict[str, Any]
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: gym.Env | VecEnv) -> Any:
         return self.cls(*args, **self.kwargs)
 
 
@@ -185,7 +185,7 @@ def parse_settings(
         # First: a key that seems to be missing may be misspelled.
         for name in settings:
             hyperparams.require_known(name, hyperparameter_names().union(SETTINGS))
-    readers: dict[str, Callable[[str, Any], Any]] = {
+    readers: dict[str, Callable[[str, Value], Any]] = {
         "n_timesteps": positive_int,
         "n_envs": positive_int,
         "policy": partial(_policy, packages),
@@ -208,13 +208,13 @@ def hyperparameter_names() -> set[str]:
     return set(signature(PPO_Plus).parameters) - OF_THE_RUN
 
 
-def _policy(packages: Packages, _name: str, value: Any) -> str | type:
+def _policy(packages: Packages, _name: str, value: Value) -> str | type:
     if isinstance(value, str) and "." in value:
         return import_class(value, BasePolicy, packages)
     return value if isinstance(value, type) else str(value)
 
 
-def _parts(packages: Packages, name: str, value: Any) -> tuple[Part, ...]:
+def _parts(packages: Packages, name: str, value: Value) -> tuple[Part, ...]:
     """One class or a list of classes, each a dotted name or a mapping from it to keyword arguments."""
     parts = []
     for item in value if isinstance(value, list) else [] if value is None else [value]:
@@ -228,7 +228,7 @@ def _parts(packages: Packages, name: str, value: Any) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _normalize(name: str, value: Any) -> dict[str, Any] | None:
+def _normalize(name: str, value: Value) -> dict[str, Any] | None:
     value = read_literal(name, value)
     if value is None or isinstance(value, bool):
         return {} if value else None
@@ -243,7 +243,7 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
     return arguments
 
 
-def _hyperparameter(packages: Packages, name: str, value: Any) -> Any:
+def _hyperparameter(packages: Packages, name: str, value: Value) -> Value:
     """A number (``2e3`` is whole if the argument's default is a whole number), a word, a call such as
     ``ColoredNoise(beta=0.5)``, a list of these, or arguments."""
     if str(name).endswith("_kwargs"):
@@ -251,11 +251,12 @@ def _hyperparameter(packages: Packages, name: str, value: Any) -> Any:
     if isinstance(value, str):
         return read_literal(name, value) if value.lstrip("[ ").partition("(")[0] in hyperparams.STRATEGIES else value
     parameter = signature(PPO_Plus).parameters.get(name)
-    whole = parameter is not None and type(parameter.default) is int and isinstance(value, float)
-    return int(value) if whole and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer() and parameter is not None and type(parameter.default) is int:
+        return int(value)
+    return value
 
 
-def _policy_kwargs(packages: Packages, name: str, value: Any) -> dict[str, Any]:
+def _policy_kwargs(packages: Packages, name: str, value: Value) -> dict[str, Any]:
     arguments = read_arguments(name, value, packages)
     # PPO_Plus refuses what is not a dotted name.
     texts = {key: item for key, item in arguments.items() if isinstance(item, str) and "." in item}
@@ -265,6 +266,16 @@ def _policy_kwargs(packages: Packages, name: str, value: Any) -> dict[str, Any]:
 
 #: Added to the experiment's seed for evaluation environments, so that no episode is both trained and evaluated on.
 EVAL_SEED = 2**31
+#: One environment, or several.
+Wrapped = TypeVar("Wrapped", gym.Env, VecEnv)
+
+
+class Supervision(TypedDict, total=False):
+    """Arguments of :func:`make_envs` for environments that may fail."""
+
+    restarts: int
+    timeout: float | None
+    n_workers: int | str
 
 
 def make_envs(
@@ -297,7 +308,7 @@ def make_envs(
         seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
     own = experiment.eval_env_kwargs if evaluation else None
     env_kwargs = deepcopy(experiment.env_kwargs if own is None else own)
-    make: Any = partial(gym.make, find_env(experiment.env_id))
+    make: Callable[..., gym.Env] = partial(gym.make, find_env(experiment.env_id))
     wrappers = experiment.env_wrapper
     kind: dict[str, Any] = {"vec_env_cls": LeanVecEnv}
     if experiment.vec_env == "subproc" or restarts > 0 or timeout is not None:
@@ -335,7 +346,7 @@ def make_envs(
     return PPO_Plus._wrap_env(env)
 
 
-def _wrap(env: Any, parts: tuple[Part, ...]) -> Any:
+def _wrap(env: Wrapped, parts: tuple[Part, ...]) -> Wrapped:
     return reduce(lambda wrapped, part: part(wrapped), parts, env)
 
 
@@ -374,14 +385,6 @@ def load_model(
     load_statistics(path, env, experiment.env_id)
     changes = {**deepcopy(experiment.hyperparams), "seed": experiment.seed, **arguments}
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
-
-
-def save_model(model: PPO_Plus, path: Path) -> None:
-    """Save a model and, next to its ``.zip`` file, its normalization statistics, which must be finite."""
-    model.save(path)
-    if (normalize := model.get_vec_normalize_env()) is not None:
-        statistics.require_finite(normalize, statistics_path(path))
-        statistics.write_statistics(normalize, statistics_path(path))
 
 
 def find_statistics(path: Path, env_id: str) -> Path:

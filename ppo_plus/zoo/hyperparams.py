@@ -8,13 +8,13 @@ import ast
 import math
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from importlib import import_module
 from itertools import chain
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import yaml
 
@@ -22,6 +22,14 @@ import ppo_plus
 from ppo_plus.require import nearest
 from ppo_plus.zoo.installation import Packages, import_class, is_atari
 
+if TYPE_CHECKING:
+    from ppo_plus import KLControl, NoiseProcess, Stream
+
+#: A value of a settings file: plain data of YAML, or what Python text stands for.
+Value: TypeAlias = Union[
+    None, bool, int, float, str, type, "NoiseProcess", "KLControl", "Stream",
+    list["Value"], tuple["Value", ...], dict[Any, "Value"],
+]  # fmt: skip
 #: Torch's modules whose networks and optimizers Python text may name, by the names that they have there.
 MODULES = dict.fromkeys(("nn", "th.nn", "torch.nn"), "torch.nn")
 MODULES |= dict.fromkeys(("th.optim", "torch.optim"), "torch.optim")
@@ -35,7 +43,7 @@ STRATEGIES = (
 ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=...)"
 
 
-def parse_literal(text: str, packages: Packages = ()) -> Any:
+def parse_literal(text: str, packages: Packages = ()) -> Value:
     """Read Python text of settings files. The syntax tree is evaluated by hand, so that nothing in the text is run.
 
     :param packages: packages whose networks and optimizers the text may name, as ``my_nets.Extractor``; ``None``: any
@@ -49,9 +57,9 @@ def parse_literal(text: str, packages: Packages = ()) -> Any:
         raise ValueError(f"{shortened(text, 57)!r} is nested too deeply") from None
 
 
-def _value(node: ast.AST, packages: Packages) -> Any:
+def _value(node: ast.AST, packages: Packages) -> Value:
     match node:
-        case ast.Constant(value=value):
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
@@ -169,7 +177,7 @@ def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[s
 class Loader(yaml.SafeLoader):
     """YAML's safe loader, with rl_zoo3's ordered dictionaries and tuples, in which a key may be written only once."""
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         """Check the keys as they are written: merges (``<<``) are added later."""
         node, lines = super().compose_mapping_node(anchor), dict[Any, int]()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -184,7 +192,7 @@ class Dumper(yaml.SafeDumper):
     """YAML's safe dumper, with quotation marks around text that :class:`Loader` would read as a number or ``None``."""
 
 
-def _items(loader: Any, node: Any) -> tuple[Any, ...]:
+def _items(loader: Loader, node: yaml.SequenceNode) -> tuple[Any, ...]:
     return tuple(loader.construct_sequence(node, deep=True))
 
 
@@ -215,7 +223,7 @@ def read_mapping(source: Path) -> dict[str, Any]:
         node = loader.get_single_node()
         if node is not None and _written_out(node, {}) > MAX_NODES:
             raise yaml.YAMLError(f"its aliases stand for more than {MAX_NODES} values")
-        entries = node and loader.construct_document(node)
+        entries = None if node is None else loader.construct_document(node)
     except Exception as error:
         # Any exception: PyYAML's constructors raise many kinds for text that claims to be a number.
         message = shortened(" ".join(str(error).split()) or type(error).__name__)
@@ -232,14 +240,14 @@ def _written_out(node: yaml.Node, sizes: dict[int, int]) -> int:
     return sizes[id(node)]
 
 
-def require_mapping(name: str, value: Any) -> dict[str, Any]:
+def require_mapping(name: str, value: Value) -> dict[str, Any]:
     """:raises ValueError: ``value`` is not a mapping"""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a mapping of keys to values, not {shortened(repr(value))}")
     return value
 
 
-def require_known(name: Any, valid: Collection[str], where: str = "") -> None:
+def require_known(name: str, valid: Collection[str], where: str = "") -> None:
     """:raises ValueError: ``name`` is not a valid key"""
     if name not in valid:
         likely = nearest(name, valid)
@@ -261,12 +269,12 @@ def errors_of(name: str) -> Iterator[None]:
         raise ValueError(f"{name}: {error}") from None
 
 
-def positive_int(name: str, value: Any) -> int:
+def positive_int(name: str, value: Value) -> int:
     """A whole number from 1 to :data:`MAX_NUMBER`, written as ``100000``, ``1e5`` or ``"1e5"``, or ``ValueError``."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = 0.0
+    number = 0.0
+    if isinstance(value, int | float | str):
+        with suppress(ValueError, OverflowError):
+            number = float(value)
     if isinstance(value, bool) or number < 1 or not number.is_integer():
         raise ValueError(f"{name} must be a positive whole number, not {value!r}")
     if number > MAX_NUMBER:
@@ -274,25 +282,25 @@ def positive_int(name: str, value: Any) -> int:
     return int(number)
 
 
-def read_literal(name: str, value: Any, packages: Packages = ()) -> Any:
+def read_literal(name: str, value: Value, packages: Packages = ()) -> Value:
     """A value, which is Python text if it is a string."""
     with errors_of(name):
         return parse_literal(value, packages) if isinstance(value, str) else value
 
 
-def read_arguments(name: str, value: Any, packages: Packages = ()) -> dict[str, Any]:
+def read_arguments(name: str, value: Value, packages: Packages = ()) -> dict[str, Any]:
     """A mapping, or Python text of one; ``None`` is an empty one. Its values may be :data:`LITERAL`."""
     value = read_literal(name, value, packages)
     mapping = require_mapping(name, {} if value is None else value)
     return {key: read_literal(name, item) if LITERAL.fullmatch(str(item)) else item for key, item in mapping.items()}
 
 
-def plain(value: Any) -> Any:
+def plain(value: Value) -> Value:
     """A value as YAML can store it: unchanged, or as Python text."""
     return value if _is_plain(value) else format_literal(value)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Value) -> bool:
     if isinstance(value, dict | list):
         return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, bool | int | float | str)

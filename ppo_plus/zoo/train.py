@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ppo_plus import PPO_Plus
+from ppo_plus import EvalAfterUpdates, PPO_Plus
+from ppo_plus.callbacks import save_with_statistics
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.zoo import interrupts
-from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
-from ppo_plus.zoo.experiment import Experiment, load_model, make_envs, make_model, save_model, saved_experiment
+from ppo_plus.zoo.callbacks import Interruptible, ProgressDisplay, SavedModels
+from ppo_plus.zoo.experiment import Experiment, load_model, make_envs, make_model, saved_experiment
 from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, command, import_options, this_command
 from ppo_plus.zoo.results import plot_learning_curve
@@ -164,7 +165,7 @@ def _train_and_record(run: Run) -> bool:
     finally:
         for display in progress:
             display.on_training_end()
-        save_model(run.model, run.folder.last_model)
+        save_with_statistics(run.model, run.folder.last_model)
         if (normalize := run.model.get_vec_normalize_env()) is not None:
             with replacing(run.folder.settings / "vecnormalize.pkl") as file:
                 pickle.dump(normalize, file)  # in SB3's format, for rl_zoo3

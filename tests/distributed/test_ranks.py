@@ -16,8 +16,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from stream_envs import counting
 
 from ppo_plus import Cost, PPO_Plus
+from ppo_plus.callbacks import EvalAfterUpdates
 from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, state_of
-from ppo_plus.zoo.callbacks import EvalAfterUpdates
 
 
 def test_alone_nothing_is_sent():

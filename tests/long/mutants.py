@@ -1078,10 +1078,10 @@ ZOO = (
     ),
     Fault(
         "last-update-unevaluated",
-        "zoo/callbacks.py",
+        "callbacks.py",
         "_on_training_end(self) -> None:\n        self._evaluate(self.eval_freq > 0)",
         "_on_training_end(self) -> None:\n        pass",
-        "tests/zoo/test_callbacks.py",
+        "tests/test_callbacks.py",
     ),
     Fault(
         "statistics-not-loaded",

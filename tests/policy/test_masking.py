@@ -40,8 +40,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
+from ppo_plus.callbacks import EvalAfterUpdates
 from ppo_plus.policy.masking import _warn_of_order, as_masks, find_masks, nothing_allowed
-from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.enjoy import Player
 
 MASKABLE = [kind for kind, space in ACTIONS.items() if choices(space)]

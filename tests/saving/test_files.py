@@ -98,13 +98,13 @@ SAVER = """
     from envs import ACTIONS, vec
     from pathlib import Path
     from ppo_plus import PPO_Plus
-    from ppo_plus.zoo.experiment import save_model
+    from ppo_plus.callbacks import save_with_statistics
 
     model = PPO_Plus("MlpPolicy", VecNormalize(vec(ACTIONS["discrete"])), n_steps=8, batch_size=8, seed=0, device="cpu")
-    save_model(model, Path({path!r}))
+    save_with_statistics(model, Path({path!r}))
     Path({path!r}).with_name("ready").touch()
     while True:
-        save_model(model, Path({path!r}))
+        save_with_statistics(model, Path({path!r}))
 """
 
 

@@ -28,7 +28,7 @@ from ppo_plus.zoo.enjoy import (
     record,
 )
 from ppo_plus.zoo.experiment import Experiment, load_experiment, load_model, make_envs, saved_experiment
-from ppo_plus.zoo.hyperparams import Loader, read_mapping
+from ppo_plus.zoo.hyperparams import Loader
 from ppo_plus.zoo.runs import RunFolder
 from ppo_plus.zoo.train import Options, set_up, train
 
@@ -144,13 +144,6 @@ def test_record_gif(run, tmp_path):
     assert not np.array_equal(frames[0][0], frames[-1][0])
 
 
-def test_record_video(run, tmp_path):
-    pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed")
-    player = make_player(run.folder, run.folder.best_model, env_kwargs={"render_mode": "rgb_array"})
-    record(player, 12, tmp_path / "cartpole.mp4")
-    assert (tmp_path / "cartpole.mp4").read_bytes()[4:8] == b"ftyp"
-
-
 @pytest.mark.parametrize("size", [(50, 70), (51, 71)])
 def test_videos_of_any_size(tmp_path, size, caplog):
     """imageio logs a warning if it scales pictures."""
@@ -167,10 +160,9 @@ def test_videos_of_any_size(tmp_path, size, caplog):
     [np.full((4, 6, 3), 200, np.uint8), np.full((4, 6, 3), 200.0), np.full((4, 6), 200 / 255), np.full((4, 6, 1), 200)],
     ids=["RGB", "floats", "gray floats", "gray"],
 )
-@pytest.mark.parametrize("fps", [None, 62.5])
-def test_pictures_of_any_kind_are_recorded(tmp_path, image, fps):
+def test_pictures_of_any_kind_are_recorded(tmp_path, image):
     class Drawing(CartPoleEnv):
-        metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
+        metadata = {"render_modes": ["rgb_array"], "render_fps": 62.5 if image.ndim == 3 else None}
 
         def render(self):
             return image
@@ -182,7 +174,7 @@ def test_pictures_of_any_kind_are_recorded(tmp_path, image, fps):
     assert pixels.shape == (8, 6, 3) and (pixels == 200).all()
 
 
-@pytest.mark.parametrize("image", [None, [], "ascii"])
+@pytest.mark.parametrize("image", [None, "ascii"])
 def test_an_environment_that_renders_no_picture(tmp_path, image):
     class Drawing(CartPoleEnv):
         def render(self):
@@ -227,41 +219,24 @@ def test_plays_a_run_of_rl_zoo3(tmp_path):
     assert sum(1 for _ in player.play(3)) == 3
 
 
-@pytest.mark.parametrize("algo", ["ppo", "ppo_plus"])
-def test_a_model_of_rl_zoo3_continues_with_its_statistics(algo, tmp_path):
-    model = write_rl_zoo3_run(tmp_path, algo=algo)
+def test_a_model_of_rl_zoo3_continues_with_its_statistics(tmp_path):
+    model = write_rl_zoo3_run(tmp_path)
     experiment = Experiment("CartPole-v1", 64)
     with pytest.raises(ValueError, match=r"whose statistics are .*vecnormalize.pkl, but the settings do not normalize"):
         load_model(tmp_path / "CartPole-v1.zip", experiment, make_envs(experiment, 1))
     env = make_envs(experiment.replace(normalize={}), 1)
     loaded = load_model(tmp_path / "CartPole-v1.zip", experiment, env).get_vec_normalize_env()
     np.testing.assert_array_equal(loaded.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
-    folder = RunFolder(tmp_path, "CartPole-v1")
-    played = make_player(folder, folder.last_model).model.get_vec_normalize_env()
-    np.testing.assert_array_equal(played.obs_rms.mean, loaded.obs_rms.mean)
 
 
-def test_a_run_that_does_not_tell_its_seed(tmp_path):
-    write_rl_zoo3_run(tmp_path)
-    settings = tmp_path / "CartPole-v1" / "args.yml"
-    settings.write_text("algo: ppo\n")
-    assert saved_experiment(RunFolder(tmp_path, "CartPole-v1")).seed == 0
-
-
-@pytest.mark.parametrize("tag", ["object/apply:os.system", "object/new:os.system", "name:os.system", "module:os"])
-def test_a_run_of_rl_zoo3_runs_no_code(tmp_path, tag):
+def test_a_run_of_rl_zoo3_runs_no_code(tmp_path):
     settings = tmp_path / "CartPole-v1"
     settings.mkdir()
-    (settings / "config.yml").write_text(f"!!python/{tag}\n- touch {tmp_path}/ran\n")
-    with pytest.raises(ValueError, match="config.yml is not valid YAML"):
-        saved_experiment(RunFolder(tmp_path, "CartPole-v1"))
+    for text in (f"object/apply:os.system\n- touch {tmp_path}/ran\n", "object/apply:collections.OrderedDict\n- [[a]]"):
+        (settings / "config.yml").write_text(f"!!python/{text}")
+        with pytest.raises(ValueError, match="config.yml is not valid YAML"):
+            saved_experiment(RunFolder(tmp_path, "CartPole-v1"))
     assert not (tmp_path / "ran").exists()
-
-
-def test_broken_ordered_dictionaries(tmp_path):
-    (tmp_path / "config.yml").write_text("!!python/object/apply:collections.OrderedDict\n- - [[a], b]\n")
-    with pytest.raises(ValueError, match="not valid YAML"):
-        read_mapping(tmp_path / "config.yml")
 
 
 # --- what is not trusted ---------------------------------------------------------------------------------------------
@@ -301,17 +276,16 @@ def test_a_malicious_model_runs_no_code_unless_trusted(tmp_path, capsys):
     assert ended.value.code == 2 and not (tmp_path / "ran").exists()
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert "policy_kwargs (it would call posix:mkdir)" in line and "--trust-model" in line
+    statistics = tmp_path / "CartPole-v1" / "vecnormalize.pkl"
+    fine = statistics.read_bytes()
+    statistics.write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    with pytest.raises(SystemExit):
+        enjoy_by_hand(tmp_path)
+    assert "vecnormalize.pkl" in capsys.readouterr().err and not (tmp_path / "ran").exists()
+    statistics.write_bytes(fine)
     with pytest.raises((SystemExit, ValueError, TypeError)):
         enjoy_by_hand(tmp_path, "--trust-model")
     assert (tmp_path / "ran").exists()
-
-
-def test_statistics_that_are_poisoned_run_nothing(tmp_path, capsys):
-    write_rl_zoo3_run(tmp_path)
-    (tmp_path / "CartPole-v1" / "vecnormalize.pkl").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
-    with pytest.raises(SystemExit) as ended:
-        enjoy_by_hand(tmp_path)
-    assert ended.value.code == 2 and "vecnormalize.pkl" in capsys.readouterr().err and not (tmp_path / "ran").exists()
 
 
 def test_playing_does_not_read_the_models_schedules(tmp_path, capsys):

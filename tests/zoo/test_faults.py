@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch as th
+from parametrization import sample
 
 from ppo_plus import EnvFault, PPO_Plus, SupervisedVecEnv
 from ppo_plus.saving.checkpoint import checkpoint
@@ -186,7 +187,9 @@ def command(*words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "reason"), [("kill", "died with its process .SIGKILL"), ("hang", "gave no answer ")])
+@pytest.mark.parametrize(
+    ("fault", "reason"), sample([("kill", "died with its process .SIGKILL"), ("hang", "gave no answer ")], 2)
+)
 def test_processes_that_die_or_hang_end_or_are_replaced(fault, reason, package, capsys):
     message = rf"^environment 0, <.*Fails-{fault}-v0.*, seed 3, step 50: {reason}"
     with pytest.raises(EnvFault, match=message):
@@ -197,7 +200,7 @@ def test_processes_that_die_or_hang_end_or_are_replaced(fault, reason, package, 
     assert len(re.findall(rf"{reason}.*restarted", capsys.readouterr().err)) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ended_while_a_process_hangs(number, package):
     words = command(*arguments("hang", "--vec-env", "subproc", n_timesteps=100_000))

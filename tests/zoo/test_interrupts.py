@@ -9,12 +9,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from parametrization import sample
 
-from ppo_plus.zoo import interrupts, tune
+from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.interrupts import check, deferred, ending_at_once, exit_codes, uninterrupted
 
 #: The module alone, without the package, which takes seconds to import.
@@ -47,8 +46,7 @@ def start(body):
 
 
 @pytest.mark.parametrize("signals", [["SIGINT"], ["SIGINT"] * 2, ["SIGINT", "SIGTERM"], ["SIGTERM", "SIGINT"] * 20])
-@pytest.mark.parametrize("attempt", sample(range(5), 5))
-def test_one_line_whatever_arrives(signals, attempt):
+def test_one_line_whatever_arrives(signals):
     process = start("module['check']()")
     for name in signals:
         os.kill(process.pid, getattr(signal, name))
@@ -147,46 +145,18 @@ def test_nothing_is_interrupted_in_a_shielded_block(number, handlers, thread):
     assert done == ["started"]
 
 
-def test_shields_of_other_threads_do_not_count(handlers):
-    inside, done = threading.Event(), threading.Event()
-
-    def shielded():
-        with uninterrupted():
-            inside.set()
-            done.wait()
-
-    with ThreadPoolExecutor() as pool:
-        other = pool.submit(shielded)
-        inside.wait()
-        try:
-            with pytest.raises(SystemExit, match="130"), exit_codes({}):
-                for _ in range(2):
-                    signal.raise_signal(signal.SIGINT)
-                raise AssertionError("not interrupted")
-        finally:
-            done.set()
-        other.result()
-
-
-def test_nothing_interrupts_the_cleanup(handlers):
-    with pytest.raises(SystemExit, match="130"), exit_codes({}):
-        try:
-            for _ in range(2):
-                signal.raise_signal(signal.SIGTERM)
-        finally:
-            for number in interrupts.SIGNALS:
-                signal.raise_signal(number)
-    for number in interrupts.SIGNALS:
-        signal.raise_signal(number)
-
-
 def test_what_was_lost_is_raised_again(handlers):
     with pytest.raises(SystemExit, match="130"), exit_codes({}):
         check()
         signal.raise_signal(signal.SIGINT)
         with suppress(KeyboardInterrupt):
             check()
-        check()
+        try:
+            check()
+        finally:
+            # Nothing interrupts the cleanup.
+            for number in interrupts.SIGNALS:
+                signal.raise_signal(number)
         raise AssertionError("lost")
 
 
@@ -216,22 +186,15 @@ main()
 
 #: Commands, and what they are about to import.
 MOMENTS = [
-    ("train", "argparse"),
-    ("train", "ppo_plus.zoo.cli.arguments"),
-    ("train", "numpy"),
-    ("train", "torch"),
-    ("train", "stable_baselines3"),
-    ("train", "gymnasium.envs.classic_control.cartpole"),  # when the run has its folder already
-    ("enjoy", "ppo_plus.zoo.cli.results"),
-    ("enjoy", "gymnasium"),
-    ("plot", "ppo_plus.zoo.cli.experiments"),
     ("plot", "numpy"),
-    ("tune", "ppo_plus.zoo.cli.experiments"),
+    ("train", "gymnasium.envs.classic_control.cartpole"),  # when the run has its folder already
+    ("train", "torch"),
+    ("enjoy", "ppo_plus.zoo.cli.results"),
     ("tune", "optuna"),
 ]
 
 
-@pytest.mark.parametrize(("command", "moment"), sample(MOMENTS, 3))
+@pytest.mark.parametrize(("command", "moment"), sample(MOMENTS, 4))
 def test_one_line_while_importing(tmp_path, command, moment):
     env = "-e" if command == "plot" else "--env"
     done = subprocess.run(
@@ -278,16 +241,7 @@ def test_early_handlers_leave_those_of_others_alone(handler):
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.slow
-def test_neither_the_command_nor_the_tuner_needs_the_other():
-    """The tuner does not know the command line, and the command line loads Optuna when it is needed."""
-    code = "import sys, ppo_plus.zoo.cli; assert 'optuna' not in sys.modules; import ppo_plus.zoo.tune.tuner as t"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
-    for path in Path(tune.__file__).parent.glob("*.py"):
-        assert "zoo.cli" not in path.read_text(), path
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 def test_a_full_disk_has_an_exit_code(number, capsys):
     with pytest.raises(SystemExit if number != errno.EACCES else OSError) as stop, exit_codes({}):
         raise OSError(number, os.strerror(number), "history.png")

@@ -86,40 +86,6 @@ main("plot -e CartPole-v1".split())
     assert (tmp_path / "curves.png").is_file()
 
 
-@pytest.mark.exhaustive
-def test_tuning_works_outside_a_checkout(installed, tmp_path):
-    """The tuner, whose worker processes import what `--trust-config` lets it, and a worker that joins later."""
-    (tmp_path / "own.py").write_text("import gymnasium\nclass Wrapper(gymnasium.Wrapper): pass")
-    (tmp_path / "own.yml").write_text(
-        "CartPole-v1: {n_timesteps: 128, n_envs: 1, n_steps: 64, env_wrapper: own.Wrapper}"
-    )
-    code = """
-import optuna
-from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.tune.study import BUDGET
-from ppo_plus.zoo.tune import Study, open_storage
-settings = "-conf own.yml --n-evaluations 1 --last-evals 1 --eval-episodes 1 --confirm-seeds 0"
-tune = f"tune --env CartPole-v1 -n 2048 {settings} --max-total-trials 2 --workers 2".split()
-try:
-    main(tune)
-except SystemExit as refused:
-    assert refused.code == 2
-main([*tune, "--trust-config"])
-url = "sqlite:///logs/tune/CartPole-v1/study.db"
-study = Study("CartPole-v1", open_storage(url))
-study.set(BUDGET, 3)
-main(["tune", "worker", "--storage", url, "--study-name", "CartPole-v1", "--trust-config"])
-trials = study.screening().trials()
-assert all(trial.user_attrs["settings"]["env_wrapper"] == ["own.Wrapper"] for trial in trials[1:])
-print([trial.state.name for trial in trials])
-"""
-    done = installed("-c", code, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("error: ") == 1 and "add --gym-packages own, or --trust-config" in done.stderr
-    assert done.stdout.splitlines()[-1] == str(["COMPLETE"] * 3)
-    assert (tmp_path / "logs" / "tune" / "CartPole-v1" / "report.md").is_file()
-
-
 def test_a_mistake_is_one_line_outside_a_checkout(installed, tmp_path):
     (tmp_path / "broken.yml").write_text("default: [")
     code = "from ppo_plus.zoo.cli import main; main()"

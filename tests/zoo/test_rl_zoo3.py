@@ -126,7 +126,7 @@ ENTRIES = [
 
 
 @pytest.mark.filterwarnings("ignore:.*is out of date", "ignore:.*swig", "ignore:builtin type", "ignore:.*Box")
-@pytest.mark.parametrize(("file", "name"), sample(ENTRIES, 8, pytest.mark.slow))
+@pytest.mark.parametrize(("file", "name"), sample(ENTRIES, 12))
 def test_entries_build_and_train(file, name, minigrid, no_import_of_rl_zoo3):
     env_id = "ALE/Pong-v5" if name == "atari" else name
     experiment = load_experiment(env_id, ZOO_FILES / file, {"n_epochs": 1, "compile": False})

@@ -12,12 +12,8 @@ def test_folders_are_numbered_and_their_names_safe(tmp_path):
     assert new_folder(tmp_path, "Foo-v0").path.name == "Foo-v0_2"
     assert new_folder(tmp_path, "ALE/Pong-v5").path.name == "ALE-Pong-v5_1"
     assert new_folder(tmp_path, "module:Foo-v0").path.name == "module-Foo-v0_1"
-
-
-def test_the_next_number_is_above_the_last_even_with_gaps(tmp_path):
-    (tmp_path / "ppo_plus" / "Foo-v0_7").mkdir(parents=True)
-    (tmp_path / "ppo_plus" / "Foo-v0_x").mkdir()
-    (tmp_path / "ppo_plus" / "Foo-v0_more_9").mkdir()
+    for name in ("Foo-v0_7", "Foo-v0_x", "Foo-v0_more_9"):
+        (tmp_path / "ppo_plus" / name).mkdir()
     assert new_folder(tmp_path, "Foo-v0").path.name == "Foo-v0_8"
 
 
@@ -30,18 +26,13 @@ def test_runs_that_start_at_once_get_separate_folders(tmp_path):
 def test_find(tmp_path):
     for _ in range(12):
         new_folder(tmp_path, "Foo-v0")
+    with pytest.raises(FileNotFoundError, match="no run 77 of Foo-v0 .*: choose --exp-id from 1, 2, 3, 4"):
+        find_folder(tmp_path, "Foo-v0", 77)
     assert find_folder(tmp_path, "Foo-v0").path.name == "Foo-v0_12"
     assert find_folder(tmp_path, "Foo-v0", 1).path.name == "Foo-v0_1"
     assert find_folder(tmp_path, "Foo-v0", -1).path == tmp_path
     with pytest.raises(FileNotFoundError, match="no run of Bar-v0 .* train --env Bar-v0"):
         find_folder(tmp_path, "Bar-v0")
-
-
-def test_which_runs_there_are(tmp_path):
-    for _ in range(3):
-        new_folder(tmp_path, "Foo-v0")
-    with pytest.raises(FileNotFoundError, match="no run 77 of Foo-v0 .*: choose --exp-id from 1, 2, 3"):
-        find_folder(tmp_path, "Foo-v0", 77)
 
 
 def test_runs_of_rl_zoo3(tmp_path):

@@ -8,13 +8,21 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import yaml
 
 from ppo_plus.zoo.hyperparams import parse_literal, positive_int
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import RunFolder
+
+if TYPE_CHECKING:
+    from argparse import _ActionsContainer, _SubParsersAction
+
+    #: What options are added to: a parser, or a group of its options.
+    Options: TypeAlias = _ActionsContainer
+    #: What subcommands are added to.
+    Commands: TypeAlias = _SubParsersAction["Parser"]
 
 #: Options of rl_zoo3, and what to use instead.
 INSTEAD = {"--n-trials": "--max-total-trials", "--n-jobs": "--workers"}
@@ -60,7 +68,13 @@ class Parser(argparse.ArgumentParser):
 class _Once(argparse.Action):
     """An option that must not be repeated, since only its last value would count."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option: str | None = None,
+    ) -> None:
         if getattr(namespace, self.dest) is not None:
             parser.error(f"{option} takes one value here: run the command once for each")
         setattr(namespace, self.dest, values)
@@ -69,7 +83,9 @@ class _Once(argparse.Action):
 class Pairs(argparse.Action):
     """An option whose values are pairs, which become a mapping; it may be repeated, but not its keys."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
         mapping = dict(getattr(namespace, self.dest) or {})
         for key, value in values:
             if key in mapping:
@@ -78,7 +94,7 @@ class Pairs(argparse.Action):
         setattr(namespace, self.dest, mapping)
 
 
-def add_option(group: Any, spec: str, help: str, **kwargs: Any) -> None:
+def add_option(group: "Options", spec: str, help: str, **kwargs: Any) -> None:
     """Add an option such as ``"-n --n-timesteps N"``; if its default is a number or a text, the help ends with it."""
     *names, last = spec.split()
     if last.startswith("-"):
@@ -110,7 +126,7 @@ def add_gym_packages(command: argparse.ArgumentParser) -> None:
     add_option(command, "--gym-packages PKG", help, nargs="+", action="extend", default=[])
 
 
-def add_fault_arguments(group: Any, of: str = "") -> None:
+def add_fault_arguments(group: "Options", of: str = "") -> None:
     """Add the arguments for environments that fail; ``of`` says what the number of restarts counts for."""
     help = (
         f"restart environments that raise, return invalid data, die or time out, up to N times{of}, and run them in "

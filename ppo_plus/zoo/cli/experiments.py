@@ -28,8 +28,11 @@ from ppo_plus.zoo.interrupts import came, deferred, exit_codes
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, open_run
 
 if TYPE_CHECKING:
-    from ppo_plus.zoo.experiment import Experiment
+    from ppo_plus.zoo.cli.arguments import Commands
+    from ppo_plus.zoo.experiment import Experiment, Supervision
     from ppo_plus.zoo.train import Run
+
+    Prepare = Callable[[argparse.Namespace, Supervision], Callable[[], None]]
 
 #: Options that change a run when it is resumed.
 CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "env_workers", "tensorboard_log")
@@ -49,7 +52,7 @@ interval; of fewer than five seeds, each one.
 """
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: "Commands") -> None:
     """Add ``train``, ``zoo``, ``tune``, and ``worker`` below ``tune``."""
     _add_train(commands)
     help = "list the environments that have settings, and the returns to expect"
@@ -57,7 +60,7 @@ def add_parser(commands: Any) -> None:
     _add_tune(commands)
 
 
-def _add_train(commands: Any) -> None:
+def _add_train(commands: "Commands") -> None:
     help = "train, evaluate and save a model, and plot its learning curve"
     command = commands.add_parser("train", help=help, description=TRAIN)
     command.set_defaults(prepare=partial(prepare_train, command))
@@ -235,7 +238,7 @@ NO_TRACKER = {
 }
 
 
-def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Any:
+def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Callable[[str], object]:
     """Start a run of a tracker, which takes what is written for TensorBoard, and return what uploads a file."""
     if tracker == "wandb":
         import wandb
@@ -261,7 +264,7 @@ def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[]
     return partial(_train, resume(folder, arguments.allowed_packages(args), **changes), args)
 
 
-def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any] | None = None) -> None:
+def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], object] | None = None) -> None:
     """Train, upload the model, and print what can be done next. If training does not reach its end, the exit code says
     why: 128 plus the signal's number, or the system's number of a full disk (28) or of too little memory (12)."""
     from ppo_plus.distributed.ranks import RanksError
@@ -281,7 +284,7 @@ def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any] | 
             sys.exit(128 + (came() or signal.SIGINT))
 
 
-def _upload(run: "Run", args: argparse.Namespace, upload: Callable[[str], Any]) -> None:
+def _upload(run: "Run", args: argparse.Namespace, upload: Callable[[str], object]) -> None:
     """Upload the last model and a GIF, which a separate process records: it may not be able to draw."""
     model = run.folder.last_model
     upload(str(model))
@@ -328,7 +331,7 @@ COUNTS = {
 }
 
 
-def _add_tune(commands: Any) -> None:
+def _add_tune(commands: "Commands") -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
     arguments.add_env_arguments(command, "--log-folder", several=True)
@@ -360,7 +363,7 @@ def _add_tune(commands: Any) -> None:
     add_option(worker, "--study-name NAME", "name of the study", required=True)
 
 
-def _add_study_arguments(group: Any, default: str = "") -> None:
+def _add_study_arguments(group: "arguments.Options", default: str = "") -> None:
     """The arguments that the tuner and its workers have in common; ``default`` is the storage's in words."""
     help = (
         "where the study is kept: sqlite:///FILE for workers on one machine; FILE.log in a shared folder, or "
@@ -373,7 +376,7 @@ def _add_study_arguments(group: Any, default: str = "") -> None:
     arguments.add_fault_arguments(group, of=" in each run")
 
 
-def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args: Any) -> Callable[[], None]:
+def _guarded(prepare: "Prepare", args: argparse.Namespace) -> Callable[[], None]:
     """Prepare the work and return it; errors of either end with exit codes. ``prepare`` gets the arguments, and those
     of supervised environments."""
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
@@ -397,7 +400,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
     return guarded
 
 
-def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
+def prepare_tune(args: argparse.Namespace, supervision: "Supervision") -> Callable[[], None]:
     from ppo_plus.zoo.tune.jobs import is_done
     from ppo_plus.zoo.tune.report import entry_path, retraining
     from ppo_plus.zoo.tune.space import read_space
@@ -439,7 +442,7 @@ def prepare_tune(args: argparse.Namespace, supervision: dict[str, Any]) -> Calla
     return work
 
 
-def prepare_worker(command: Parser, args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
+def prepare_worker(command: Parser, args: argparse.Namespace, supervision: "Supervision") -> Callable[[], None]:
     if command.words[0] != "worker":
         raise ValueError(f"{' '.join(command.words[:2])}: the options of a worker come after the word worker")
     address = args.storage.removeprefix("sqlite:///").partition("?")[0]

@@ -7,12 +7,16 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import randbelow
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import add_option, seed, whole_number
 from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing, require_render_mode
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run, runs_of
+
+if TYPE_CHECKING:
+    from ppo_plus.zoo.cli.arguments import Commands
+    from ppo_plus.zoo.enjoy import Player
 
 ALGOS, ALGO_HELP = [ALGO, *RL_ZOO3_ALGOS], "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm"
 PLOT = """
@@ -21,7 +25,7 @@ confidence interval; with fewer, it shows each run. Curves end where the shortes
 """
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: "Commands") -> None:
     """Add the five subcommands."""
     command = _add_player(commands, "enjoy", "watch a trained model play", prepare_enjoy)
     command.add_argument("--no-render", action="store_true", help="show no window, only print the returns")
@@ -59,7 +63,7 @@ def add_parser(commands: Any) -> None:
     add("-o --output FILE", "picture to write, a .png, .svg or .pdf", default="curves.png")
 
 
-def _add_player(commands: Any, name: str, help: str, prepare: Callable[..., Any]) -> argparse.ArgumentParser:
+def _add_player(commands: "Commands", name: str, help: str, prepare: Callable[..., Any]) -> argparse.ArgumentParser:
     """Add a subcommand that plays with a model."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
     command.set_defaults(prepare=prepare)
@@ -169,7 +173,7 @@ def _model(args: argparse.Namespace, folder: RunFolder) -> Path:
     return folder.last_model
 
 
-def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> Any:
+def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> "Player":
     from ppo_plus.zoo.enjoy import make_player
 
     for mode in render.values():

@@ -24,11 +24,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import optuna
 import sqlalchemy
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -43,6 +45,9 @@ from ppo_plus.zoo.interrupts import check, uninterrupted
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
+#: Arguments and result of a storage's method.
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class StorageError(ValueError):
@@ -140,7 +145,7 @@ def _cause(error: BaseException) -> BaseException:
     return error.__cause__ or error if isinstance(error, StorageInternalError) else error
 
 
-def _robust(method: Callable[..., Any], patience: float) -> Callable[..., Any]:
+def _robust(method: Callable[P, R], patience: float) -> Callable[P, R]:
     """A method of a storage that is called again if its connection is lost or refused.
 
     A call may succeed before the connection drops, so it can run twice. That is safe: of two trials that
@@ -149,7 +154,7 @@ def _robust(method: Callable[..., Any], patience: float) -> Callable[..., Any]:
     """
 
     @wraps(method)
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: P.args, **options: P.kwargs) -> R:
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -237,9 +242,9 @@ class Jobs:
     #: Only the jobs below this number; ``None``: all.
     end: int | None = None
 
-    def study(self, **options: Any) -> optuna.Study:
-        """The study, freshly loaded, with a ``sampler`` and a ``pruner``."""
-        return optuna.load_study(study_name=self.name, storage=self.storage, **options)
+    def study(self, sampler: BaseSampler | None = None, pruner: BasePruner | None = None) -> optuna.Study:
+        """The study, freshly loaded."""
+        return optuna.load_study(study_name=self.name, storage=self.storage, sampler=sampler, pruner=pruner)
 
     def trials(self) -> list[FrozenTrial]:
         """The current trial of each job."""
@@ -280,22 +285,30 @@ class Jobs:
         kept |= {REPLACES: trial.number, DEATHS: trial.user_attrs.get(DEATHS, 0) + died}
         self.study().enqueue_trial(trial.system_attrs.get(FIXED, {}) | trial.params, kept)
 
-    def trial(self, claimed: FrozenTrial, **options: Any) -> Trial:
-        """A claimed trial as an Optuna ``Trial``, which suggests with a ``sampler`` and reports to a ``pruner``."""
-        return Trial(self.study(**options), claimed._trial_id)
+    def trial(
+        self, claimed: FrozenTrial, sampler: BaseSampler | None = None, pruner: BasePruner | None = None
+    ) -> Trial:
+        """A claimed trial as an Optuna ``Trial``, which suggests with a sampler and reports to a pruner."""
+        return Trial(self.study(sampler, pruner), claimed._trial_id)
 
     def finish(
-        self, trial: FrozenTrial, state: TrialState, values: float | Sequence[float] | None = None, **attributes: Any
+        self,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: float | Sequence[float] | None = None,
+        reason: str | None = None,
+        interrupted: bool = False,
     ) -> None:
         """End a trial that this process owns. One that has ended already stays unchanged: this process counted as dead,
         and the trial may have a successor, or the call is a repetition.
 
-        :param attributes: user attributes. A trial that failed with a :data:`REASON` is done. The job of any other
-            failed one is done again; with :data:`INTERRUPTED`, it does not count as a death of its worker
+        :param reason: why it failed. Such a trial is done; the job of any other failed one is done again
+        :param interrupted: the worker was asked to end, so that it does not count as a death
         """
         with suppress(UpdateFinishedTrialError):
-            for name, value in attributes.items():
-                self.storage.set_trial_user_attr(trial._trial_id, name, value)
+            for name, value in ((REASON, reason), (INTERRUPTED, interrupted)):
+                if value:
+                    self.storage.set_trial_user_attr(trial._trial_id, name, value)
             self.study().tell(trial.number, values, state, skip_if_finished=True)
 
 

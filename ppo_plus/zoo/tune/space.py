@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 from optuna.trial import Trial
 
@@ -14,6 +14,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.require import require_one_of
 from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
 from ppo_plus.zoo.hyperparams import (
+    Value,
     builtin_file,
     errors_of,
     parse_literal,
@@ -27,18 +28,20 @@ POLICY, SCHEDULE = "policy_kwargs", "_schedule"
 BOUNDS = {"linear": "low < high", "log": "0 < low < high", "near_one": "low < high < 1"}
 #: Settings that are whole numbers, at least 1.
 COUNTS = ("n_envs", "n_steps", "batch_size", "n_epochs")
+#: What a sampler can choose from.
+Name: TypeAlias = None | bool | int | float | str
 
 
 @dataclass(frozen=True)
 class Choices:
     """One of several values, by their names for the sampler (a number, a string, a bool or None)."""
 
-    values: dict[Any, Any]
+    values: dict[Name, Any]
 
-    def suggest(self, trial: Trial, name: str) -> Any:
+    def suggest(self, trial: Trial, name: str) -> Value:
         return self.values[trial.suggest_categorical(name, list(self.values))]
 
-    def encode(self, value: Any) -> Any:
+    def encode(self, value: Value) -> Name:
         """The name of a value; ``ValueError`` if it is not one of the choices."""
         for name, known in self.values.items():
             if known == value and isinstance(known, bool) == isinstance(value, bool):
@@ -48,14 +51,14 @@ class Choices:
     def examples(self) -> list[Any]:
         return list(self.values.values())
 
-    def including(self, value: Any) -> "Choices":
+    def including(self, value: Value) -> "Choices":
         """The choices, with the value added if it is missing."""
         try:
             self.encode(value)
             return self
         except ValueError:
-            plain = isinstance(value, (int, float, str)) and value not in self.values
-            return Choices({**self.values, (value if plain else repr(value)): value})
+            name = value if isinstance(value, int | float | str) and value not in self.values else repr(value)
+            return Choices({**self.values, name: value})
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Range:
             return trial.suggest_int(name, self.low, self.high, log=self.scale == "log")
         return trial.suggest_float(name, self.low, self.high, log=self.scale == "log")
 
-    def encode(self, value: Any) -> float:
+    def encode(self, value: Value) -> float:
         """The sampler's number for a value; ``ValueError`` if it is not a number."""
         if not _is_number(value):
             raise ValueError(f"{value!r} must be a number")
@@ -92,13 +95,15 @@ class Range:
     def examples(self) -> list[Any]:
         return [self.low, self.high]
 
-    def including(self, value: Any) -> "Range":
+    def including(self, value: Value) -> "Range":
         """The range, widened to include a value if that is a number that the scale can express."""
+        if not _is_number(value):
+            return self
         # A range of integers becomes one of floats if the baseline is a float.
         low, high = (float(self.low), float(self.high)) if isinstance(value, float) else (self.low, self.high)
         try:
             wider = Range(min(low, value), max(high, value), self.scale)
-        except (TypeError, ValueError):
+        except ValueError:
             return self
         return self if self.scale == "near_one" and value < 0.5 else wider
 
@@ -146,7 +151,7 @@ class Space:
             raise ValueError(f"search space: a baseline has {unset[0]}=None: use choices with null, not a range")
         return Space({name: item.including(values[name]) for name, item in self.dimensions.items()})
 
-    def _value(self, experiment: Experiment, name: str) -> Any:
+    def _value(self, experiment: Experiment, name: str) -> Value:
         scheduled = name.removesuffix(SCHEDULE)
         value = setting(experiment, scheduled)
         if scheduled + SCHEDULE not in self.dimensions:
@@ -206,7 +211,7 @@ def setting(experiment: Experiment, name: str) -> Any:
     return experiment.hyperparams.get(name, _default(PPO_Plus, name))
 
 
-def split_schedule(value: Any) -> tuple[str, Any]:
+def split_schedule(value: Value) -> tuple[str, Value]:
     """``"lin_0.001"`` as ``("lin", 0.001)``; anything else is constant."""
     if isinstance(value, str):
         schedule, _, number = value.partition("_")
@@ -237,7 +242,7 @@ def _dimension(entry: dict[str, Any], is_count: bool) -> Choices | Range:
     return dimension
 
 
-def _named(choices: Any) -> dict[Any, Any]:
+def _named(choices: Value) -> dict[Name, Any]:
     if isinstance(choices, list):
         items = choices
         choices = {(item if isinstance(item, int | float | str | None) else repr(item)): item for item in items}
@@ -245,8 +250,8 @@ def _named(choices: Any) -> dict[Any, Any]:
             raise ValueError(f"choices={items!r} must differ (1 is true, and 0 is false): give them names, NAME: value")
     if not isinstance(choices, dict) or not choices:
         raise ValueError("choices must be a list, or a mapping of names to values, and not empty")
-    return {key: parse_literal(value) if str(value).startswith("nn.") else value for key, value in choices.items()}
+    return {key: parse_literal(str(value)) if str(value).startswith("nn.") else value for key, value in choices.items()}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Value) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -47,7 +47,7 @@ class Study:
         """The number of trials in the search."""
         return self.attributes().get(BUDGET, 0)  # type: ignore[no-any-return]
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: int | str | dict[str, Any] | None) -> None:
         """Set a user attribute."""
         self.screening().study().set_user_attr(key, value)
 

@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from stable_baselines3.common.callbacks import ConvertCallback
 
-from ppo_plus import EnvFault
+from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_number, require_one_of
-from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
-from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, make_envs, make_model, parse_settings
+from ppo_plus.zoo.callbacks import Interruptible
+from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, Supervision, make_envs, make_model, parse_settings
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env
 from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
@@ -212,7 +212,7 @@ class TuningTask:
     def from_json(cls, data: dict[str, Any], packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "TuningTask":
         """The task that :meth:`to_json` wrote to a storage, which others can write to as well: if it imports from other
         ``packages`` than the reader allows, that is an error before anything is imported."""
-        also = tuple(data.get("also", ()))
+        also = tuple(data["also"])
         for env_id in (data["env_id"], *also):
             # Gymnasium imports the module before the colon.
             module = env_id.rpartition(":")[0].partition(".")[0]
@@ -222,9 +222,7 @@ class TuningTask:
         # Read only known fields: an id, for example, would replace the one that was checked.
         run = {name: value for name, value in data["run"].items() if name in BESIDE_SETTINGS}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
-        # Plans of version 0.1 have fields of a stage that is gone.
-        plan = {name: value for name, value in data["plan"].items() if not name.startswith("race_")}
-        return cls(experiment, data["space"], Plan(**plan), packages, also=also)
+        return cls(experiment, data["space"], Plan(**data["plan"]), packages, also=also)
 
 
 def largest_divisor(number: int, limit: int) -> int:
@@ -237,7 +235,11 @@ class Diverged(Exception):
 
 
 def score(
-    experiment: Experiment, plan: Plan, seed: int, report: Callable[[int, float], None], **supervision: Any
+    experiment: Experiment,
+    plan: Plan,
+    seed: int,
+    report: Callable[[int, float], None],
+    **supervision: Unpack[Supervision],
 ) -> float:
     """Train, evaluate after updates, and return the mean of the last evaluations.
 
@@ -247,7 +249,7 @@ def score(
     """
     experiment, returns = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps), list[float]()
 
-    def after_evaluation(_locals: Any, _globals: Any) -> bool:
+    def after_evaluation(_locals: dict[str, Any], _globals: dict[str, Any]) -> bool:
         returns.append(float(evaluation.last_mean_reward))
         if not math.isfinite(returns[-1]):
             raise Diverged(f"the mean return is {returns[-1]} after {evaluation.num_timesteps} timesteps")

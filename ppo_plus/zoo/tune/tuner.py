@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ppo_plus.require import is_disk_full
-from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
+from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, Supervision
 from ppo_plus.zoo.installation import import_packages
 from ppo_plus.zoo.interrupts import check, deferred, exit_codes
 from ppo_plus.zoo.tune.jobs import CANDIDATE, HEARTBEAT, SEED, STORAGE_ERRORS, Jobs, StorageError, named_errors
@@ -54,7 +53,7 @@ class TuningWorker:
 
     study: Study
     task: TuningTask
-    supervision: Mapping[str, Any] = field(default_factory=dict)
+    supervision: Supervision = field(default_factory=Supervision)
 
     def work(self) -> None:
         """Do jobs until the study is finished. An error that its hyperparameters did not cause stops the study."""
@@ -164,7 +163,7 @@ class Workers:
 
     n: int  # how many
     url: str  # URL of the study's storage
-    supervision: dict[str, Any] = field(default_factory=dict)  # see `zoo.tune.tuner.TuningWorker`
+    supervision: Supervision = field(default_factory=Supervision)  # see `zoo.tune.tuner.TuningWorker`
 
 
 def tune(

@@ -1,15 +1,11 @@
 """``ppo-plus train``, ``tune`` and ``tune worker``."""
 
 import errno
-import fcntl
-import os
-import pty
+import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 import time
 
 import pytest
@@ -25,25 +21,6 @@ from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.interrupts import SIGNALS
 
 _CHECKPOINTS = "stable_baselines3.common.callbacks.CheckpointCallback"
-
-
-@pytest.mark.slow
-def test_progress_bar_on_a_terminal(tmp_path):
-    command = ["-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "3000"]
-    terminal, stderr = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    done = run(command, tmp_path, stdout=subprocess.PIPE, stderr=stderr)
-    os.close(stderr)
-    shown = b""
-    try:
-        while data := os.read(terminal, 100_000):
-            shown += data
-    except OSError:  # how Linux says that there is no more
-        pass
-    os.close(terminal)
-    assert done.returncode == 0
-    text = shown.decode()
-    assert "100%" in text and "mean return" in text and "steps/s" in text and "<" in text
 
 
 @pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT], 2))
@@ -72,6 +49,9 @@ def test_signals_save_the_model(tmp_path, number):
     stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 128 + number and stderr == ""
     assert "CartPole-v1: " in stdout and (folder / "learning_curve.png").is_file()
+    assert re.search(
+        r"^resume from [\d,]+ timesteps: .* train --resume logs/ppo_plus/CartPole-v1_1$", stdout, re.MULTILINE
+    )
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps > 0
     assert (folder / "CartPole-v1_vecnormalize.zip").is_file()
 
@@ -125,71 +105,27 @@ def dry_run(capsys, *arguments):
 
 
 def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys):
-    shown = dry_run(
-        capsys,
-        *[
-            "-n",
-            "1e3",
-            "--n-envs",
-            "2",
-            "--seed",
-            "5",
-            "--vec-env",
-            "dummy",
-            "--env-kwargs",
-            "sutton_barto_reward:True",
-        ],
-        *["-params", "learning_rate:lin_1e-3", "policy_kwargs:dict(net_arch=[4], activation_fn=nn.ReLU)", "gamma:0.5"],
-        *[
-            "--num-threads",
-            "2",
-            "--eval-freq",
-            "7e3",
-            "--save-freq",
-            "-5",
-            "-tb",
-            "tb",
-            "--eval-env-kwargs",
-            "sutton_barto_reward:False",
-        ],
-    )
-    assert (
-        shown["CartPole-v1"].items()
-        >= {
-            "n_timesteps": 1000,
-            "n_envs": 2,
-            "gamma": 0.5,
-            "learning_rate": "lin_1e-3",
-            "policy_kwargs": "dict(net_arch=[4], activation_fn=nn.ReLU)",
-            "env_kwargs": {"sutton_barto_reward": True},
-            "n_threads": 2,
-            "n_steps": 32,
-        }.items()
-    )
-    assert (
-        shown["run"].items()
-        >= {
-            "seed": 5,
-            "vec_env": "dummy",
-            "eval_freq": 7000,
-            "save_freq": 0,
-            "tensorboard_log": "tb",
-            "eval_env_kwargs": {"sutton_barto_reward": False},
-        }.items()
-    )
+    words = "-n 1e3 --n-envs 2 --seed 5 --vec-env dummy --env-kwargs sutton_barto_reward:True --num-threads 2"
+    words += " --eval-freq 7e3 --save-freq -5 -tb tb --eval-env-kwargs sutton_barto_reward:False"
+    words += " -params learning_rate:lin_1e-3 gamma:0.5"
+    shown = dry_run(capsys, *words.split(), "policy_kwargs:dict(net_arch=[4], activation_fn=nn.ReLU)")
+    settings = {"n_timesteps": 1000, "n_envs": 2, "gamma": 0.5, "learning_rate": "lin_1e-3", "n_steps": 32}
+    settings |= {"policy_kwargs": "dict(net_arch=[4], activation_fn=nn.ReLU)", "n_threads": 2}
+    settings |= {"env_kwargs": {"sutton_barto_reward": True}}
+    assert shown["CartPole-v1"].items() >= settings.items()
+    run = {"seed": 5, "vec_env": "dummy", "eval_freq": 7000, "save_freq": 0, "tensorboard_log": "tb"}
+    assert shown["run"].items() >= {**run, "eval_env_kwargs": {"sutton_barto_reward": False}}.items()
     assert list(folder.iterdir()) == []
 
 
 def test_a_dry_run_prints_a_settings_file(folder, capsys):
+    """Of one entry, or with what a run leaves: its settings alone."""
     main([*TRAIN, "--dry-run", "--seed", "1", "-params", "gamma:0.5"])
-    (folder / "mine.yml").write_text(capsys.readouterr().out)
-    assert dry_run(capsys, "-conf", "mine.yml", "--seed", "1")["CartPole-v1"]["gamma"] == 0.5
-
-
-def test_the_settings_of_a_run_are_a_settings_file(folder, capsys):
-    shown = dry_run(capsys, "--seed", "1", "-params", "gamma:0.5")["CartPole-v1"]
-    (folder / "config.yml").write_text(yaml.safe_dump(shown))
-    assert dry_run(capsys, "-conf", "config.yml", "--seed", "1")["CartPole-v1"] == shown
+    (folder / "mine.yml").write_text(printed := capsys.readouterr().out)
+    shown = dry_run(capsys, "-conf", "mine.yml", "--seed", "1")
+    assert shown == yaml.safe_load(printed) and shown["CartPole-v1"]["gamma"] == 0.5
+    (folder / "config.yml").write_text(yaml.safe_dump(shown["CartPole-v1"]))
+    assert dry_run(capsys, "-conf", "config.yml", "--seed", "1") == shown
 
 
 def test_a_tracked_run_logs_to_the_given_folder(folder, capsys, monkeypatch):
@@ -241,29 +177,20 @@ def test_training_a_saved_model_further(folder, monkeypatch):
     ("arguments", "message"),
     [
         (["--env", "CartPol-v1"], "Did you mean: `CartPole`"),
-        (["--env", "CartPole-v99"], "CartPole"),
         (["--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         (["--env", "CartPole"], "'CartPole' has no version: use CartPole-v1"),
         (["--env", "no_such_module:Foo-v0"], "no_such_module"),
         (["--env", ""], "environment"),
         (["--env", "CartPole-v1", "-n", "1e30"], "must be at most 1e+18, not '1e30'"),
-        (["--env", "CartPole-v1", "-n", "0"], "positive whole number, not '0'"),
         (["--env", "CartPole-v1", "-n", "many"], "positive whole number, not 'many'"),
         (["--env", "CartPole-v1", "--seed", "x"], "invalid seed value: 'x'"),
         (["--env", "CartPole-v1", "--seed", str(2**32)], "must be a whole number below 2**32"),
         (["--env", "CartPole-v1", "--device", "toaster"], "device='toaster' is not known to torch"),
         (["--env", "CartPole-v1", "-conf", "nope.yml"], "No such file or directory: 'nope.yml'"),
-        (["--env", "CartPole-v1", "-conf", "."], "directory"),
         (["--env", "CartPole-v1", "-f", __file__], "irectory"),
         (["--env", "CartPole-v1", "-f", "dangling"], "-f dangling: dangling is a file, or a link to nothing"),
-        (["--env", "CartPole-v1", "-f", "dangling/below"], "dangling"),
         (["--env", "CartPole-v1", "-tb", "/proc/x"], "-tb /proc/x: this folder cannot be created"),
-        (["--env", "CartPole-v1", "-tb", "dangling"], "-tb dangling: this folder cannot be created"),
         (["--env", "CartPole-v1", "-params", "normalize:dict(clip_obs='x')"], "clip_obs='x' must be like its default"),
-        (
-            ["--env", "CartPole-v1", "-params", "normalize:dict(norm_obs=3)"],
-            "norm_obs=3 must be like its default, True",
-        ),
         (
             ["--env", "CartPole-v1", "-params", "policy_kwargs:dict(optimizer_class=th.optim.SparseAdam)"],
             "or sparse gradients",
@@ -274,13 +201,9 @@ def test_training_a_saved_model_further(folder, monkeypatch):
         (["--env", "CartPole-v1", "-params", "lr:1e-3"], "error: unknown key 'lr': did you mean 'learning_rate'?"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels:3"], "wheels"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels"], "'wheels' must be KEY:VALUE"),
-        (["--env", "CartPole-v1", "-params", "gamma:high"], "gamma='high' must be a number"),
         (["--env", "CartPole-v1", "-params", "gamma:high", "--dry-run"], "gamma='high' must be a number"),
         (["--env", "CartPole-v1", "--eval-env-kwargs", "wheels:3", "--dry-run"], "wheels"),
         (["--env", "CartPole-v1", "--algo", "sac"], "invalid choice: 'sac'"),
-        (["--env", "CartPole-v1", "-conf", "mine.py"], "No such file or directory: 'mine.py'"),
-        (["--env", "CartPole-v1", "-params", "gama:3"], "error: unknown key 'gama': did you mean 'gamma'?"),
-        (["--env", "CartPole-v1", "-params", "gamma:open('x')"], "is not allowed"),
         (
             ["--env", "CartPole-v1", "-n", "9", "-params", "n_timesteps:5"],
             "-params n_timesteps: another option gives it",
@@ -292,7 +215,6 @@ def test_training_a_saved_model_further(folder, monkeypatch):
             ["--env", "CartPole-v1", "-i", __file__, "-params", "policy:CnnPolicy", "policy_kwargs:dict(net_arch=[8])"],
             "-i keeps the networks of its model: leave out policy and policy_kwargs of -params",
         ),
-        (["--env", "CartPole-v1", "--nope"], "--nope"),
         (["--env", "CartPole-v1", "--log-interval", "10"], "--log-interval"),
         ([], "--env"),
     ],
@@ -308,30 +230,19 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
     [
         ("default: [", "not valid YAML"),
         ("CartPole-v1: {n_timesteps: 64, gama: 1}", "unknown key 'gama': did you mean 'gamma'?"),
-        ("CartPole-v1: {n_timestep: 64}", "unknown key 'n_timestep': did you mean 'n_timesteps'?"),
-        ("CartPole-v1: {n_timesteps: 64, use_rms_prop: true}", "unknown key 'use_rms_prop'"),
         ("CartPole-v1: {n_timesteps: 64, policy: Nope}", "Nope"),
         (
             f"CartPole-v1: {{n_timesteps: 64, callback: {_CHECKPOINTS}}}",
             "missing 2 required positional arguments: 'save_freq'",
         ),
-        (f"CartPole-v1: {{n_timesteps: 64, callback: {{{_CHECKPOINTS}: {{nope: 3}}}}}}", "argument"),
         ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.TimeLimit}", "'max_episode_steps'"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
-        ("CartPole-v1: {n_timesteps: 64, learning_rate: -1}", "learning_rate"),
         ('CartPole-v1: {n_timesteps: 64, n_steps: "64"}', "not text: write a number without quotation marks"),
-        ("CartPole-v1: {n_timesteps: 64, gamma: '.9'}", "gamma='.9' must be a number"),
-        ("CartPole-v1: {n_timesteps: 64, n_epochs: many}", "n_epochs"),
-        ("CartPole-v1: {n_timesteps: 64, batch_size: [1]}", "batch_size"),
-        ("CartPole-v1: {n_timesteps: 64, gamma: high}", "gamma"),
-        ("CartPole-v1: {n_timesteps: 64, env_kwargs: {wheels: 3}}", "wheels"),
         ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.GrayscaleObservation}", ""),
-        ("CartPole-v1: {n_timesteps: 64, policy_kwargs: {net_architecture: [8]}}", "net_architecture"),
         (
             "CartPole-v1: {n_timesteps: 64, policy_kwargs: {activation_fn: relu}}",
             "'relu' must be a class, such as torch.nn.ReLU",
         ),
-        ("CartPole-v1: {n_timesteps: 64, policy_kwargs: \"open('x')\"}", "not allowed"),
     ],
 )
 def test_mistake_in_the_settings_file(folder, check_one_line_error, text, message):
@@ -368,28 +279,25 @@ def test_tracking_with_weights_and_biases_offline(tmp_path, monkeypatch):
     assert list(tmp_path.glob("runs/CartPole-v1__ppo_plus__3__*/CartPole-v1/*/events*"))
 
 
-def test_tracking_without_a_login_is_one_line(tmp_path, monkeypatch, check_one_line_error):
-    pytest.importorskip("wandb", reason="needs wandb")
-    monkeypatch.chdir(tmp_path)
-    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("WANDB_MODE", "online")
-    command = [*TRAIN, "-n", "64", "--no-progress", "--track"]
-    check_one_line_error(command, "Log in (wandb login), or set WANDB_MODE=offline")
-    assert not list(tmp_path.glob("logs/ppo_plus/*"))
-
-
-def test_tracking_without_its_server_is_one_line(tmp_path, monkeypatch, check_one_line_error):
-    pytest.importorskip("mlflow", reason="needs mlflow")
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("tracker", "message"),
+    [
+        ("wandb", "Log in (wandb login), or set WANDB_MODE=offline"),
+        ("mlflow", "If the server of MLFLOW_TRACKING_URI does not answer, start it"),
+    ],
+)
+def test_a_tracker_that_cannot_be_reached_is_one_line(folder, monkeypatch, check_one_line_error, tracker, message):
+    pytest.importorskip(tracker)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    for name, value in {"TRACKING_URI": address, "HTTP_REQUEST_MAX_RETRIES": "0"}.items():
-        monkeypatch.setenv(f"MLFLOW_{name}", value)
-    command = [*TRAIN, "-n", "64", "--no-progress", "--track", "mlflow"]
-    check_one_line_error(command, "If the server of MLFLOW_TRACKING_URI does not answer, start it")
-    assert not list(tmp_path.glob("logs/ppo_plus/*"))
+    variables = {"MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "WANDB_MODE": "online"}
+    variables |= {name: str(folder / "none") for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR")}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    check_one_line_error([*TRAIN, "-n", "64", "--no-progress", "--track", tracker], message)
+    assert not list(folder.glob("logs/ppo_plus/*"))
 
 
 @pytest.mark.exhaustive

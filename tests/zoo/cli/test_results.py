@@ -50,12 +50,6 @@ def test_the_screen_is_chosen_before_modules_of_the_user_are_imported(folder, mo
     assert sys.modules.pop("draws").found == "egl"
 
 
-@pytest.mark.parametrize("name", ["x.xyz", "x", "x.png", ".gif"])
-def test_recordings_that_are_not_possible(folder, check_one_line_error, name):
-    arguments = ["record", "--env", "CartPole-v1", "--exp-id", "-1", "-o", name]
-    check_one_line_error(arguments, f"-o {name}: the name must end in .gif or .mp4")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -63,10 +57,13 @@ def test_recordings_that_are_not_possible(folder, check_one_line_error, name):
         (["enjoy", "--env", "CartPole-v1", "--exp-id", "-1", "-f", "."], "there is no model CartPole-v1.zip"),
         (["record", "--env", "CartPole-v1", "--exp-id", "3"], "there is no run of CartPole-v1"),
         ("enjoy --env CartPole-v1 --norm-reward".split(), "--norm-reward"),
+        *(
+            (f"record --env CartPole-v1 --exp-id -1 -o {name}".split(), "must end in .gif or .mp4")
+            for name in ("x", "x.png")
+        ),
         (["export", "."], "RUN .: not the folder of a run"),
         (["plot", "-e", "CartPole-v1"], "has no run of CartPole-v1"),
         (["plot", "-e", "CartPole-v1", "-o", "curves.txt"], "must end in .png, .svg or .pdf"),
-        (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c"], "1 labels for 2 folders"),
         (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c", "c"], "1 labels for 2 folders: give each its own"),
     ],
 )
@@ -121,21 +118,13 @@ def test_a_killed_runs_half_written_files(folder, capsys):
     assert "return 1.00 after 8 timesteps, 1 run" in shown.out and shown.err.count("npz, which is damaged") == 5
 
 
-@pytest.mark.parametrize("label", [r"$\bad{$", "a_b^c", "$x$"])
-def test_labels_are_no_formulas(folder, capsys, label):
-    path = folder / "logs" / "ppo_plus" / "CartPole-v1_1"
-    path.mkdir(parents=True)
-    np.savez(path / "evaluations.npz", timesteps=[8], results=[[1.0]])
-    main(["plot", "-e", "CartPole-v1", "-l", label, "-o", "x.svg"])
-    assert f"CartPole-v1, {label}: return 1.00" in capsys.readouterr().out and (folder / "x.svg").is_file()
-
-
-def test_plot_says_where_it_cuts_runs(folder, capsys):
+def test_labels_are_no_formulas_and_plot_says_where_it_cuts_runs(folder, capsys):
     for number, end in enumerate((1000, 4000), 1):
         path = folder / "logs" / "ppo_plus" / f"CartPole-v1_{number}"
         path.mkdir(parents=True)
         np.savez(path / "evaluations.npz", timesteps=[500, end], results=[[1.0], [2.0]])
-    main(["plot", "-e", "CartPole-v1"])
+    main(["plot", "-e", "CartPole-v1", "-l", label := r"$\bad{$", "-o", "x.svg"])
     result, note, _ = capsys.readouterr().out.splitlines()
-    assert "after 1,000 timesteps" in result
+    assert result.startswith(f"CartPole-v1, {label}: ") and "after 1,000 timesteps" in result
     assert note == "  (up to the end of the shortest run; the longest has 4,000 timesteps)"
+    assert (folder / "x.svg").is_file()

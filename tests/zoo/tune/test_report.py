@@ -1,12 +1,7 @@
 """The verdict of a study, and what it leaves in its folder."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -94,13 +89,6 @@ def test_what_failed_on_a_seed_is_not_confirmed():
     assert without.winner is None and "the settings file has no score on unseen seeds" in str(without)
 
 
-def test_without_runs_of_a_baseline_nothing_is_confirmed():
-    """As in a study of version 0.1, where the settings file's entry was no baseline."""
-    verdict = against_both(finalist(LOW), finalist([], 1), finalist(HIGH, 2))
-    assert verdict.winner is None
-    assert "No confirmation: the settings file has no score on unseen seeds" in str(verdict)
-
-
 def test_no_confirmation_no_winner():
     for baselines in ({}, {"default": finalist([])}):
         assert compare(baselines, []).winner is None
@@ -123,16 +111,6 @@ def test_a_wrong_winner_is_as_rare_as_the_report_says(monkeypatch, n_baselines):
     assert wrong <= binom.ppf(0.999, n_studies, ERROR_RATE)
     # It is no test if nothing ever wins.
     assert wrong >= binom.ppf(0.001, n_studies, 0.01)
-
-
-@pytest.mark.slow
-def test_report(tuned):
-    _, verdict, folder, _ = tuned
-    report = (folder / "report.md").read_text()
-    assert str(verdict) in report
-    assert "| gain over default | gain over settings file |" in report
-    # What ran, not only what was sampled.
-    assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
 
 
 def test_export_is_an_entry_that_reads_back(tmp_path):
@@ -188,31 +166,3 @@ def test_the_command_trains_with_the_entry():
     assert (args.trust_config, args.gym_packages) == (True, ["my_envs"])
     plain = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000)).fitted()
     assert retraining(plain, builtin_file()) == ["train", "--env", "CartPole-v1", "-conf", str(builtin_file())]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("rl_zoo3") is None, reason="rl_zoo3 is not installed: pip install rl_zoo3 requests")
-def test_rl_zoo3_reads_it_back(tmp_path):
-    task = TuningTask(load_experiment("MountainCar-v0"), read_space(), Plan(50_000)).fitted()
-    sampled = {"gamma": 0.95, "learning_rate": "lin_0.01", "policy_kwargs": {"activation_fn": "nn.ReLU"}}
-    settings = task.candidate(sampled).settings()
-    path = tmp_path / "MountainCar-v0.yml"
-    won = finalist(HIGH, 7, settings=settings)
-    export(won.trial, against(finalist(LOW), won), task, "my study", path)
-    code = """
-import json, sys
-from pathlib import Path
-from rl_zoo3_entries import read
-print(json.dumps(read("ppo", Path(sys.argv[1]), "MountainCar-v0", False), default=str))
-"""
-    # In a separate process, because importing rl_zoo3 changes Gymnasium.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "zoo"), *sys.path])}
-    command = [sys.executable, "-c", code, str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    read = json.loads(done.stdout.splitlines()[-1])
-    assert (read["n_timesteps"], read["n_envs"], read["policy"]) == (task.plan.n_timesteps, 8, "MlpPolicy")
-    assert read["normalize"]["gamma"] == read["hyperparams"]["gamma"] == 0.95
-    assert read["hyperparams"]["learning_rate"] == [0.01, 0.0025, 0.0]
-    assert read["policy_kwargs"] == {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>"}
-    assert read["hyperparams"]["sde_sample_freq"] == 4

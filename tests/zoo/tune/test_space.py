@@ -82,10 +82,12 @@ def test_a_range_of_whole_numbers_has_others_where_the_baseline_has():
     assert Range(0.1, 0.9).including(1) == Range(0.1, 1)
 
 
-@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MultiInputAttentionPolicy", "MlpPolicy"])
+@pytest.mark.parametrize("policy", ["MultiInputAttentionPolicy", "MlpPolicy"])
 def test_defaults_of_a_policy_are_found_in_its_bases(policy):
     experiment = DEFAULT.replace(policy=policy)
     assert setting(experiment, "policy_kwargs.activation_fn") is nn.Tanh
+    assert (setting(experiment, "n_steps"), setting(experiment, "n_envs")) == (2048, 1)
+    assert [setting(experiment.replace(normalize=value), "normalize") for value in (None, {})] == [False, True]
     parse_space(read_space()).including(experiment)
 
 
@@ -94,14 +96,6 @@ def test_mistakes_in_a_space():
         parse_space({"clip_range_schedule": {"choices": ["constant"]}})
     with pytest.raises(ValueError, match="must differ .1 is true"):
         parse_space({"n_epochs": {"choices": [1, True]}})
-
-
-def test_kinds_of_ranges():
-    trial = FixedTrial({"epochs": 7, "vf": 0.5, "lr": 0.01, "1 - gamma": 0.02})
-    assert Range(1, 10).suggest(trial, "epochs") == 7
-    assert Range(0.0, 1).suggest(trial, "vf") == 0.5
-    assert Range(0.001, 0.1, "log").suggest(trial, "lr") == 0.01
-    assert Range(0.9, 0.999, "near_one").suggest(trial, "1 - gamma") == 0.98
 
 
 def test_schedules():
@@ -132,14 +126,6 @@ def test_examples_are_all_choices_and_the_ends_of_ranges():
         ("clip_range_schedule", "cos", {"clip_range": "cos_0.1"}),
         ("policy_kwargs.net_arch", [8], {"policy_kwargs": {"net_arch": [8]}}),
     ]
-
-
-def test_settings_by_default():
-    assert setting(DEFAULT, "n_steps") == 2048
-    assert setting(DEFAULT, "policy_kwargs.activation_fn") is nn.Tanh
-    assert setting(DEFAULT, "n_envs") == 1
-    assert setting(DEFAULT, "normalize") is False
-    assert setting(DEFAULT.replace(normalize={}), "normalize") is True
 
 
 @pytest.mark.parametrize(

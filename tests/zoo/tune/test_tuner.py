@@ -3,13 +3,11 @@
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
@@ -22,14 +20,14 @@ from parametrization import part
 from process_states import is_alive, state
 
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
+from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.tune import tuner
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, STORAGE_ERRORS, WORKER, open_storage
 from ppo_plus.zoo.tune.study import SETTINGS, Study, create, is_over, read_task
-from ppo_plus.zoo.tune.task import Plan, TuningTask
-from ppo_plus.zoo.tune.tuner import Workers, supervise, tune
+from ppo_plus.zoo.tune.task import Plan
 from ppo_plus.zoo.tune.tuner import finish as finish_study
+from ppo_plus.zoo.tune.tuner import tune
 
 ROOT = Path(__file__).parents[3]
 #: What processes import from: the package, and the environment of these tests.
@@ -162,17 +160,6 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path, re
     assert len(study.get_trials()) == len(trials)
 
 
-@pytest.mark.exhaustive
-def test_two_tuners_of_one_study(tmp_path):
-    """The same command on two machines with a shared folder: one budget, and each of them writes the report."""
-    command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
-    tuners = [start(tmp_path, "study.log", *command) for _ in range(2)]
-    assert all("report: logs/tune/CartPole-v1/report.md" in finish(tuner) for tuner in tuners)
-    trials = Study("CartPole-v1", open_storage(str(tmp_path / "study.log"))).screening().trials()
-    assert sorted((trial.user_attrs[JOB], trial.state.name) for trial in trials) == [(i, "COMPLETE") for i in range(4)]
-    assert (tmp_path / "logs/tune/CartPole-v1/CartPole-v1_not_confirmed.yml").is_file()
-
-
 def restarted(server, study, tuning):
     """Stop a server for some seconds in the middle of a trial; the study, read from the server that started again."""
     wait_for_report(study)
@@ -185,7 +172,7 @@ def restarted(server, study, tuning):
     return wait_for_study(server.url, study.study_name)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     """Ctrl-C, twice, in the middle of a trial: the worker puts its job back, and the line says how to go on."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
@@ -215,20 +202,6 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     assert sorted(trial.state.name for trial in study.get_trials()) == [*["COMPLETE"] * 5, "FAIL"]
 
 
-@pytest.mark.parametrize("condition", part(["prepares", "starts workers"], ["starts workers"]))
-@pytest.mark.slow
-def test_interrupted_early(tmp_path, condition):
-    """Ctrl-C, twice, before anything runs: the same line, and nothing continues without the tuner."""
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    process = start(tmp_path, url, "tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path), "--workers", "2")
-    wait_until({"prepares": catches_sigterm, "starts workers": children}[condition], process.pid)
-    workers = children(process.pid)
-    for _ in range(2):
-        os.killpg(process.pid, signal.SIGINT)
-    interruption(process)
-    assert not any(map(is_alive, workers))
-
-
 def test_a_lost_interrupt_ends_the_trial(tmp_path, handlers, loses_interrupt):
     """Its job is put back."""
     study = Study("lost", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
@@ -240,7 +213,7 @@ def test_a_lost_interrupt_ends_the_trial(tmp_path, handlers, loses_interrupt):
     assert trial.state == TrialState.FAIL and REASON not in trial.user_attrs
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_end_with_their_tuner(tmp_path):
     """Even if it is killed: nobody would see what they do, and the same command starts others."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
@@ -269,18 +242,9 @@ def wait_until(condition, pid):
         time.sleep(0.01)
 
 
-def catches_sigterm(pid):
-    """Whether a process has a handler of its own: Python has none."""
-    return sigterm_in("SigCgt", pid)
-
-
 def has_a_sigterm_to_come(pid):
     """Whether a process was sent one that it has not received yet."""
-    return sigterm_in("ShdPnd", pid)
-
-
-def sigterm_in(signals, pid):
-    (mask,) = re.findall(rf"{signals}:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    (mask,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(int(mask, 16) >> signal.SIGTERM - 1 & 1)
 
 
@@ -306,33 +270,24 @@ TUNED = (
 
 
 @pytest.mark.slow
-def test_stages_of_a_study(tuned):
-    study, _, folder, _ = tuned
+def test_a_whole_study(tuned):
+    """Again, it does nothing but write the report; and it is about one thing."""
+    study, verdict, folder, task = tuned
     stages = {name: jobs.trials() for name, jobs in study.begun_stages().items()}
     assert [len(trials) for trials in stages.values()] == [3, 30]
     seeds = {trial.user_attrs["seed"] for trial in stages["confirmation"]}
     assert seeds == set(range(1_000_003, 1_010_003, 1000))
     assert [trial.user_attrs.get("baseline") for trial in stages["screening"]] == ["default", "settings file", None]
-    assert stages["screening"][0].user_attrs[SETTINGS] == {
-        "n_timesteps": 1024,
-        "n_envs": 1,
-        "policy": "MlpPolicy",
-    }
-
-
-@pytest.mark.slow
-def test_again_does_nothing_but_write_the_report(tuned):
-    study, verdict, folder, task = tuned
+    default = {"n_timesteps": 1024, "n_envs": 1, "policy": "MlpPolicy"}
+    assert stages["screening"][0].user_attrs[SETTINGS] == default
+    report = (folder / "report.md").read_text()
+    assert str(verdict) in report and "| gain over default | gain over settings file |" in report
+    # What ran, not only what was sampled.
+    assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
     (folder / "report.md").unlink()
     create(study, task, 3)
-    again = finish_study(study, task, folder, None)
-    assert str(again) == str(verdict) and (folder / "report.md").is_file()
+    assert str(finish_study(study, task, folder, None)) == str(verdict) and (folder / "report.md").is_file()
     assert [len(jobs.study().trials) for _, jobs in study.begun_stages().items()] == [3, 30]
-
-
-@pytest.mark.slow
-def test_a_study_is_about_one_thing(tuned):
-    study, _, folder, task = tuned
     with pytest.raises(ValueError, match=r"plan n_timesteps=8192 \(the study has 1024\)"):
         create(study, replace(task, plan=Plan(8192)), 3)
 
@@ -354,30 +309,6 @@ def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
     assert trials[0].user_attrs[REASON] in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.exhaustive
-def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
-    """Here in the middle of a trial: its tables are gone."""
-    database = tmp_path / "study.db"
-    command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
-    process = start(tmp_path, f"sqlite:///{database}", *command)
-    study = wait_for_study(f"sqlite:///{database}", "CartPole-v1")
-    with closing(sqlite3.connect(database, timeout=600)) as connection, connection:
-        # While nobody else can write, the trial cannot end. The worker is not stopped, which it could be while writing.
-        while True:
-            wait_for_report(study)
-            connection.execute("BEGIN IMMEDIATE")
-            if any(trial.intermediate_values for trial in running(study)):
-                break
-            connection.rollback()
-        for table in ("trial_user_attributes", "study_user_attributes"):
-            connection.execute(f"DROP TABLE {table}")
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 2
-    # The worker's line, and the tuner's.
-    starts = [line.startswith("ppo-plus: error: the storage is unavailable: ") for line in err.splitlines()]
-    assert starts == [True, True], err
-
-
 @pytest.mark.slow
 def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     study, verdict, folder, task = tuned
@@ -396,37 +327,9 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     assert command.endswith("train --env Aiming-v0 -conf 'my logs/tune/whole/Aiming-v0.yml' --gym-packages tuning_envs")
 
 
-@pytest.mark.slow
-def test_an_environment_that_hangs_is_restarted_in_its_run(tmp_path, monkeypatch):
-    url, marker = f"sqlite:///{tmp_path}/study.db", tmp_path / "hangs"
-    import_module("tuning_envs")
-    hyperparams = {"n_steps": 64, "batch_size": 64}
-    experiment = Experiment(
-        "Hanging-v0", 128, env_kwargs={"marker": str(marker)}, hyperparams=hyperparams, vec_env="subproc"
-    )
-    # Two rollouts each, on one seed.
-    plan = Plan(128, n_evals=2, last_evals=1, n_eval_episodes=1, n_seeds=2, confirm_seeds=0, pruner="none")
-    packages = (*ALLOWED_PACKAGES, "tuning_envs")
-    task = TuningTask(experiment, {"learning_rate": {"low": 1e-4, "high": 1e-2}}, plan, packages, ("tuning_envs",))
-    study = Study("study", open_storage(url))
-    create(study, task, 2)
-    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    # More restarts than one, since a busy machine may seem to hang.
-    supervise(study, task, Workers(1, url, supervision={"restarts": 100, "timeout": 5}))
-    assert [trial.state for trial in study.screening().trials()] == [TrialState.COMPLETE] * 2
-    assert not is_alive(int(marker.read_text()))
-
-
 def test_a_worker_that_does_not_end_is_killed(monkeypatch):
     """Ctrl-C would wait for a hanging one for ever."""
     monkeypatch.setattr(tuner, "END_PATIENCE", 0)
-    process = start_sleeping()
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
     tuner._end(process)
     assert process.returncode == -9
-
-
-def start_sleeping():
-    """A process as a worker's: in a separate session."""
-    return subprocess.Popen(
-        [sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True, env=dict(os.environ)
-    )

@@ -1,0 +1,120 @@
+"""Callbacks, and what they write: evaluations, and the best model with its normalization statistics."""
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import EvalCallback
+from tqdm import tqdm
+
+from ppo_plus.distributed.ranks import Ranks
+from ppo_plus.ppo import PPO_Plus
+from ppo_plus.rollout.evaluation import frozen, play, with_statistics_of
+from ppo_plus.saving import statistics
+from ppo_plus.saving.files import replacing
+
+
+class EvalAfterUpdates(EvalCallback):
+    """SB3's ``EvalCallback``, but it evaluates after updates, including the last one.
+
+    SB3 evaluates in the middle of a rollout, where it scores the policy of the previous rollout, and never scores the
+    last update. This callback evaluates the first update after each multiple of ``eval_freq``, and the last one. If
+    several processes train one model, each plays its share of the episodes, and the first one records all.
+
+    :param eval_env: evaluation environments of this process, or the id of one. They are wrapped as the training
+        environments are, and get their normalization statistics
+    :param eval_freq: environment steps between evaluations, over all environments (SB3: of each); 0 or less: never
+    :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
+    """
+
+    #: See :attr:`ppo_plus.call.Call.in_all_processes`.
+    in_all_processes = True
+
+    def __init__(self, eval_env: Any, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):
+        super().__init__(PPO_Plus._wrap_env(eval_env), eval_freq=eval_freq, verbose=verbose, **kwargs)
+
+    def _init_callback(self) -> None:
+        with warnings.catch_warnings():
+            # SB3 compares the classes of wrappers.
+            warnings.filterwarnings("ignore", "Training and eval env are not of the same type")
+            super()._init_callback()
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        # An environment that does not fit raises an error before training.
+        with_statistics_of(self.model, self.eval_env)
+        self.evaluated_updates = self.model._n_updates
+        self.evaluated_timesteps = self.model.num_timesteps
+        self.should_continue = True
+
+    def _on_step(self) -> bool:
+        return self.should_continue
+
+    def _on_rollout_start(self) -> None:
+        every = self.eval_freq
+        self._evaluate(every > 0 and self.num_timesteps // every > self.evaluated_timesteps // every)
+
+    def _on_training_end(self) -> None:
+        self._evaluate(self.eval_freq > 0)
+
+    def _evaluate(self, is_due: bool) -> None:
+        """Evaluate if it is due, and there has been an update since the last evaluation."""
+        ranks: Ranks = self.model.ranks  # type: ignore[attr-defined]
+        # Rank 0 decides, so that all ranks evaluate or none does.
+        if ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
+            self.evaluated_updates = self.model._n_updates
+            self.evaluated_timesteps = self.num_timesteps
+            self._is_success_buffer = []
+            n_episodes = (self.n_eval_episodes + ranks.rank) // ranks.size
+            options = {"deterministic": self.deterministic, "render": self.render, "warn": self.warn}
+            with frozen(with_statistics_of(self.model, self.eval_env)) as played:
+                returns, lengths = play(self.model, played, n_episodes, self._log_success_callback, **options)
+            parts = ranks.gather_values((returns, lengths, self._is_success_buffer))
+            if ranks.leads:
+                self._record(*(sum(part, []) for part in zip(*parts, strict=True)))
+
+    def _record(self, returns: list[float], lengths: list[int], successes: list[bool]) -> None:
+        """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does."""
+        self.evaluations_timesteps.append(self.num_timesteps)
+        self.evaluations_results.append(returns)
+        self.evaluations_length.append(lengths)
+        tables: dict[str, Any] = {
+            "timesteps": self.evaluations_timesteps,
+            "results": self.evaluations_results,
+            "ep_lengths": self.evaluations_length,
+        }
+        if successes:
+            self.evaluations_successes.append(successes)
+            tables["successes"] = self.evaluations_successes
+            self.logger.record("eval/success_rate", np.mean(successes))
+        if self.log_path is not None:
+            with replacing(f"{self.log_path}.npz") as file:
+                np.savez(file, **tables)
+        self.last_mean_reward = mean = float(np.mean(returns))
+        is_best = mean > self.best_mean_reward
+        self.logger.record("eval/mean_reward", mean)
+        self.logger.record("eval/mean_ep_length", np.mean(lengths))
+        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+        self.logger.dump(self.num_timesteps)
+        if self.verbose >= 1:
+            # Above the progress bar, if there is one.
+            result = f"mean return {mean:.2f} +/- {np.std(returns):.2f} over {len(returns)} episodes"
+            best = " (new best)" if is_best else ""
+            tqdm.write(f"evaluation after {self.num_timesteps:,} timesteps: {result}{best}", file=sys.stderr)
+        if is_best:
+            self.best_mean_reward = mean
+            if self.best_model_save_path is not None:
+                save_with_statistics(self.model, Path(self.best_model_save_path, "best_model.zip"))  # type: ignore[arg-type]
+            if self.callback_on_new_best is not None:
+                self.should_continue &= self.callback_on_new_best.on_step()
+        self.should_continue = self.should_continue and self._on_event()
+
+
+def save_with_statistics(model: PPO_Plus, path: Path) -> None:
+    """Save a model and, next to its ``.zip`` file, its normalization statistics, which must be finite."""
+    model.save(path)
+    if (normalize := model.get_vec_normalize_env()) is not None:
+        statistics.require_finite(normalize, statistics.statistics_path(path))
+        statistics.write_statistics(normalize, statistics.statistics_path(path))
