@@ -13,6 +13,7 @@ from typing import Any
 
 import torch as th
 from torch import nn, optim
+from torch._ops import OpOverload
 from torch._utils import _flatten_dense_tensors
 from torch.autograd import Variable
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -164,7 +165,9 @@ class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.left, self.least = n_numbers, least
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if not any(result.alias_info for result in operation._schema.returns):  # neither in place nor a view
             self.left -= self.least + _numbers_made(operation, args, kwargs)
@@ -173,7 +176,7 @@ class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return operation(*args, **kwargs)
 
 
-def _numbers_made(operation: Any, args: Any, kwargs: dict[str, Any]) -> int:
+def _numbers_made(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The number of elements that an operation of torch returns, without running it."""
     # The device ``meta`` computes shapes alone.
     args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, th.Tensor) else leaf, (args, kwargs))
@@ -184,9 +187,10 @@ def _numbers_made(operation: Any, args: Any, kwargs: dict[str, Any]) -> int:
     return sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, th.Tensor))
 
 
-def original(module: Any) -> Any:
+def original(module: nn.Module) -> nn.Module:
     """The module that ``torch.compile`` has wrapped; others unchanged."""
-    return getattr(module, "_orig_mod", module)
+    inside: nn.Module = getattr(module, "_orig_mod", module)
+    return inside
 
 
 def as_if_compiling() -> AbstractContextManager[None]:
