@@ -66,7 +66,7 @@ def require_callable(name: str, function: Callable[..., Any], n: int, remedy: st
         raise TypeError(f"{name}{inspect.signature(function)} ({error}): {remedy}") from None
 
 
-def same_space(space: Any, other: Any) -> bool:
+def same_space(space: spaces.Space, other: spaces.Space) -> bool:
     """Whether two spaces are equal. Bounds of ±3.4e38 (old Gymnasium and gym) equal infinity."""
     if isinstance(space, spaces.Dict) and isinstance(other, spaces.Dict):
         return space.keys() == other.keys() and all(same_space(space[key], other[key]) for key in space)
@@ -79,7 +79,7 @@ def same_space(space: Any, other: Any) -> bool:
     return bool(space == other)
 
 
-def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
+def require_spaces(env: Any, observation_space: spaces.Space, action_space: spaces.Space) -> None:
     """:raises ValueError: an environment, wrapped as for learning, does not fit the spaces of an existing model"""
     for kind, space in (("observation", observation_space), ("action", action_space)):
         other = getattr(env, f"{kind}_space")
@@ -90,7 +90,7 @@ def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
             )
 
 
-def nearest(name: Any, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that begins with ``name``, or else is most similar to it, to ask "did you mean …?"; ``None``: none
     is similar. ``lr`` stands for ``learning_rate``."""
     known = list(known)

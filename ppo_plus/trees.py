@@ -1,6 +1,6 @@
 """Trees of tuples, lists, dicts and ``None`` with tensors as leaves: optree's functions, typed; and devices."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import optree
@@ -17,7 +17,7 @@ tree_flatten: Callable[[Any], tuple[list[Any], Any]] = optree.tree_flatten
 tree_structure: Callable[[Any], Any] = optree.tree_structure
 
 
-def named_parts(parts: Any) -> dict[Any, Any]:
+def named_parts(parts: Mapping[Any, Any] | Iterable[Any]) -> dict[Any, Any]:
     """A mapping as a dict, or a sequence by the indices of its parts; ``Dict`` and ``Tuple`` spaces are these, too."""
     return dict(parts) if isinstance(parts, Mapping) else dict(enumerate(parts))
 

@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import importlib
 import multiprocessing
 import signal
 

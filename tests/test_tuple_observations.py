@@ -3,22 +3,18 @@
 import json
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, PARTS, VECTOR, RandomEnv, TupleEnv
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import TransformObservation
 from models import make_model, weights
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus import PPO_Plus, load_statistics, make_vec
-from ppo_plus.envs.checks import check_spaces
+from ppo_plus import make_vec
 from ppo_plus.policy.observations import as_dict, to_tensor
-from ppo_plus.saving.statistics import write_statistics
 
 TUPLE = spaces.Tuple(PARTS)
 
@@ -29,12 +25,9 @@ def make(env, policy="MultiInputPolicy", **kwargs):
 
 VECTORIZED = {
     "single": lambda make_env: make_env(),
-    "dummy": lambda make_env: DummyVecEnv([make_env] * 2),
-    "subproc of SB3": lambda make_env: SubprocVecEnv([make_env] * 2, start_method="fork"),
     "make_vec": lambda make_env: make_vec(make_env, 2, seed=0),
     "workers": lambda make_env: make_vec(make_env, 2, seed=0, vec_env="subproc"),
     "normalized": lambda make_env: VecNormalize(make_vec(make_env, 2, seed=0), norm_obs_keys=["0"]),
-    "sync": lambda make_env: SyncVectorEnv([make_env] * 2),
     "sync, same step": lambda make_env: SyncVectorEnv([make_env] * 2, autoreset_mode=AutoresetMode.SAME_STEP),
     "async": lambda make_env: AsyncVectorEnv([make_env] * 2),
 }
@@ -99,18 +92,6 @@ def test_an_entry_can_be_the_mask_or_seen_by_the_critic_only():
     assert np.isfinite(model.learn(16).evaluate(2)).all()
 
 
-def test_saved_and_loaded_with_statistics(tmp_path):
-    model = make(VecNormalize(make_vec(TupleEnv, 2, seed=0), norm_obs_keys=["0"])).learn(32)
-    obs = model.env.reset()
-    expected, _ = model.predict(obs, deterministic=True)
-    model.save(tmp_path / "model")
-    write_statistics(model.env, tmp_path / "statistics.zip")
-    env = load_statistics(tmp_path / "statistics.zip", make_vec(TupleEnv, 2, seed=0))
-    loaded = PPO_Plus.load(tmp_path / "model", env)
-    assert loaded.observation_space == model.observation_space
-    assert loaded.predict(obs, deterministic=True)[0].tolist() == expected.tolist()
-
-
 @pytest.mark.slow
 def test_exported_each_part_is_an_input(tmp_path):
     pytest.importorskip("onnxruntime")
@@ -126,16 +107,3 @@ def test_sequences_and_nested_tuples_name_a_remedy():
             make(RandomEnv(ACTIONS["discrete"], space))
     with pytest.raises(ValueError, match="is nested: flatten the inner Dict or Tuple"):
         make(RandomEnv(ACTIONS["discrete"], spaces.Tuple([TUPLE])))
-
-
-def test_padding_is_a_wrapper():
-    def pad(obs):
-        padded = np.zeros((4, 5), np.float32)
-        padded[: len(obs[:4])] = np.array(obs[:4]).reshape(-1, 5)
-        return padded
-
-    words = RandomEnv(ACTIONS["discrete"], spaces.Sequence(VECTOR))
-    env = TransformObservation(words, pad, spaces.Box(-3.0, 3.0, (4, 5)))
-    check_spaces(env)
-    assert np.isfinite(make(env, "MlpPolicy").learn(16).evaluate(1)).all()
-    assert isinstance(env, gym.Wrapper)

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch as th
+from optree import PyTreeSpec
 
 from ppo_plus.compiling.constants import NotComparable, Reads, constants_of, first_difference
 from ppo_plus.compiling.torch_private import ONE_AT_A_TIME, compile_graph, find_compiler, own_workspaces, trace
@@ -66,7 +67,7 @@ class Compiled:
     name: str
     reads: Reads = Reads()
     strict: bool = False
-    constants: Any = None
+    constants: dict[str, Any] | str | None = None
     n_traces: int = field(default=0, init=False)
     #: Why it is not compiled; ``None``: it is, or will be at its first call.
     failure: str | None = field(default=None, init=False)
@@ -74,7 +75,7 @@ class Compiled:
     seconds: float = field(default=0.0, init=False)
     _run: Callable[[list[th.Tensor]], Any] | None = field(default=None, init=False)
     _signature: list[Any] = field(default_factory=list, init=False)
-    _static_form: Any = field(default=None, init=False)
+    _static_form: PyTreeSpec | None = field(default=None, init=False)
 
     def reset(self) -> None:
         """Drop the compiled form: the next call traces again."""
@@ -131,7 +132,7 @@ class Compiled:
             return self._run(tensors)
 
         gpu = [leaf.device for leaf in tree_leaves(args) if leaf.is_cuda][:1]
-        mutable: Any = tree_map(th.clone, args[:1])
+        mutable = tree_map(th.clone, args[:1])
         expected: list[Any] = []
         # On a GPU, the last two run as recorded (`Replayed`).
         for function in (self.function, run, *([run, run] if gpu else [])):
@@ -192,7 +193,7 @@ class Compiled:
         leaves, spec = tree_flatten(args)
         # Copies in place of repetitions: a trace takes each object for one argument.
         tensors = [leaf.clone() if any(leaf is each for each in leaves[:i]) else leaf for i, leaf in enumerate(leaves)]
-        structure: Any = None
+        structure: PyTreeSpec | None = None
         #: For each leaf of the result its place among the inputs, the computed tensors, and the constants.
         places: list[int] = []
         constants: list[Any] = []
@@ -217,6 +218,7 @@ class Compiled:
         _check_tensors(graph, tensors)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
+        assert structure is not None
         run, unflatten = compile_graph(graph, tensors), structure.unflatten
         if any(tensor.is_cuda for tensor in tensors) and not _draws_on_cpu(graph):
             run = Replayed(run, n_static)
@@ -466,7 +468,9 @@ class Compilation:
         precision = th.get_default_dtype(), th.get_float32_matmul_precision()
         settings = th.get_num_threads(), precision, autocast, self.strict
         try:
-            constants: Any = constants_of(replace(reads, objects={"settings": settings, **reads.objects}))
+            constants: dict[str, Any] | str = constants_of(
+                replace(reads, objects={"settings": settings, **reads.objects})
+            )
         except (NotComparable, RecursionError) as error:
             constants = str(error)
         known = self.functions.get(name)

@@ -127,7 +127,7 @@ class _Walk:
         #: Custom modules that custom functions use: only the attributes that are named count here as well.
         self.modules: dict[int, types.ModuleType] = {}
 
-    def visit(self, value: Any, path: str) -> Any:
+    def visit(self, value: Any, path: str) -> tuple[Any, ...]:
         """A value in a form that can be compared; ``path`` says where it is, for messages."""
         kind: type = type(value)
         if kind in ATOMS:
@@ -164,7 +164,7 @@ class _Walk:
             return kind, content
         return kind, content, self._class(kind, path), self._attributes(value, kind, path, content is None)
 
-    def _numbers(self, value: Any, path: str) -> Any:
+    def _numbers(self, value: Any, path: str) -> tuple[Any, ...]:
         if id(value) in self.tensors:
             return "tensor", self.tensors[id(value)], tuple(value.shape), value.requires_grad
         # Subclasses may mean something else than their numbers.
@@ -180,7 +180,7 @@ class _Walk:
             value = value.detach().cpu().resolve_conj().resolve_neg().flatten().contiguous().view(th.uint8).numpy()
         return kind, value.tobytes()
 
-    def _function(self, value: types.FunctionType, path: str) -> Any:
+    def _function(self, value: types.FunctionType, path: str) -> tuple[Any, ...]:
         # functools.wraps copies __module__ from the function inside.
         if _is_library(value.__module__ or "") and _is_library(value.__globals__.get("__name__", "")):
             _refuse_volatile(value.__module__ or "", path)
@@ -201,7 +201,7 @@ class _Walk:
             {name: self.visit(read, name) for name, read in named.items()},
         )
 
-    def _class(self, value: type, path: str) -> Any:
+    def _class(self, value: type, path: str) -> tuple[Any, ...]:
         """The attributes of a class's custom bases."""
         return tuple(
             self.visit(attribute, f"{path}.{name}")
@@ -211,7 +211,7 @@ class _Walk:
             if not isinstance(attribute, (types.MemberDescriptorType, types.GetSetDescriptorType))
         )
 
-    def _content(self, value: Any, path: str) -> Any:
+    def _content(self, value: Any, path: str) -> tuple[Any, ...] | None:
         """What an object consists of besides its attributes; ``None``: nothing."""
         if isinstance(value, dict):
             keys = tuple(self.visit(key, path) for key in value)
@@ -224,7 +224,7 @@ class _Walk:
                 return tuple(self.visit(part, f"{path}[{i}]") for i, part in enumerate(parts(value)))
         return None
 
-    def _attributes(self, value: Any, kind: type, path: str, required: bool) -> Any:
+    def _attributes(self, value: Any, kind: type, path: str, required: bool) -> dict[str, Any] | tuple[Any, ...]:
         """The attributes of an object; if ``required``, it must have some."""
         if isinstance(value, th.Generator):
             raise NotComparable(f"{path} is a Generator, which returns something else each time")
@@ -238,7 +238,7 @@ class _Walk:
             return self._module(value, attributes, path)
         return {name: self.visit(attribute, f"{path}.{name}") for name, attribute in attributes.items()}
 
-    def _module(self, module: nn.Module, attributes: dict[str, Any], path: str) -> Any:
+    def _module(self, module: nn.Module, attributes: dict[str, Any], path: str) -> tuple[Any, ...]:
         """A network or layer: its tensors, its attributes and its submodules in their order."""
         if not hasattr(module, "_modules"):
             raise NotComparable(f"{path} is a module that was not initialized")

@@ -154,9 +154,10 @@ def has_step_hooks(optimizer: optim.Optimizer) -> bool:
     return "step" in vars(optimizer) or any(own)
 
 
-def original(module: Any) -> Any:
+def original(module: nn.Module) -> nn.Module:
     """The module that ``torch.compile`` has wrapped; others unchanged."""
-    return getattr(module, "_orig_mod", module)
+    inside: nn.Module = getattr(module, "_orig_mod", module)
+    return inside
 
 
 def as_if_compiling() -> AbstractContextManager[None]:

@@ -14,7 +14,6 @@ Write your own by subclassing :class:`~ppo_plus.NoiseProcess`: :meth:`~ppo_plus.
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
 
 import torch as th
 
@@ -97,10 +96,9 @@ class StateDependentNoise(NoiseProcess):
     use_expln: bool = False
 
     def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> NoiseState:
-        options: Any = {"dtype": th.float32, "device": device}
         return {
-            "theta": th.randn(n_envs, latent_dim, noise_dim, **options),
-            "eta": th.randn(n_envs, noise_dim, **options),
+            "theta": th.randn(n_envs, latent_dim, noise_dim, dtype=th.float32, device=device),
+            "eta": th.randn(n_envs, noise_dim, dtype=th.float32, device=device),
         }
 
     def sample(self, carry: NoiseState, features: th.Tensor, log_std: th.Tensor | None) -> tuple[th.Tensor, NoiseState]:
@@ -152,9 +150,8 @@ class ColoredNoise(NoiseProcess):
     def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> NoiseState:
         bins = self.horizon // 2 + 1
         # The constant and the fastest wave are real: one Gaussian instead of two, so they get its whole variance.
-        options: Any = {"dtype": th.float32, "device": device}
-        amplitude = th.arange(bins, **options).clamp(min=1).pow(-self.beta / 2)
-        real, imaginary = amplitude * th.randn(2, n_envs, noise_dim, bins, **options)
+        amplitude = th.arange(bins, dtype=th.float32, device=device).clamp(min=1).pow(-self.beta / 2)
+        real, imaginary = amplitude * th.randn(2, n_envs, noise_dim, bins, dtype=th.float32, device=device)
         real[..., :: bins - 1] *= math.sqrt(2)
         series = th.fft.irfft(th.complex(real, imaginary), n=self.horizon, norm="forward")
         variance = 4 * amplitude.square().sum() - 2 * amplitude[0].square() - 2 * amplitude[-1].square()

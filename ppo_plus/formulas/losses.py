@@ -10,7 +10,7 @@ value loss, OpenAI Baselines' PPO2; for the KL estimator, J. Schulman's note *Ap
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch as th
 from torch.nn import functional as F
@@ -206,6 +206,18 @@ class Losses(NamedTuple):
         return Losses(self.total + term, self.diagnostics | {name: term.detach()})
 
 
+class Distribution(Protocol):
+    """What the loss asks of a family of action distributions (:class:`~ppo_plus.policy.distributions`)."""
+
+    def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor: ...
+
+    def entropy(self, params: th.Tensor) -> th.Tensor: ...
+
+    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor: ...
+
+    def std(self, params: th.Tensor) -> th.Tensor | None: ...
+
+
 @dataclass(frozen=True)
 class PPOLoss:
     r"""The objective of PPO (arXiv:1707.06347, eq. 9, with the KL penalty of eq. 8):
@@ -226,7 +238,7 @@ class PPOLoss:
     streams: tuple[str, ...] = ()
 
     def __call__(
-        self, distribution: Any, values: th.Tensor, params: th.Tensor, batch: Any, coefficients: Coefficients
+        self, distribution: Distribution, values: th.Tensor, params: th.Tensor, batch: Any, coefficients: Coefficients
     ) -> Losses:
         """The loss of one minibatch.
 

@@ -6,13 +6,13 @@ so these have no exact KL, no masks and no memory, and gSDE for Box actions only
 
 import warnings
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
-from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiInputPolicy, PolicyOutput
@@ -45,19 +45,19 @@ class EvaluatedActions(ActionDistribution):
     def entropy(self, params: th.Tensor) -> th.Tensor:
         return params[:, 1]
 
-    def to_env(self, actions: np.ndarray) -> Any:
+    def to_env(self, actions: np.ndarray) -> np.ndarray | list[Any]:
         return self._inner.to_env(self._unscale(actions.reshape(-1, *self.action_space.shape)))  # type: ignore[misc]
 
     def from_env(self, actions: Any) -> np.ndarray:
         return self._inner.from_env(self._scale(actions))
 
-    def _unknown(self, *_: Any) -> Any:
+    def _unknown(self, *_: Any) -> NoReturn:
         raise NotImplementedError("the distribution of a policy class that overrides SB3's methods is not known")
 
     params = sample = from_noise = mode = kl = to_torch = _unknown  # type: ignore[assignment]
 
 
-class SB3Interface:
+class SB3Interface(sb3.ActorCriticPolicy):
     """Implements the interface of our policies by the methods of an SB3 policy; the first of the base classes."""
 
     remembers = False
@@ -77,16 +77,16 @@ class SB3Interface:
         self.distribution = EvaluatedActions(self)  # type: ignore[arg-type]
 
     def act(
-        self: Any, obs: Any, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
+        self, obs: PyTorchObs, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
     ) -> tuple[PolicyOutput, Carry]:
         """:meth:`ppo_plus.ActorCriticPolicy.act` by ``forward``."""
         actions, values, log_probs = self(obs)
         actions = actions.reshape(len(log_probs), -1).float()
         return PolicyOutput(actions, values.flatten(), log_probs, actions[:, :0]), carry
 
-    def evaluate_batch(self: Any, batch: Any) -> tuple[th.Tensor, th.Tensor]:
+    def evaluate_batch(self, batch: Any) -> tuple[th.Tensor, th.Tensor]:
         """:meth:`ppo_plus.ActorCriticPolicy.evaluate_batch` by ``evaluate_actions``."""
-        actions, shape = batch.actions, self.action_space.shape
+        actions, shape = batch.actions, self.action_space.shape or ()
         if isinstance(self.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
             actions = actions.long().reshape(-1, *shape)
         values, log_prob, entropy = self.evaluate_actions(batch.observations, actions)
@@ -101,14 +101,18 @@ class SB3Interface:
     def prepare_rollout(self, rollout: Any) -> Any:
         return rollout
 
-    def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:
-        return super().predict_values(obs)  # type: ignore[misc, no-any-return]
+    def predict_values(
+        self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
+    ) -> th.Tensor:
+        return super().predict_values(obs)
 
-    def predict(self: Any, *args: Any, action_masks: Any = None, **kwargs: Any) -> Any:
+    def predict(  # type: ignore[override]
+        self, *args: Any, action_masks: None = None, **kwargs: Any
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """SB3's ``predict``; ``action_masks`` must be ``None``."""
         if action_masks is not None:
             raise ValueError("action_masks do not reach a policy class that overrides SB3's methods: leave them out")
-        predict = super().predict  # type: ignore[misc]
+        predict = super().predict
         actions, state = predict(*args, **kwargs)
         if np.issubdtype(self.action_space.dtype, np.integer) and (
             getattr(predict, "__func__", None) is sb3.BasePolicy.predict
@@ -116,7 +120,7 @@ class SB3Interface:
             actions = np.asarray(np.rint(actions) + getattr(self.action_space, "start", 0), self.action_space.dtype)
         return actions, state
 
-    def init_carry(self: Any, n_envs: int) -> Carry:
+    def init_carry(self, n_envs: int) -> Carry:
         """Draw new noise, which SB3's policies store."""
         if self.use_sde:
             self.reset_noise(n_envs)

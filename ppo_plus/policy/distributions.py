@@ -21,13 +21,16 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
 from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Distribution
 from torch.distributions import Normal as TorchNormal
 from torch.nn import functional as F
 
+from ppo_plus.policy.masking import MaskLayout
 from ppo_plus.trees import named_parts, to_device, widest
 
 #: How far from the middle between the bounds, where 1 is a bound, squashed actions of demonstrations are at most.
@@ -56,7 +59,7 @@ class ActionDistribution(ABC):
         self.action_space = action_space
 
     @property
-    def mask_layout(self) -> Any:
+    def mask_layout(self) -> MaskLayout:
         """:attr:`choices` in the structure of the action space (see :mod:`ppo_plus.policy.masking`)."""
         return self.choices
 
@@ -96,7 +99,7 @@ class ActionDistribution(ABC):
         """The exact KL(old‖new) in nats between two sets of parameters, shape ``(B,)``."""
 
     @abstractmethod
-    def to_env(self, actions: np.ndarray) -> Any:
+    def to_env(self, actions: np.ndarray) -> np.ndarray | list[Any]:
         """Actions that the space contains, in its dtype.
 
         :param actions: internal actions, shape ``(N, action_dim)``
@@ -121,7 +124,7 @@ class ActionDistribution(ABC):
         return lambda actions: th.as_tensor(self.to_env(actions.numpy(force=True)), device=device)
 
     @abstractmethod
-    def to_torch(self, params: th.Tensor) -> Any:
+    def to_torch(self, params: th.Tensor) -> Distribution | list[Any]:
         """The same distribution as an object (or list of objects) of ``torch.distributions``."""
 
     def std(self, params: th.Tensor) -> th.Tensor | None:
@@ -198,7 +201,7 @@ class DiagGaussian(ActionDistribution):
 
         return convert
 
-    def to_torch(self, params: th.Tensor) -> Any:
+    def to_torch(self, params: th.Tensor) -> TorchNormal:
         mean, std = params.chunk(2, dim=1)
         return TorchNormal(mean, std)
 
@@ -318,7 +321,7 @@ class Categorical(ActionDistribution):
         start, dtype = to_device(th.as_tensor(space.start), device), torch_dtype(space.dtype)
         return lambda actions: (actions.long().reshape(-1, *space.shape) + start).to(dtype)
 
-    def to_torch(self, params: th.Tensor) -> Any:
+    def to_torch(self, params: th.Tensor) -> Distribution | list[Any]:
         choices = [TorchCategorical(logits=logits) for logits in self._split(params)]
         return choices[0] if isinstance(self.action_space, spaces.Discrete) else choices
 
@@ -372,7 +375,7 @@ class Bernoulli(ActionDistribution):
         space, dtype = self.action_space, torch_dtype(self.action_space.dtype)
         return lambda actions: actions.reshape(-1, *space.shape).to(dtype)
 
-    def to_torch(self, params: th.Tensor) -> Any:
+    def to_torch(self, params: th.Tensor) -> TorchBernoulli:
         return TorchBernoulli(logits=params)
 
 
@@ -403,7 +406,7 @@ class Product(ActionDistribution):
         self.choices = [n for part in self.parts for n in part.choices]
 
     @property
-    def mask_layout(self) -> Any:
+    def mask_layout(self) -> MaskLayout:
         return _structured(self.action_space, [part.mask_layout for part in self.parts])
 
     def _call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
@@ -449,7 +452,7 @@ class Product(ActionDistribution):
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
         functions = [part.tensors_to_env(device) for part in self.parts]
 
-        def convert(actions: th.Tensor) -> Any:
+        def convert(actions: th.Tensor) -> dict[str, Any] | tuple[Any, ...]:
             columns = zip(functions, self._split(actions, "action_dim"), strict=True)
             return _structured(self.action_space, [to_env(column) for to_env, column in columns])
 
@@ -467,11 +470,11 @@ class Product(ActionDistribution):
         return th.cat(self._call("noise_log_std", self._split(log_std, "gaussian_dim")), dim=-1)
 
 
-def _structured(space: "spaces.Dict | spaces.Tuple[Any]", parts: Sequence[Any]) -> Any:
+def _structured(space: "spaces.Dict | spaces.Tuple[Any]", parts: Sequence[Any]) -> dict[str, Any] | tuple[Any, ...]:
     return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
 
 
-def _elements(space: spaces.Space[Any], actions: Any) -> list[Any]:
+def _elements(space: spaces.Space[Any], actions: np.ndarray | list[Any]) -> list[Any]:
     """The rows that ``to_env`` returned: numbers for Discrete; arrays for the others, even with shape ``()``."""
     if isinstance(actions, list) or isinstance(space, spaces.Discrete):
         return list(actions)
@@ -535,7 +538,7 @@ class BoundDistribution:
     params: th.Tensor
 
     @property
-    def distribution(self) -> Any:
+    def distribution(self) -> Distribution | list[Any]:
         """The same as an object of ``torch.distributions`` (a list for several choices or subspaces), unsquashed."""
         return self.action_dist.to_torch(self.params)
 
@@ -569,7 +572,7 @@ class BoundDistribution:
         return self.action_dist.entropy(self.params)
 
 
-def torch_dtype(dtype: Any) -> th.dtype:
+def torch_dtype(dtype: npt.DTypeLike) -> th.dtype:
     """The torch dtype of a NumPy dtype."""
     return th.from_numpy(np.empty(0, dtype)).dtype
 

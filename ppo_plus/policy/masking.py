@@ -13,7 +13,7 @@ are an entry of a Dict observation. ``N`` environments, ``M`` entries.
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,6 +25,10 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.trees import named_parts
 
+#: The number of alternatives of each choice, in the structure of the action space (see the module).
+MaskLayout = list[int] | dict[str, "MaskLayout"] | tuple["MaskLayout", ...]
+#: Masks as environments and users give them: flat, or in the structure of the action space.
+Masks = np.ndarray | th.Tensor | Mapping[Any, Any] | Sequence[Any]
 #: The method of an environment that returns its mask.
 METHOD = "action_masks"
 #: Single masks that are not arrays.
@@ -39,10 +43,10 @@ class MaskSource:
     :param key: the entry of the observations that is the mask; ``None``: the environments' method
     """
 
-    layout: Any
+    layout: MaskLayout
     key: str | None = None
 
-    def read(self, env: VecEnv, obs: Any, step: int) -> np.ndarray | None:
+    def read(self, env: VecEnv, obs: np.ndarray | Mapping[str, np.ndarray], step: int) -> np.ndarray | None:
         """The present masks, checked, booleans ``(N, M)``; ``None`` if the policy takes them from ``obs``.
 
         :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
@@ -68,7 +72,7 @@ class MaskSource:
         return f"{METHOD}()" if self.key is None else f"the mask observation[{self.key!r}]"
 
 
-def find_masks(env: VecEnv, layout: Any, key: str | None = None) -> MaskSource | None:
+def find_masks(env: VecEnv, layout: MaskLayout, key: str | None = None) -> MaskSource | None:
     """The source of an environment's masks; ``None`` if it has none."""
     if key is None and not _has_method(env):
         return None
@@ -106,14 +110,14 @@ def _has_method(env: VecEnv) -> bool:
     return any(found)
 
 
-def choices_of(layout: Any) -> list[int]:
+def choices_of(layout: MaskLayout) -> list[int]:
     """The number of alternatives of each choice in a layout, in order."""
     if isinstance(layout, list):
         return layout
     return [n for part in named_parts(layout).values() for n in choices_of(part)]
 
 
-def as_masks(name: str, masks: Any, layout: Any) -> np.ndarray:
+def as_masks(name: str, masks: Masks, layout: MaskLayout) -> np.ndarray:
     """``N`` masks of zeros and ones as booleans ``(N, M)``, checked; for the arguments see :func:`flat_masks`."""
     masks = flat_masks(name, masks, layout)
     numbers = np.asarray(masks.numpy(force=True) if isinstance(masks, th.Tensor) else masks)
@@ -125,7 +129,7 @@ def as_masks(name: str, masks: Any, layout: Any) -> np.ndarray:
     return booleans
 
 
-def flat_masks(name: str, masks: Any, layout: Any) -> Any:
+def flat_masks(name: str, masks: Masks, layout: MaskLayout) -> Any:
     """``N`` masks as one array or tensor ``(N, M)``.
 
     :param name: their name in messages
@@ -141,7 +145,7 @@ def flat_masks(name: str, masks: Any, layout: Any) -> Any:
         raise ValueError(f"{name}: {error}, for choices among {layout}") from None
 
 
-def _flat(mask: Any, layout: Any, batched: bool = True, where: str = "") -> Any:
+def _flat(mask: Any, layout: MaskLayout, batched: bool = True, where: str = "") -> Any:
     """One structure as an array or tensor ``(N, M)``; its arrays have ``N`` rows if ``batched``, else ``N`` is 1."""
     if isinstance(mask, Mapping if isinstance(layout, dict) else tuple) and not isinstance(layout, list):
         parts, sublayouts = named_parts(mask), named_parts(layout)
@@ -166,7 +170,7 @@ def _flat(mask: Any, layout: Any, batched: bool = True, where: str = "") -> Any:
     return rows.reshape(len(rows), n_entries)
 
 
-def warn_of_order(layout: Any) -> None:
+def warn_of_order(layout: MaskLayout) -> None:
     """Warn once of a flat mask for a Dict with entries of the same size: no check notices another order."""
     parts = {} if isinstance(layout, list) else named_parts(layout)
     sizes = [size for part in parts.values() if (size := sum(choices_of(part)))]
@@ -186,7 +190,7 @@ def _warn_of_order(layout: str) -> None:
     )
 
 
-def nothing_allowed(masks: Any, layout: Any) -> Any:
+def nothing_allowed(masks: Any, layout: MaskLayout) -> Any:
     """Whether some choice of each mask ``(..., M)`` has no alternative left, booleans ``(...)``; arrays or tensors."""
     choices = choices_of(layout)
     if isinstance(masks, th.Tensor):
@@ -194,7 +198,7 @@ def nothing_allowed(masks: Any, layout: Any) -> Any:
     return ~np.logical_or.reduceat(masks, np.cumsum([0, *choices[:-1]]), axis=-1).all(axis=-1)
 
 
-def check_mask_key(key: Any, observation_space: spaces.Space[Any], layout: Any) -> None:
+def check_mask_key(key: str, observation_space: spaces.Space[Any], layout: MaskLayout) -> None:
     """Check that an entry of the observations can be the mask."""
     if not isinstance(observation_space, spaces.Dict) or key not in observation_space.spaces:
         raise ValueError(f"action_mask_key={key!r} is not an entry of observation_space={observation_space}")

@@ -21,6 +21,7 @@ from typing import Any
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
 from ppo_plus.formulas.moments import Moments
@@ -34,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def normalization_options(name: str, value: Any) -> dict[str, Any] | None:
+def normalization_options(name: str, value: bool | Mapping[str, Any]) -> dict[str, Any] | None:
     """The options of an argument that is true, false or a dict of some of them; ``None``: false.
 
     :param name: the argument, a key of :data:`OPTIONS`
@@ -152,7 +153,7 @@ class ObservationNormalizer(RunningMoments):
         super().__init__((sum(map(math.prod, self.shapes.values())),), epsilon)
         self.clip = clip
 
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs: PyTorchObs) -> PyTorchObs:
         """Normalized inputs of the network; a Dict may lack entries."""
         if not isinstance(inputs, dict):
             return self._normalized(inputs, self.single)
@@ -168,7 +169,7 @@ class ObservationNormalizer(RunningMoments):
         high, low, std = single.view(3, *rows.shape[1:]).unbind()
         return ((rows - high - low) / std).clamp(-self.clip, self.clip)
 
-    def moments_of(self, observations: Any) -> Moments:
+    def moments_of(self, observations: PyTorchObs) -> Moments:
         """The moments of raw observations, ``B`` rows."""
         entries = parts_of(observations)
         return Moments.of(th.cat([entries[key].reshape(len(entries[key]), -1).double() for key in self.shapes], dim=1))

@@ -5,15 +5,17 @@ any shape. The conversion for a space is chosen once, when the policy is built. 
 """
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first, maybe_transpose
 from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
+from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,6 +23,8 @@ from ppo_plus.require import LARGEST, nearest
 from ppo_plus.trees import to_device, tree_leaves
 
 Preprocess = Callable[[Any], Any]
+#: An observation, or a batch of them, as users give it: numbers, or a dict or tuple of them.
+GivenObservation = npt.ArrayLike | Mapping[str, npt.ArrayLike] | tuple[npt.ArrayLike, ...]
 
 #: Height and width that SB3's NatureCNN needs at least.
 LEAST_PIXELS = 36
@@ -75,7 +79,7 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
     raise ValueError(f"{name}={space} is not supported: {remedy}")
 
 
-def check_images(extractor: Any, space: spaces.Space, normalized: bool, name: str = "observation_space") -> None:
+def check_images(extractor: type, space: spaces.Space, normalized: bool, name: str = "observation_space") -> None:
     """:raises ValueError: SB3's NatureCNN, if that is the features extractor, cannot read the images of a space"""
     if extractor is CombinedExtractor and isinstance(space, spaces.Dict):
         for key, sub in space.items():
@@ -108,7 +112,10 @@ def _problem_of_image(space: spaces.Space, normalized: bool) -> str | None:
 
 
 def visible_spaces(
-    space: spaces.Space, actor_keys: Any = None, critic_keys: Any = None, mask_key: str | None = None
+    space: spaces.Space,
+    actor_keys: Sequence[str] | None = None,
+    critic_keys: Sequence[str] | None = None,
+    mask_key: str | None = None,
 ) -> tuple[spaces.Space, spaces.Space]:
     """The parts of the observations that actor and critic see; one object if they are the same.
 
@@ -127,7 +134,7 @@ def visible_spaces(
     return actor, actor if actor == critic else critic
 
 
-def _part(name: str, keys: Any, space: spaces.Space, mask_key: str | None) -> spaces.Space:
+def _part(name: str, keys: Sequence[str] | None, space: spaces.Space, mask_key: str | None) -> spaces.Space:
     """The part of a Dict space that an argument names, checked; ``None``: everything."""
     if keys is None:
         return space
@@ -171,7 +178,11 @@ def _column(observations: th.Tensor) -> th.Tensor:
 
 
 def to_tensor(
-    observation: Any, space: spaces.Space, device: th.device, name: str = "observation", optional: Collection[str] = ()
+    observation: GivenObservation,
+    space: spaces.Space,
+    device: th.device,
+    name: str = "observation",
+    optional: Collection[str] = (),
 ) -> tuple[Any, bool]:
     """One observation, or a batch of them, as a batch of tensors, and whether it was a batch.
 
@@ -212,7 +223,7 @@ def to_tensor(
     return th.as_tensor(array if batched else array[None], device=device), batched
 
 
-def as_starts(episode_start: Any, n_envs: int) -> np.ndarray:
+def as_starts(episode_start: npt.ArrayLike, n_envs: int) -> np.ndarray:
     """The argument ``episode_start`` of ``predict``, one value for each of ``n_envs`` observations, as booleans."""
     starts = np.asarray(episode_start, dtype=bool)
     if starts.size != n_envs or starts.shape not in ((), (n_envs,), (n_envs, 1)):
@@ -223,7 +234,7 @@ def as_starts(episode_start: Any, n_envs: int) -> np.ndarray:
 def require_choices(observations: np.ndarray, space: "spaces.Discrete | spaces.MultiDiscrete") -> None:
     """:raises ValueError: a choice is outside of its space; compiled code would take it for none of the choices"""
     choices = observations - space.start
-    n: Any = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    n = space.n if isinstance(space, spaces.Discrete) else space.nvec
     if ((choices < 0) | (choices >= n)).any():
         raise ValueError(f"the observation {observations} is outside of its space {space}: correct one of them")
 
@@ -287,7 +298,7 @@ def is_finite(values: np.ndarray) -> bool:
     )
 
 
-def why_not_finite(values: Any) -> str:
+def why_not_finite(values: np.ndarray) -> str:
     """The reason why :func:`is_finite` is false, for messages."""
     return "too large for single precision" if np.isfinite(values).all() else "not finite"
 
@@ -300,27 +311,27 @@ class NotFiniteError(FloatingPointError):
         self.env = env
 
 
-def require_finite(what: str, values: Any, step: int, env: int | None = None) -> None:
+def require_finite(what: str, values: GivenObservation, step: int, env: int | None = None) -> None:
     """Raise :class:`NotFiniteError` if environments returned a number that is not finite in single precision: an array
     ``(n_envs, ...)`` or a dict of them, or the values of one ``env``, after so many steps of each."""
-    if isinstance(values, dict):
+    if isinstance(values, Mapping):
         for key, value in values.items():
             require_finite(f"{what}[{key!r}]", value, step, env)
         return
-    values = np.asarray(values)
-    if is_finite(values):
+    numbers = np.asarray(values)
+    if is_finite(numbers):
         return
     if env is None:
-        env = next(i for i, row in enumerate(values) if not is_finite(row))
-        values = values[env]
+        env = next(i for i, row in enumerate(numbers) if not is_finite(row))
+        numbers = numbers[env]
     raise NotFiniteError(
-        f"the {what} that the environment returned is {why_not_finite(values)}: {values!r} in environment {env} at "
+        f"the {what} that the environment returned is {why_not_finite(numbers)}: {numbers!r} in environment {env} at "
         f"step {step}. Nothing was learned from it: fix the environment, or wrap it to clip its numbers",
         env,
     )
 
 
-def not_finite(policy: nn.Module, obs: Any, step: int | None = None) -> FloatingPointError:
+def not_finite(policy: nn.Module, obs: PyTorchObs, step: int | None = None) -> FloatingPointError:
     """The error for a policy whose outputs for ``obs`` (tensors) are not finite; ``step`` as in ``require_finite``."""
     weights = th.cat([weight.detach().flatten() for weight in policy.parameters()])
     n_wrong = int(weights.isfinite().logical_not().sum())

@@ -28,9 +28,10 @@ from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDepende
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.arguments import NetworkLike, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
-from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
+from ppo_plus.policy.masking import Masks, as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer, check_encoder, normalization_options
 from ppo_plus.policy.observations import (
+    GivenObservation,
     as_starts,
     canonical_space,
     check_images,
@@ -464,7 +465,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """The actor's memory as the ``state`` of :meth:`predict`: tensors whose second dimension is the environment."""
         return ()
 
-    def state_to_memory(self, state: Any, n_envs: int) -> Memory:
+    def state_to_memory(self, state: tuple[np.ndarray, ...] | None, n_envs: int) -> Memory:
         """The memory of ``n_envs`` environments, given the ``state`` of :meth:`predict`; ``None``: empty.
 
         :raises ValueError: it does not fit
@@ -504,7 +505,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self._noise = self.init_carry(n_envs).noise
 
     def forward(
-        self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None
+        self, obs: PyTorchObs, deterministic: bool = False, action_masks: Masks | None = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Actions, values and log-probabilities for ``B`` raw observations.
 
@@ -562,14 +563,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             return extractor(inputs).float()
 
     def evaluate_actions(
-        self, obs: PyTorchObs, actions: th.Tensor, action_masks: Any = None
+        self, obs: PyTorchObs, actions: th.Tensor, action_masks: Masks | None = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``."""
         values, params = self.evaluate(obs, masks=self._mask_tensor(action_masks, obs))
         distribution = BoundDistribution(self.distribution, params)
         return values.view(values.shape[0], -1)[:, :1], distribution.log_prob(actions), distribution.entropy()
 
-    def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> BoundDistribution:  # type: ignore[override]
+    def get_distribution(self, obs: PyTorchObs, action_masks: Masks | None = None) -> BoundDistribution:  # type: ignore[override]
         """The action distribution at ``obs``, with the methods of SB3's."""
         return BoundDistribution(self.distribution, self.evaluate(obs, masks=self._mask_tensor(action_masks, obs))[1])
 
@@ -588,18 +589,18 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         values = self.evaluate(obs, carry, episode_starts)[0]
         return values.reshape(values.shape[0], -1)
 
-    def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
+    def obs_to_tensor(self, observation: GivenObservation) -> tuple[PyTorchObs, bool]:
         """An observation as a batch of tensors, and whether it was one; what the actor does not see may be missing."""
         optional = parts_of(self.observation_space).keys() - parts_of(self.actor_space).keys() - {self.action_mask_key}
         return to_tensor(observation, self.observation_space, self.device, optional=optional)
 
     def predict(
         self,
-        observation: Any,
+        observation: GivenObservation,
         state: tuple[np.ndarray, ...] | None = None,
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
-        action_masks: Any = None,
+        action_masks: Masks | None = None,
     ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """Actions that the environment's action space contains.
 
@@ -667,7 +668,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         assert isinstance(obs, dict)
         return obs[self.action_mask_key].flatten(1).bool()
 
-    def _mask_tensor(self, action_masks: Any, obs: PyTorchObs) -> th.Tensor | None:
+    def _mask_tensor(self, action_masks: Masks | None, obs: PyTorchObs) -> th.Tensor | None:
         """The argument ``action_masks`` for ``B`` observations, checked, booleans ``(B, M)``."""
         if action_masks is None:
             return None

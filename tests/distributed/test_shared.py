@@ -23,7 +23,6 @@ from stream_envs import STREAMS, counting
 from training import CopiesInHooks
 
 from ppo_plus import Checkpoints, Cost, PPO_Plus, RolloutBuffer, as_vec_env
-from ppo_plus.callbacks import EvalAfterUpdates
 from ppo_plus.compiling import compiled
 from ppo_plus.compiling.torch_private import compile_graph
 from ppo_plus.saving.checkpoint import checkpoint

@@ -56,8 +56,8 @@ def log_std_of(process, scale=1.0):
 GSDE = [StateDependentNoise(full_std, use_expln) for full_std in (True, False) for use_expln in (False, True)]
 
 
-@pytest.mark.parametrize("kind", ["tanh", "relu", "zero", "tiny", "huge"])
-@pytest.mark.parametrize("process", [*GSDE, None], ids=str)
+@pytest.mark.parametrize("kind", ["tanh", "zero", "tiny", "huge"])
+@pytest.mark.parametrize("process", [GSDE[0], GSDE[3], None], ids=str)
 def test_gsde_noise_is_standard_normal_at_every_state(process, kind):
     # None: discrete actions, which have no log_std.
     log_std = None if process is None else log_std_of(process)
@@ -66,12 +66,6 @@ def test_gsde_noise_is_standard_normal_at_every_state(process, kind):
     assert_standard_normal(z)
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert_uncorrelated(z[:, i].numpy(), z[:, j].numpy())
-
-
-def test_gsde_noise_of_different_environments_is_independent():
-    process = StateDependentNoise()
-    z, _ = process.sample(process.init(2 * N, F, 1), features_of("tanh", 2 * N), None)
-    assert_uncorrelated(z[:N, 0].numpy(), z[N:, 0].numpy())
 
 
 @pytest.mark.parametrize("with_log_std", [True, False])
@@ -116,15 +110,6 @@ def test_gsde_std_and_its_gradient_are_sb3s(process, scale):
     th.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-6)  # float32 sums of 15 x 3 terms
 
 
-def test_gsde_std_gradient_by_finite_differences():
-    # No log_std lies at 0, the kink of expln.
-    log_std = th.tensor([[-1.0, 0.5], [0.3, -0.2]], dtype=th.float64, requires_grad=True)
-    features = th.tensor([[0.5, -1.0], [0.0, 2.0]], dtype=th.float64)
-    for use_expln in (False, True):
-        process = StateDependentNoise(use_expln=use_expln)
-        assert th.autograd.gradcheck(lambda x, process=process: process.std(x, features), log_std)
-
-
 @pytest.mark.parametrize("process", GSDE, ids=str)
 def test_no_gradient_flows_into_the_features(process):
     features = th.randn(4, F, requires_grad=True)
@@ -165,8 +150,7 @@ def test_gsde_log_std_has_sb3s_shape(full_std, shape):
 # --- colored noise ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("horizon", [4, 16])
+@pytest.mark.parametrize(("beta", "horizon"), [(0.0, 4), (0.5, 16), (2.0, 4)])
 def test_colored_noise_is_standard_normal_at_every_step(beta, horizon):
     process = ColoredNoise(beta, horizon)
     carry = process.init(N, F, 2)
@@ -183,13 +167,6 @@ def test_colored_noises_power_falls_as_the_exponent_says(beta):
     fit = stats.linregress(np.log(np.arange(1, len(power) + 1)), np.log(power))
     assert abs(fit.slope + beta) < stats.norm.isf(FALSE_ALARM / 2) * fit.stderr
     assert fit.stderr < 0.01  # so that 0.5, 1 and 2 are told apart
-
-
-def test_colored_noise_with_exponent_0_is_white():
-    process = ColoredNoise(0.0, 8)
-    series = process.init(N, F, 1)["series"].squeeze(1).numpy()
-    for lag in range(1, 8):
-        assert_uncorrelated(series[:, 0], series[:, lag])
 
 
 def test_colored_noise_repeats_without_a_seam():

@@ -1,5 +1,7 @@
 """What each KL control does to its state, and when."""
 
+import math
+
 import pytest
 import torch as th
 
@@ -55,55 +57,20 @@ def test_a_control_acts_at_its_own_hook_only(control, hook):
     assert after(control, hook, 1e9, 0.0) == control.init()
 
 
-@pytest.mark.parametrize(
-    ("control", "measure", "penalizes"),
-    [
-        (KLControl, "approx_kl", False),
-        (EarlyStop, "approx_kl", False),
-        (AdaptivePenalty, "kl", True),
-        (AdaptiveLearningRate, "kl", False),
-    ],
-)
-def test_what_a_control_reads_and_whether_it_penalizes(control, measure, penalizes):
-    assert (control.measure, control.penalizes) == (measure, penalizes)
-
-
 # --- early stop -------------------------------------------------------------------------------------------------------
 
 STOPS = [(EarlyStop(), "after_minibatch"), (EarlyStop(per="epoch"), "after_epoch")]
 
 
 @pytest.mark.parametrize(("control", "hook"), STOPS)
-@pytest.mark.parametrize(("kl", "running"), [(0.0, True), (0.0149, True), (0.0151, False), (float("inf"), False)])
+@pytest.mark.parametrize(("kl", "running"), [(0.0, True), (0.0149, True), (0.0151, False), (math.nan, False)])
 def test_early_stop_at_one_and_a_half_targets(control, hook, kl, running):
     assert after(control, hook, kl).running == running
-
-
-def test_early_stop_goes_on_exactly_at_its_limit():
-    limit = (1.5 * TARGET).item()
-    assert after(EarlyStop(), "after_minibatch", limit).running
-
-
-@pytest.mark.parametrize("tolerance", [0.5, 3.0])
-def test_early_stop_takes_its_tolerance(tolerance):
-    control = EarlyStop(tolerance=tolerance)
-    assert after(control, "after_minibatch", 0.99 * tolerance * 0.01).running
-    assert not after(control, "after_minibatch", 1.01 * tolerance * 0.01).running
 
 
 @pytest.mark.parametrize(("control", "hook"), STOPS)
 def test_early_stop_is_sticky(control, hook):
     assert not after(control, hook, 1.0, 0.0, 0.0).running
-
-
-@pytest.mark.parametrize(("control", "hook"), STOPS)
-def test_early_stop_stops_at_a_kl_that_is_no_number(control, hook):
-    assert not after(control, hook, float("nan")).running
-
-
-def test_early_stop_leaves_penalty_and_rate_alone():
-    state = after(EarlyStop(), "after_minibatch", 1.0)
-    assert state.beta == 0 and state.lr_scale == 1
 
 
 # --- adaptive penalty and learning rate -------------------------------------------------------------------------------
@@ -125,7 +92,9 @@ def test_learning_rate_falls_above_the_band_and_rises_below(kl, scale):
     assert state.running and state.beta == 0
 
 
-def test_bands_and_factor_are_taken_from_the_arguments():
+def test_bands_tolerance_and_factor_are_taken_from_the_arguments():
+    assert after(EarlyStop(tolerance=3.0), "after_minibatch", 0.029).running
+    assert not after(EarlyStop(tolerance=0.5), "after_minibatch", 0.0051).running
     assert after(AdaptivePenalty(band=4.0), "after_update", 0.03).beta == 1
     assert after(AdaptivePenalty(band=4.0), "after_update", 0.05).beta == 2
     assert after(AdaptiveLearningRate(band=4.0), "after_update", 0.03).lr_scale == 1
@@ -142,13 +111,6 @@ def test_penalty_stays_within_its_bounds(kl, bound):
 def test_learning_rate_scale_stays_within_its_bounds(kl, bound):
     state = after(AdaptiveLearningRate(max_scale=10.0), "after_update", *[kl] * 20)
     assert state.lr_scale.item() == pytest.approx(bound, rel=1e-7)  # float32
-
-
-@pytest.mark.parametrize("control", [AdaptivePenalty(), AdaptiveLearningRate()])
-def test_adaptive_controls_recover_from_a_bound(control):
-    stuck = after(control, "after_update", *[1.0] * 50)
-    back = after(control, "after_update", *[0.0] * 50, state=stuck)
-    assert back.beta < stuck.beta or back.lr_scale > stuck.lr_scale
 
 
 @pytest.mark.parametrize("control", [AdaptivePenalty(), AdaptiveLearningRate()])
@@ -171,12 +133,9 @@ def test_hooks_change_no_argument(control):
     ("control", "arguments", "message"),
     [
         (EarlyStop, {"per": "rollout"}, 'EarlyStop: per=.rollout. must be "minibatch" or "epoch"'),
-        (EarlyStop, {"tolerance": 0.0}, r"EarlyStop: tolerance=0\.0 must be above 0"),
         (EarlyStop, {"tolerance": float("nan")}, "EarlyStop: tolerance=nan must be above 0"),
         (AdaptivePenalty, {"band": 1.0}, r"AdaptivePenalty: band=1\.0 must be above 1"),
         (AdaptivePenalty, {"max_beta": 0.5}, r"AdaptivePenalty: max_beta=0\.5 must be above 1"),
-        (AdaptiveLearningRate, {"band": 0.9}, r"AdaptiveLearningRate: band=0\.9 must be above 1"),
-        (AdaptiveLearningRate, {"factor": 1.0}, r"AdaptiveLearningRate: factor=1\.0 must be above 1"),
         (AdaptiveLearningRate, {"max_scale": 1.0}, r"AdaptiveLearningRate: max_scale=1\.0 must be above 1"),
     ],
 )
@@ -185,29 +144,13 @@ def test_impossible_arguments_raise_an_error(control, arguments, message):
         control(**arguments)
 
 
-@pytest.mark.parametrize(("name", "control"), KL_CONTROLS.items())
-def test_make_by_name(name, control):
-    assert make_kl_control(name, has_target=True) == control()
-
-
-@pytest.mark.parametrize("has_target", [True, False])
-def test_make_passes_a_control_through(has_target):
-    control = EarlyStop(per="epoch")
-    assert make_kl_control(control, has_target) is control
-
-
-def test_without_a_target_the_default_controls_nothing():
+def test_a_control_is_made_of_its_name_or_passed_through():
+    for name, control in KL_CONTROLS.items():
+        assert make_kl_control(name, has_target=True) == control()
     assert make_kl_control("stop", has_target=False) == KLControl()
-
-
-def test_make_raises_for_an_unknown_name():
-    with pytest.raises(
-        ValueError, match=r"kl_control='early' is unknown: use one of \['adaptive_lr', 'penalty', 'stop'\]"
-    ):
+    control = EarlyStop(per="epoch")
+    assert make_kl_control(control, has_target=False) is control
+    with pytest.raises(ValueError, match="kl_control='early' is unknown: use one of .'adaptive_lr', 'penalty', 'stop'"):
         make_kl_control("early", has_target=True)
-
-
-@pytest.mark.parametrize("value", [None, 0.01, EarlyStop])
-def test_make_raises_for_neither_name_nor_control(value):
-    with pytest.raises(TypeError, match="kl_control=.* must be one of"):
-        make_kl_control(value, has_target=True)
+    with pytest.raises(TypeError, match="kl_control=0.01 must be one of"):
+        make_kl_control(0.01, has_target=True)

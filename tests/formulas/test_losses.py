@@ -50,14 +50,6 @@ def test_policy_loss_is_the_clipped_surrogate(data, clip_range):
         np.testing.assert_allclose(policy_loss(f64(log_ratio), f64(advantages), epsilon), expected, **EXACT)
 
 
-@given(columns(2))
-@settings(deadline=None, max_examples=25)
-def test_policy_loss_without_clip_range_is_the_plain_surrogate(data):
-    log_ratio, advantages = data
-    expected = -np.mean(np.exp(log_ratio) * advantages)
-    np.testing.assert_allclose(policy_loss(f64(log_ratio), f64(advantages), None), expected, **EXACT)
-
-
 @pytest.mark.parametrize("clip_range", [0.2, None])
 def test_policy_loss_gradient_by_finite_differences(clip_range):
     # No ratio lies on a kink of the clip.
@@ -81,14 +73,6 @@ def test_policy_loss_has_no_gradient_beyond_the_clip(log_ratio, advantage, learn
     x = f64([log_ratio], requires_grad=True)
     policy_loss(x, f64([advantage]), 0.2).backward()
     assert x.grad.item() == (pytest.approx(-advantage * np.exp(log_ratio), rel=1e-12) if learns else 0.0)
-
-
-@pytest.mark.parametrize("clip_range", [0.2, None])
-def test_policy_loss_at_the_old_policy_has_the_policy_gradient(clip_range):
-    advantages = f64([1.0, -2.0, 3.0, 0.5])
-    log_ratio = th.zeros(4, dtype=th.float64, requires_grad=True)
-    policy_loss(log_ratio, advantages, clip_range).backward()
-    th.testing.assert_close(log_ratio.grad, -advantages / 4, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("direction", [1.0, -1.0])
@@ -191,23 +175,12 @@ def test_approx_kl_is_k3(data):
     np.testing.assert_allclose(approx_kl(f64(log_ratio)), expected, **EXACT)
 
 
-@given(st.lists(st.floats(-20, 20), min_size=1, max_size=8))
-@settings(deadline=None, max_examples=50)
-def test_approx_kl_is_never_negative(log_ratio):
-    # Below 1e-8 the three terms cancel in float64, and half a unit in the last place of 1 remains.
-    assert approx_kl(f64(log_ratio)) >= -1.2e-16
-
-
 @given(arrays(np.float64, st.integers(2, 8), elements=st.floats(-4, 4)))
 @settings(deadline=None, max_examples=25)
 def test_approx_kl_is_unbiased(logits):
     # The old policy is uniform, so the mean over its choices is the estimator's expectation.
     old, new = f64(np.zeros_like(logits)).log_softmax(0), f64(logits).log_softmax(0)
     np.testing.assert_allclose(approx_kl(new - old), (old.exp() * (old - new)).sum(), **EXACT)
-
-
-def test_approx_kl_gradient_by_finite_differences():
-    assert th.autograd.gradcheck(approx_kl, f64([-1.0, -0.1, 0.0, 0.2, 1.5], requires_grad=True))
 
 
 @pytest.mark.parametrize(("clip_range", "expected"), [(0.1, 0.75), (0.2, 0.5), (0.5, 0.25), (2.0, 0.0)])
@@ -279,11 +252,6 @@ def test_a_term_replaces_no_diagnostic(name):
         Losses(th.zeros(()), {"approx_kl": th.zeros(())}).plus(name, th.ones(()))
 
 
-def test_coefficients_have_no_kl_penalty_by_default():
-    zero = th.tensor(0.0)
-    assert Coefficients(clip_range=zero, clip_range_vf=None, ent_coef=zero, vf_coef=zero).kl_coef is None
-
-
 # --- advantages: GAE against its definition ---------------------------------------------------------------------------
 
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
@@ -338,46 +306,11 @@ def test_gae_is_the_discounted_sum_of_td_errors(rollout, gamma, gae_lambda):
     np.testing.assert_allclose(run_gae(rollout, gamma, gae_lambda), expected, **UP_TO_ROUNDING)
 
 
-@given(rollouts(), st.floats(0, 1))
-@settings(deadline=None, max_examples=30)
-def test_lambda_0_gives_td_errors(rollout, gamma):
-    np.testing.assert_allclose(run_gae(rollout, gamma, 0.0), td_errors(rollout, gamma), rtol=1e-14, atol=1e-14)
-
-
-@given(rollouts(), st.floats(0, 1))
-@settings(deadline=None, max_examples=30)
-def test_lambda_1_gives_monte_carlo_returns_minus_values(rollout, gamma):
-    rewards, values, last_values, ends, final_values = rollout
-    # Where the episode is cut off, by a time limit or by the end of the rollout, a value stands for the rest.
-    rest = np.where(ends == TRUNCATED, final_values, 0.0)
-    rest[-1] = np.where(ends[-1] == GOES_ON, last_values, rest[-1])
-    returns = discounted_sums(rewards + gamma * rest, ends, gamma)
-    np.testing.assert_allclose(run_gae(rollout, gamma, 1.0), returns - values, **UP_TO_ROUNDING)
-
-
-@given(rollouts())
-@settings(deadline=None, max_examples=20)
-def test_nothing_after_an_episodes_end_reaches_it(rollout):
-    rewards, values, last_values, ends, final_values = rollout
-    middle = len(rewards) // 2
-    ends[middle] = TERMINATED
-    before = run_gae(rollout, 0.99, 0.95)[: middle + 1]
-    rewards[middle + 1 :] += 1e6
-    values[middle + 1 :] += 1e6
-    np.testing.assert_array_equal(run_gae(rollout, 0.99, 0.95)[: middle + 1], before)
-
-
 def test_gae_changes_no_argument():
     tensors = [th.rand(5, 2), th.rand(5, 2), th.rand(2), th.zeros(5, 2), th.tensor([True, False])]
     copies = [tensor.clone() for tensor in tensors]
     gae(*tensors, 0.99, 0.95)
     assert all(map(th.equal, tensors, copies))
-
-
-def test_gae_keeps_the_dtype_of_the_values():
-    for dtype in (th.float32, th.float64):
-        zeros = th.zeros(3, 1, dtype=dtype)
-        assert gae(zeros, zeros, zeros[0], th.zeros(3, 1), th.tensor([False]), 0.9, 0.9).dtype == dtype
 
 
 @given(arrays(np.float64, st.integers(2, 50), elements=st.floats(-100, 100)))
@@ -389,16 +322,5 @@ def test_normalize_is_its_formula(advantages):
     np.testing.assert_allclose(normalize(th.from_numpy(advantages)), expected, rtol=1e-9, atol=atol)
 
 
-def test_normalize_gives_mean_0_and_standard_deviation_1():
-    advantages = 5 + 3 * th.randn(8, 16, dtype=th.float64, generator=th.Generator().manual_seed(0))
-    normalized = normalize(advantages)
-    assert normalized.mean().item() == pytest.approx(0, abs=1e-14)
-    assert normalized.std().item() == pytest.approx(1, abs=1e-8)  # the 1e-8 in the formula
-
-
 def test_normalize_leaves_a_single_advantage_alone():
     assert normalize(th.tensor([3.5])).tolist() == [3.5]
-
-
-def test_normalize_makes_equal_advantages_zero():
-    assert normalize(th.full((4,), 2.5)).tolist() == [0, 0, 0, 0]

@@ -12,7 +12,6 @@ from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
 from stable_baselines3.common.torch_layers import NatureCNN
 
 from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus, register
-from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.policy.adapter import adapt_policy_class, overridden
 
 pytestmark = pytest.mark.filterwarnings("ignore:policy=.*overrides:UserWarning")
@@ -33,19 +32,6 @@ class Scaled(SB3Policy):
         return 10 * super().predict_values(obs)
 
 
-class ScaledDict(MultiInputActorCriticPolicy):
-    def forward(self, obs, deterministic=False):
-        actions, values, log_prob = super().forward(obs, deterministic)
-        return actions, 10 * values, log_prob
-
-    def evaluate_actions(self, obs, actions):
-        values, log_prob, entropy = super().evaluate_actions(obs, actions)
-        return 10 * values, log_prob, entropy
-
-    def predict_values(self, obs):
-        return 10 * super().predict_values(obs)
-
-
 class Calm(SB3Policy):
     """Explores half as much."""
 
@@ -57,23 +43,20 @@ class Calm(SB3Policy):
 
 CASES = {
     "discrete": (Scaled, "discrete", "box", {}),
-    "multidiscrete": (Scaled, "multidiscrete", "box", {}),
     "multibinary": (Scaled, "multibinary", "box", {}),
     "box": (Scaled, "box", "box", dict(ent_coef=0.01)),
     "narrow": (Calm, "box", "box", {}),
-    "dict": (ScaledDict, "discrete", "plain dict", {}),
     "gSDE": (Scaled, "box", "box", dict(use_sde=True, policy_kwargs=dict(full_std=False))),
     # No formula for the entropy, and so an estimate.
     "squashed gSDE": (Scaled, "box", "box", dict(use_sde=True, ent_coef=0.1, policy_kwargs=dict(squash_output=True))),
     "target": (Scaled, "box", "box", dict(target_kl=1e-4, n_epochs=5)),
 }
-SPACES = OBSERVATIONS | {"plain dict": spaces.Dict(a=OBSERVATIONS["box"], b=spaces.Discrete(3))}
 
 
 def learned(cls, case, **kwargs):
     policy, action, observation, arguments = CASES[case]
     defaults = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu")
-    model = cls(policy, vec(ACTIONS[action], SPACES[observation]), **defaults | arguments | kwargs)
+    model = cls(policy, vec(ACTIONS[action], OBSERVATIONS[observation]), **defaults | arguments | kwargs)
     return model.learn(64)
 
 
@@ -85,7 +68,7 @@ def test_it_learns_what_sb3_learns(case):
     np.testing.assert_allclose(ours.rollout_buffer.actions, theirs, rtol=0, atol=1e-5)
     for mine, theirs in zip(ours.policy.parameters(), sb3.policy.parameters(), strict=True):
         th.testing.assert_close(mine, theirs, rtol=0, atol=2e-5)
-    obs = np.stack([ours.observation_space.sample() for _ in range(3)]) if case != "dict" else sb3._last_obs
+    obs = np.stack([ours.observation_space.sample() for _ in range(3)])
     for mine, theirs in zip(ours.predict(obs, deterministic=True), sb3.predict(obs, deterministic=True), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-4) if theirs is not None else None
 
@@ -97,9 +80,8 @@ def test_squashed_actions_reach_the_bounds():
     np.testing.assert_allclose(model.policy.distribution.to_env(actions), [[-1.0, 0.5], [1.25, 2.0]])
 
 
-@pytest.mark.parametrize("case", ["box", "dict"])
-def test_it_is_saved_loaded_and_evaluated(case, tmp_path):
-    model = learned(PPO_Plus, case)
+def test_it_is_saved_loaded_and_evaluated(tmp_path):
+    model = learned(PPO_Plus, "box")
     register(model.policy_class)
     model.save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env=model.get_env(), device="cpu")
@@ -113,15 +95,6 @@ def test_a_warning_says_once_what_is_missing():
     with pytest.warns(UserWarning, match="policy=Scaled overrides forward, evaluate_actions, predict_values") as record:
         learned(PPO_Plus, "box")
     assert len([each for each in record if "overrides" in str(each.message)]) == 1
-
-
-def test_a_warning_says_what_a_class_of_ours_does_not_call():
-    class Further(ActorCriticPolicy):
-        def evaluate_actions(self, obs, actions):
-            raise AssertionError
-
-    with pytest.warns(UserWarning, match="policy=Further overrides evaluate_actions, but training calls other methods"):
-        PPO_Plus(Further, "CartPole-v1", n_steps=8, batch_size=8, device="cpu").learn(8)
 
 
 def test_subclasses_of_sb3s_classes_for_images_and_dicts_take_the_arguments_of_ours():
@@ -161,12 +134,6 @@ def test_masks_where_the_class_has_none_raise_an_error():
 def test_what_it_cannot_do_raises_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         learned(PPO_Plus, "box", **arguments)
-
-
-def test_it_is_never_compiled():
-    with pytest.raises(CompileError, match="Scaled overrides methods of SB3's policy"):
-        learned(PPO_Plus, "box", compile=True)
-    assert "overrides methods" in str(learned(PPO_Plus, "box").compiled)
 
 
 @pytest.mark.parametrize("base", [SB3Policy, ActorCriticPolicy])

@@ -11,7 +11,6 @@ import torch as th
 from envs import ACTIONS, VECTOR, RandomEnv, vec
 from gymnasium import spaces
 from models import make_model
-from parametrization import all_pairs
 from stable_baselines3.common import policies as sb3
 from torch import nn
 
@@ -30,13 +29,10 @@ def make(policy="MlpPolicy", **policy_kwargs):
         ([64, {"pi": [32], "vf": [16]}], TypeError, "net_arch[1]={'pi': [32], 'vf': [16]} must be an integer"),
         ([{"pi": [32], "qf": [64]}], ValueError, "names a network 'qf'"),
         ([-1], ValueError, "net_arch[0]=-1 must be at least 1"),
-        ([64, 0], ValueError, "net_arch[1]=0 must be at least 1"),
         (["64"], TypeError, "net_arch[0]='64' must be an integer, at least 1, not text"),
-        ([64.0], TypeError, "net_arch[0]=64.0 must be an integer"),
         ({"vf": [64, None]}, TypeError, "net_arch['vf'][1]=None must be an integer"),
         ({"pi": 64}, TypeError, "net_arch['pi']=64 must be a list of sizes"),
         (64.0, TypeError, "net_arch=64.0 must be a list of sizes, or dict(pi=[...], vf=[...])"),
-        ("64", TypeError, "net_arch='64' must be a list of sizes"),
     ],
 )
 def test_impossible_hidden_layers_raise_an_error(net_arch, error, message):
@@ -80,6 +76,7 @@ def test_any_factory_of_activations_is_accepted(activation_fn):
         ({"log_std_init": "a"}, "log_std_init='a' must be a number"),
         ({"log_std_init": float("nan")}, "log_std_init=nan must be a number"),
         ({"features_extractor_kwargs": 3}, "features_extractor_kwargs=3 must be a dict"),
+        ({"optimizer_class": 5}, "optimizer_class=5.*such as torch.optim.Adam$"),
         ({"optimizer_kwargs": [0.1]}, r"optimizer_kwargs=\[0.1\] must be a dict"),
     ],
 )
@@ -93,14 +90,6 @@ def test_options_of_gsde_beside_an_exploration_raise_an_error():
         ValueError, match="full_std=False and use_expln=False have no effect beside exploration=StateDependent"
     ):
         make_model(exploration=StateDependentNoise(), policy_kwargs={"full_std": False})
-
-
-@pytest.mark.parametrize("optimizer_class", ["adam", 5])
-def test_an_optimizer_must_be_a_class(optimizer_class):
-    with pytest.raises(
-        TypeError, match=f"policy_kwargs: optimizer_class={optimizer_class!r}.*such as torch.optim.Adam$"
-    ):
-        make(optimizer_class=optimizer_class)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +142,6 @@ def test_a_policy_with_named_arguments_takes_no_others():
         make(NamesAll, scales=3)
 
 
-@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "CnnGruPolicy", "MlpLruPolicy"])
-def test_the_arguments_of_all_base_classes_are_known(policy):
-    known = {"lstm_hidden_size", "actor", "net_arch", "optimizer_kwargs", "share_features_extractor"}
-    assert known < accepted_names(PPO_Plus.policy_aliases[policy])
-
-
 # --- custom networks --------------------------------------------------------------------------------------------------
 
 build = partial(make_model, batch_size=4)
@@ -181,7 +164,6 @@ def sequential(input_dim, output_dim):
 NETWORKS = {
     "factory_sequential": (sequential, sequential),
     "factory_module": (Residual, Residual),
-    "instance_sequential": (sequential(5, 3), sequential(5, 1)),
     "instance_module": (Residual(5, 3), Residual(5, 1)),
     "one_layer": (nn.Linear(5, 3), nn.Linear),
     "actor_only": (sequential, None),
@@ -189,7 +171,17 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "networks", "use_sde"), all_pairs(["box_3d", "discrete"], NETWORKS, [False, True]))
+@pytest.mark.parametrize(
+    ("kind", "networks", "use_sde"),
+    [
+        ("box_3d", "factory_sequential", True),
+        ("discrete", "factory_module", False),
+        ("box_3d", "instance_module", True),
+        ("discrete", "one_layer", True),
+        ("box_3d", "actor_only", False),
+        ("discrete", "critic_only", False),
+    ],
+)
 def test_custom_networks_learn_and_are_saved(kind, networks, use_sde, tmp_path):
     actor, critic = NETWORKS[networks]
     action_space = spaces.Box(-1.0, 1.0, (3,)) if kind == "box_3d" else ACTIONS["discrete"]
@@ -215,19 +207,6 @@ def test_a_module_is_copied_and_keeps_its_own_weights():
     model.learn(16)
     assert not th.equal(model.policy.action_net.weight, given["2.weight"])
     assert th.equal(actor[2].weight, given["2.weight"])
-
-
-def test_a_custom_actor_decides_the_actions():
-    class Always(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.logits = nn.Parameter(th.tensor([0.0, 9.0, 0.0]))
-
-        def forward(self, features):
-            return self.logits.expand(len(features), 3)
-
-    model = build(policy_kwargs={"actor": Always()})
-    assert model.predict(model.get_env().reset(), deterministic=True)[0].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["actor", "critic"])
@@ -262,7 +241,7 @@ def test_net_arch_with_custom_networks_raises_an_error():
         build(policy_kwargs={"actor": sequential, "critic": sequential, "net_arch": [8]})
 
 
-@pytest.mark.parametrize("networks", [name for name in NETWORKS if name != "one_layer"] + ["none"])
+@pytest.mark.parametrize("networks", ["factory_sequential", "instance_module", "actor_only", "none"])
 def test_a_policy_can_be_saved_and_loaded_by_itself(networks, tmp_path):
     actor, critic = NETWORKS.get(networks, (None, None))
     policy = build(policy_kwargs={"actor": actor, "critic": critic}).policy
@@ -296,9 +275,3 @@ def test_a_network_stays_in_its_mode_and_one_row_is_enough():
     given = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     hidden, last, _ = split_network("actor", given, 5, 3, th.device("cpu"))
     assert hidden.training and last.training and hidden[1].num_batches_tracked == 0
-
-
-def test_a_policy_with_options_of_gsde_and_without_it_is_saved(tmp_path):
-    policy = make_model(policy_kwargs={"full_std": False}).policy
-    policy.save(tmp_path / "policy")
-    assert MlpPolicy.load(tmp_path / "policy").dist_kwargs["full_std"] is False

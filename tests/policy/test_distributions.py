@@ -4,7 +4,6 @@ Statistical tests use fixed seeds. With a fresh seed, and were the code right, e
 """
 
 import itertools
-from itertools import product
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from parametrization import sample
 from sb3_contrib.common.maskable.distributions import make_masked_proba_distribution
 from scipy import integrate, stats
 from stable_baselines3.common.distributions import make_proba_distribution
@@ -27,33 +25,22 @@ from ppo_plus.policy.distributions import (
     DiagGaussian,
     Product,
     SquashedDiagGaussian,
-    _log_tanh_slope,
-    _logistic_as_gaussians,
     make_distribution,
 )
 
 FALSE_ALARM = 1e-6
 
-BOXES = {
-    "box": spaces.Box(-1.0, 1.0, (3,)),
-    "box_0d": spaces.Box(-1.0, 1.0, ()),
-    "box_2d_float64": spaces.Box(-2.0, 3.0, (2, 2), np.float64),
-    "box_int8": spaces.Box(-100, 100, (2,), np.int8),
-    "box_int32": spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32),
-}
+BOX, BOX_0D = spaces.Box(-1.0, 1.0, (3,)), spaces.Box(-1.0, 1.0, ())
+BOX_2D = spaces.Box(-2.0, 3.0, (2, 2), np.float64)
 CHOICES = {
-    "discrete": spaces.Discrete(5),
-    "discrete_start": spaces.Discrete(4, start=-2),
-    "multi_discrete": spaces.MultiDiscrete([3, 2, 5]),
-    "multi_discrete_single": spaces.MultiDiscrete([4]),
-    "multi_discrete_2d_start": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, -1], [0, 7]]),
-    "multi_binary": spaces.MultiBinary(3),
-    "multi_binary_2d": spaces.MultiBinary([2, 2]),
+    "discrete": spaces.Discrete(4, start=-2),
+    "multi_discrete": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, -1], [0, 7]]),
+    "multi_binary": spaces.MultiBinary([2, 2]),
 }
-FAMILIES = {
-    **{name: make_distribution(space) for name, space in {**BOXES, **CHOICES}.items()},
-    **{f"squashed_{name}": make_distribution(space, squash_output=True) for name, space in BOXES.items()},
+FAMILIES = {name: make_distribution(space) for name, space in {"box": BOX, **CHOICES}.items()} | {
+    "squashed_box": make_distribution(BOX, squash_output=True)
 }
+SQUASHED_0D = make_distribution(BOX_0D, squash_output=True)
 MIXED = spaces.Dict(
     kind=spaces.Discrete(3, start=1),
     where=spaces.Tuple(
@@ -64,7 +51,7 @@ MIXED = spaces.Dict(
 PRODUCTS = {
     "mixed": make_distribution(MIXED),
     "squashed_mixed": make_distribution(MIXED, squash_output=True),
-    "boxes": make_distribution(spaces.Tuple([BOXES["box"], BOXES["box_2d_float64"]])),
+    "boxes": make_distribution(spaces.Tuple([BOX, BOX_2D])),
     "choices": make_distribution(spaces.Tuple([CHOICES["discrete"], CHOICES["multi_binary"]])),
 }
 every_product = pytest.mark.parametrize("family", PRODUCTS.values(), ids=PRODUCTS)
@@ -144,15 +131,6 @@ def test_log_prob_is_torchs(family, seed, scale):
     th.testing.assert_close(family.log_prob(family.params(net, std), actions), expected, rtol=rtol, atol=1e-12)
 
 
-@choice_families
-@random_cases
-@settings(deadline=None, max_examples=5)
-def test_probabilities_of_all_actions_sum_to_one(family, seed, scale):
-    actions = all_actions(family)
-    params = random_params(family, seed, scale=scale, batch=1).expand(len(actions), -1)
-    assert family.log_prob(params, actions).exp().sum().item() == pytest.approx(1, abs=1e-12)
-
-
 @pytest.mark.parametrize("family", [FAMILIES[n] for n in FAMILIES if "squashed" not in n])
 @random_cases
 @settings(deadline=None, max_examples=8)
@@ -173,22 +151,25 @@ def test_kl_is_torchs(family, seed, scale):
 
 
 @every_family
-@pytest.mark.parametrize("dtype", [th.float32, th.float64])
-def test_kl_of_a_distribution_from_itself_is_exactly_zero(family, dtype):
-    params = random_params(family, seed=1, scale=4.0, dtype=dtype)
-    assert th.equal(family.kl(params, params.clone()), th.zeros(5, dtype=dtype))
+def test_kl_of_a_distribution_from_itself_is_exactly_zero(family):
+    params = random_params(family, seed=1, scale=4.0, dtype=th.float32)
+    assert th.equal(family.kl(params, params.clone()), th.zeros(5))
 
 
 # At scale 0 all means are 0 and all choices equally likely, where some of torch's formulas change sides.
-@pytest.mark.parametrize(("scale", "name"), sample(product([1.5, 0.0], FAMILIES | PRODUCTS), 2))
-def test_gradients_by_finite_differences(scale, name):
+@pytest.mark.parametrize("scale", [1.5, 0.0])
+@pytest.mark.parametrize("name", ["box", "squashed_box", "discrete", "multi_binary", "mixed"])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_gradients_by_finite_differences(scale, name, is_masked):
     family = (FAMILIES | PRODUCTS)[name]
-    (net, std), actions = random_net(family, seed=2, scale=scale, batch=2), random_actions(family, seed=2, batch=2)
-    other = random_params(family, seed=3, batch=2)
+    net, std = random_net(family, seed=2, scale=scale, batch=2)
+    masks = random_masks(family, seed=2, batch=2) if is_masked and family.choices else None
+    other = family.params(*random_net(family, seed=3, batch=2), masks)
+    actions = random_actions(family, seed=2, batch=2) if masks is None else family.mode(other)
     inputs = [x.requires_grad_() for x in (net, std) if x is not None]
 
     def params(net, std=None):
-        return family.params(net, std)
+        return family.params(net, std, masks)
 
     assert th.autograd.gradcheck(lambda *x: family.log_prob(params(*x), actions), inputs)
     assert th.autograd.gradcheck(lambda *x: family.entropy(params(*x)), inputs)
@@ -205,16 +186,6 @@ def test_nearly_deterministic_choices_have_finite_gradients(family, scale):
     numbers = family.log_prob(params, actions) + family.entropy(params) + family.kl(params.detach().flip(0), params)
     numbers.sum().backward()
     assert numbers.isfinite().all() and net.grad.isfinite().all()
-
-
-@every_family
-def test_the_gradient_of_the_kl_vanishes_at_equal_parameters(family):
-    net, std = random_net(family, seed=1)
-    inputs = [x.requires_grad_() for x in (net, std) if x is not None]
-    params = family.params(net, std)
-    gradients = th.autograd.grad(family.kl(params.detach(), params).sum(), inputs)
-    for gradient in gradients:
-        th.testing.assert_close(gradient, th.zeros_like(gradient), rtol=0, atol=1e-15)
 
 
 # --- entropy of the squashed Gaussian ---------------------------------------------------------------------------------
@@ -240,11 +211,11 @@ def squashed_entropy(mean, std):
     return stats.norm.entropy(mean, std) + log_slope, [by_mean, by_std]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.floats(-20, 20), st.floats(-3, 2), st.sampled_from([th.float32, th.float64]))
 def test_squashed_entropy_and_its_gradient_are_the_integrals(mean, log10_std, dtype):
     params = th.tensor([[mean, 10**log10_std]], dtype=dtype, requires_grad=True)
-    entropy = FAMILIES["squashed_box_0d"].entropy(params)
+    entropy = SQUASHED_0D.entropy(params)
     (gradient,) = th.autograd.grad(entropy.sum(), params)
     expected, slopes = squashed_entropy(*params[0].tolist())
     value, slope = (1e-7, 1e-6) if dtype is th.float64 else (1e-4, 1e-3)
@@ -252,44 +223,10 @@ def test_squashed_entropy_and_its_gradient_are_the_integrals(mean, log10_std, dt
     assert gradient[0].tolist() == pytest.approx(slopes, rel=slope, abs=slope)
 
 
-def test_a_logistic_is_a_mixture_of_gaussians():
-    variances, weights = _logistic_as_gaussians()
-    assert weights.min() > 0
-    for x in np.linspace(0, 20, 200):
-        density = weights @ stats.norm.pdf(x, scale=np.sqrt(variances))
-        assert density == pytest.approx(stats.logistic.pdf(x, scale=0.5), abs=1e-8)
-
-
-def test_squashed_entropy_adds_up_over_components():
-    params = random_params(FAMILIES["squashed_box"], seed=5)
-    each = [FAMILIES["squashed_box_0d"].entropy(params[:, [i, i + 3]]) for i in range(3)]
-    th.testing.assert_close(FAMILIES["squashed_box"].entropy(params), sum(each), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.5, 0.7), (-1.5, 1.0)])
-def test_squashed_entropy_has_the_reparametrized_gradient(mean, std):
-    family = FAMILIES["squashed_box_0d"]
-    samples = th.tensor([[mean, std]], dtype=th.float64).repeat(100_000, 1).requires_grad_()
-    actions = family.from_noise(samples, th.randn(100_000, 1, dtype=th.float64))
-    (each,) = th.autograd.grad(-family.log_prob(samples, actions).sum(), samples)
-    params = th.tensor([[mean, std]], dtype=th.float64, requires_grad=True)
-    (gradient,) = th.autograd.grad(family.entropy(params).sum(), params)
-    z = (gradient[0] - each.mean(dim=0)) / (each.std(dim=0) / 100_000**0.5)
-    assert z.abs().max() < stats.norm.isf(FALSE_ALARM / 4)
-
-
-# Softplus changes its formula at -2u = 20, and the slope of the squashing its sign at 0.
-@pytest.mark.parametrize("u", [-1e3, -10.0, -0.5, 0.0, 0.5, 10.0, 1e3])
-def test_the_squashings_slope_has_its_gradient_at_every_bend(u):
-    x = th.tensor(u, dtype=th.float64, requires_grad=True)
-    _log_tanh_slope(x).backward()
-    assert x.grad.item() == pytest.approx(-2 * np.tanh(u), abs=1e-8)
-
-
 @pytest.mark.parametrize("u", [-100.0, -20.0, 20.0, 100.0])
 def test_squashed_density_is_finite_far_out(u):
     params = th.tensor([[u, 1.0]], requires_grad=True)
-    family = FAMILIES["squashed_box_0d"]
+    family = SQUASHED_0D
     total = family.log_prob(params, th.tensor([[u]])) + family.entropy(params)
     total.sum().backward()
     assert total.isfinite().all() and params.grad.isfinite().all()
@@ -298,11 +235,9 @@ def test_squashed_density_is_finite_far_out(u):
 # --- draws ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", [1, 7, 64])
-@pytest.mark.parametrize("dtype", [th.float32, th.float64])
 @every_family
-def test_sample_draws_torchs_bits(family, dtype, batch):
-    net, std = random_net(family, seed=6, batch=batch, dtype=dtype)
+def test_sample_draws_torchs_bits(family):
+    net, std = random_net(family, seed=6, batch=64, dtype=th.float32)
     params = family.params(net, std)
     th.manual_seed(9)
     actions = family.sample(params)
@@ -316,9 +251,18 @@ def test_sample_draws_torchs_bits(family, dtype, batch):
     assert th.equal(actions, expected)
 
 
-@pytest.mark.parametrize("name", ["box", "discrete", "multi_discrete", "multi_discrete_single", "multi_binary"])
+#: Those that SB3 has.
+FLAT = {
+    "box": BOX,
+    "discrete": spaces.Discrete(5),
+    "multi_discrete": spaces.MultiDiscrete([3, 2, 5]),
+    "multi_binary": spaces.MultiBinary(3),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
 def test_draws_and_log_probs_equal_sb3s_bit_for_bit(name):
-    family = FAMILIES[name]
+    family = make_distribution(FLAT[name])
     net = random_net(family, seed=7, batch=64, dtype=th.float32)[0]
     log_std = [th.linspace(-1, 0.5, 3)] if name == "box" else []
     sb3 = make_proba_distribution(family.action_space)
@@ -348,29 +292,8 @@ def test_choices_made_from_noise_have_their_probabilities(family):
 
 
 @gaussian_families
-def test_reals_made_from_noise_have_their_density(squash):
-    n = 100_000
-    family = make_distribution(spaces.Box(-1.0, 1.0, (1,)), squash)
-    params = th.tensor([[0.3, 0.8]])
-    actions = family.from_noise(params.expand(n, -1), th.randn(n, 1)).double().squeeze(1).numpy()
-    if squash:
-        actions, edges, to_internal = np.tanh(actions), np.linspace(-1, 1, 31), np.arctanh
-    else:
-        edges, to_internal = 0.3 + 0.8 * np.array([-np.inf, *np.linspace(-3, 3, 25), np.inf]), np.asarray
-
-    def density(a):
-        internal = th.tensor([[to_internal(a).item()]], dtype=th.float64)
-        return family.log_prob(params.double(), internal).exp().item()
-
-    expected = n * np.array([integrate.quad(density, *pair)[0] for pair in itertools.pairwise(edges)])
-    assert expected.sum() == pytest.approx(n, rel=1e-6) and expected.min() > 5
-    counts, _ = np.histogram(actions, edges)
-    assert stats.chisquare(counts, expected / expected.sum() * n).pvalue > FALSE_ALARM
-
-
-@gaussian_families
 def test_reals_made_from_noise_are_mean_plus_std_times_noise(squash):
-    family = make_distribution(BOXES["box_2d_float64"], squash)
+    family = make_distribution(BOX_2D, squash)
     net, std = random_net(family, seed=9)
     z = th.randn(5, 4, dtype=th.float64)
     assert th.equal(family.from_noise(family.params(net, std), z), net + std * z)
@@ -394,13 +317,6 @@ def test_a_coin_made_of_extreme_noise_still_weighs_its_logit(z, logit, action):
     assert family.from_noise(th.tensor([[float(logit)]]), th.tensor([[float(z)]])) == action
 
 
-@pytest.mark.parametrize("choice", range(4))
-def test_extreme_noise_on_one_choice_takes_it(choice):
-    z = th.zeros(1, 4)
-    z[0, choice] = 10.0
-    assert FAMILIES["discrete_start"].from_noise(th.zeros(1, 4).log_softmax(1), z) == choice
-
-
 # --- mode and std -----------------------------------------------------------------------------------------------------
 
 
@@ -417,46 +333,29 @@ def test_mode_is_the_most_likely_choice(family, seed, scale):
 
 
 @gaussian_families
-def test_mode_of_reals_is_the_mean_before_squashing(squash):
-    family = make_distribution(BOXES["box"], squash)
-    net, std = random_net(family, seed=11)
-    assert th.equal(family.mode(family.params(net, std)), net)
-
-
-@every_family
-def test_std_belongs_to_gaussian_components_only(family):
-    net, std = random_net(family, seed=12)
-    result = family.std(family.params(net, std))
-    assert result is None if std is None else th.equal(result, std)
-
-
-@gaussian_families
-@pytest.mark.parametrize("shape", [(3,), (1, 1), (1, 3), (5, 1), (5, 3)])
+@pytest.mark.parametrize("shape", [(3,), (1, 1), (5, 1), (5, 3)])
 def test_params_broadcast_the_standard_deviation(squash, shape):
-    family = make_distribution(BOXES["box"], squash)
-    std = th.rand(shape) + 0.1
-    params = family.params(th.zeros(5, 3), std)
-    assert params.shape == (5, 6)
-    assert th.equal(family.std(params), std.expand(5, 3))
+    family = make_distribution(BOX, squash)
+    mean, std = th.randn(5, 3), th.rand(shape) + 0.1
+    params = family.params(mean, std)
+    assert th.equal(family.mode(params), mean) and th.equal(family.std(params), std.expand(5, 3))
 
 
 @pytest.mark.parametrize(
-    ("name", "net_dim", "action_dim", "noise_dim", "gaussian_dim"),
+    ("space", "dims", "choices"),
     [
-        ("box", 3, 3, 3, 3),
-        ("box_0d", 1, 1, 1, 1),
-        ("box_2d_float64", 4, 4, 4, 4),
-        ("discrete_start", 4, 1, 4, 0),
-        ("multi_discrete", 10, 3, 10, 0),
-        ("multi_discrete_2d_start", 11, 4, 11, 0),
-        ("multi_binary", 3, 3, 3, 0),
-        ("multi_binary_2d", 4, 4, 4, 0),
+        (BOX_0D, (1, 1, 1, 1), []),
+        (BOX_2D, (4, 4, 4, 4), []),
+        (CHOICES["discrete"], (4, 1, 4, 0), [4]),
+        (CHOICES["multi_discrete"], (11, 4, 11, 0), [2, 3, 4, 2]),
+        (CHOICES["multi_binary"], (4, 4, 4, 0), [2] * 4),
+        (MIXED, (3 + 3 + 2 + 6, 1 + 3 + 2 + 2, 14, 3), [3, 2, 2, 2, 4]),
     ],
 )
-def test_dimensions(name, net_dim, action_dim, noise_dim, gaussian_dim):
-    family = FAMILIES[name]
-    assert (family.net_dim, family.action_dim) == (net_dim, action_dim)
-    assert (family.noise_dim, family.gaussian_dim) == (noise_dim, gaussian_dim)
+def test_dimensions(space, dims, choices):
+    family = make_distribution(space)
+    assert (family.net_dim, family.action_dim, family.noise_dim, family.gaussian_dim) == dims
+    assert family.choices == choices
 
 
 # --- what the environment gets ----------------------------------------------------------------------------------------
@@ -500,26 +399,15 @@ def choice_spaces(draw):
     return spaces.MultiDiscrete(sizes, start=draw(arrays(np.int64, shape, elements=numbers)))
 
 
-@given(choice_spaces(), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=60)
-def test_every_choice_becomes_a_member_of_its_space(space, seed):
-    family = make_distribution(space)
-    params = random_params(family, seed, scale=5.0)
-    z = th.randn(5, family.noise_dim, generator=th.Generator().manual_seed(seed), dtype=th.float64)
-    for actions in (family.mode(params), family.sample(params), family.from_noise(params, z)):
-        env_actions = family.to_env(actions.float().numpy())
-        assert env_actions.shape == (5, *space.shape) and env_actions.dtype == space.dtype
-        assert all(space.contains(row) for row in env_actions)
-
-
 def test_start_is_added_to_choices():
-    assert FAMILIES["discrete_start"].to_env(np.array([[0.0], [3.0]])).tolist() == [-2, 1]
+    assert FAMILIES["discrete"].to_env(np.array([[0.0], [3.0]])).tolist() == [-2, 1]
     expected = [[[1, -1], [0, 7]], [[2, 1], [3, 8]]]
-    assert FAMILIES["multi_discrete_2d_start"].to_env(np.array([[0, 0, 0, 0], [1, 2, 3, 1]])).tolist() == expected
+    assert FAMILIES["multi_discrete"].to_env(np.array([[0, 0, 0, 0], [1, 2, 3, 1]])).tolist() == expected
 
 
 def test_integers_are_rounded_then_clipped_floats_only_clipped():
-    assert FAMILIES["box_int8"].to_env(np.float32([[-1.7, 0.6], [150, -150]])).tolist() == [[-2, 1], [100, -100]]
+    integers = make_distribution(spaces.Box(-100, 100, (2,), np.int8))
+    assert integers.to_env(np.float32([[-1.7, 0.6], [150, -150]])).tolist() == [[-2, 1], [100, -100]]
     assert FAMILIES["box"].to_env(np.float32([[-1.75, 0.625, 0.0]])).tolist() == [[-1, 0.625, 0]]
 
 
@@ -530,12 +418,6 @@ def test_to_env_changes_no_argument(family):
     before = actions.copy()
     family.to_env(actions)[...] = 0
     np.testing.assert_array_equal(actions, before)
-
-
-def test_clipping_is_per_component():
-    low, high = np.float32([[-1, 0], [2, 5]]), np.float32([[1, 4], [3, 6]])
-    family = make_distribution(spaces.Box(low, high))
-    assert family.to_env(np.full((1, 4), 2.5, dtype=np.float32)).tolist() == [[[1, 2.5], [2.5, 5]]]
 
 
 @pytest.mark.parametrize(
@@ -558,11 +440,10 @@ def test_squashed_actions_span_the_whole_box(dtype, low, high):
     assert abs(float(middle) - (float(low) / 2 + float(high) / 2)) <= 0.5 * np.issubdtype(dtype, np.integer)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_squashed_actions_are_scaled_linearly_after_the_tanh(dtype):
-    family = make_distribution(spaces.Box(-2.0, 6.0, (1,), dtype), squash_output=True)
+def test_squashed_actions_are_scaled_linearly_after_the_tanh():
+    family = make_distribution(spaces.Box(-2.0, 6.0, (1,), np.float64), squash_output=True)
     u = np.linspace(-3, 3, 13)[:, None]
-    np.testing.assert_allclose(family.to_env(u), 2 + 4 * np.tanh(u), rtol=1e-6 if dtype == np.float32 else 1e-12)
+    np.testing.assert_allclose(family.to_env(u), 2 + 4 * np.tanh(u), rtol=1e-12)
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -620,7 +501,7 @@ def test_a_product_draws_its_parts_in_order(family):
 
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (5, 1), (5, 4)])
 def test_a_product_hands_each_box_its_standard_deviation(shape):
-    family = make_distribution(spaces.Tuple([BOXES["box_0d"], CHOICES["discrete"], BOXES["box"]]))
+    family = make_distribution(spaces.Tuple([BOX_0D, CHOICES["discrete"], BOX]))
     std = th.rand(shape, dtype=th.float64) + 0.1
     params = family.params(th.zeros(5, family.net_dim, dtype=th.float64), std)
     assert th.equal(family.std(params), std.expand(5, 4))
@@ -631,9 +512,9 @@ def test_a_product_hands_each_box_its_standard_deviation(shape):
 
 
 def test_the_noise_of_choices_has_a_log_std_of_zero():
-    family = make_distribution(spaces.Tuple([BOXES["box_0d"], CHOICES["discrete"], BOXES["box"]]))
+    family = make_distribution(spaces.Tuple([BOX_0D, CHOICES["discrete"], BOX]))
     log_std = th.arange(8.0).reshape(2, 4) + 1
-    expected = th.tensor([[1.0, 0, 0, 0, 0, 0, 2, 3, 4], [5, 0, 0, 0, 0, 0, 6, 7, 8]])
+    expected = th.tensor([[1.0, 0, 0, 0, 0, 2, 3, 4], [5, 0, 0, 0, 0, 6, 7, 8]])
     assert th.equal(family.noise_log_std(log_std), expected)
     assert th.equal(family.noise_log_std(log_std[:, :1]), th.where(expected > 0, log_std[:, :1], 0.0))
     assert FAMILIES["box"].noise_log_std(log_std) is log_std
@@ -673,8 +554,9 @@ def test_every_action_of_a_product_becomes_a_member_of_its_space(space, seed):
 def test_squashing_a_product_squashes_its_boxes():
     kinds = [type(part) for part, *_ in parts_of(PRODUCTS["squashed_mixed"])]
     assert kinds == [Categorical, SquashedDiagGaussian, Bernoulli, SquashedDiagGaussian, Categorical]
-    with pytest.raises(ValueError, match="squash_output=True needs a Box"):
-        make_distribution(spaces.Tuple([spaces.Discrete(2)]), squash_output=True)
+    for space in (spaces.Tuple([spaces.Discrete(2)]), CHOICES["multi_binary"]):
+        with pytest.raises(ValueError, match=r"squash_output=True needs a Box action space, not .*: leave it out"):
+            make_distribution(space, squash_output=True)
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -705,16 +587,6 @@ def allowed(family, masks, actions):
     starts = np.cumsum([0, *family.choices[:-1]])
     each = [masks.gather(1, (s + c).unsqueeze(1)) for s, c in zip(starts.tolist(), taken, strict=True)]
     return th.cat(each, dim=1).all(dim=1)
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_a_mask_has_an_entry_for_every_alternative(name):
-    assert FAMILIES[name].choices == nvec(CHOICES[name])
-
-
-def test_masks_of_a_product_are_concatenated_without_boxes():
-    assert PRODUCTS["mixed"].choices == [3, 2, 2, 2, 4]
-    assert PRODUCTS["boxes"].choices == FAMILIES["box"].choices == []
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -770,23 +642,6 @@ def test_a_mask_that_allows_everything_changes_nothing(family):
 
 
 @maskable_families
-@pytest.mark.parametrize("scale", [1.5, 0.0])
-def test_gradients_under_masks_by_finite_differences(family, scale):
-    (net, std), masks = random_net(family, seed=2, scale=scale, batch=2), random_masks(family, seed=2, batch=2)
-    other = family.params(*random_net(family, seed=3, batch=2), masks)
-    actions = family.mode(other)
-    inputs = [x.requires_grad_() for x in (net, std) if x is not None]
-
-    def params(net, std=None):
-        return family.params(net, std, masks)
-
-    assert th.autograd.gradcheck(lambda *x: family.log_prob(params(*x), actions), inputs)
-    assert th.autograd.gradcheck(lambda *x: family.entropy(params(*x)), inputs)
-    assert th.autograd.gradcheck(lambda *x: family.kl(params(*x), other), inputs)
-    assert th.autograd.gradcheck(lambda *x: family.kl(other, params(*x)), inputs)
-
-
-@maskable_families
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_masked_alternatives_have_no_gradient_and_others_finite(family, scale):
     masks = random_masks(family, seed=4, batch=50)
@@ -805,7 +660,8 @@ def test_masked_alternatives_have_no_gradient_and_others_finite(family, scale):
 
 @pytest.mark.parametrize("name", ["discrete", "multi_discrete", "multi_binary"])
 def test_masked_numbers_are_sb3_contribs(name):
-    family, masks = FAMILIES[name], random_masks(FAMILIES[name], seed=6, batch=64)
+    family = make_distribution(FLAT[name])
+    masks = random_masks(family, seed=6, batch=64)
     net = random_net(family, seed=6, batch=64, dtype=th.float32)[0]
     theirs = make_masked_proba_distribution(family.action_space)
     # They have two logits for each bit, of which only the difference counts.
@@ -828,48 +684,24 @@ def test_masked_numbers_are_sb3_contribs(name):
 
 
 @pytest.mark.parametrize(
-    ("space", "squash", "kind"),
-    [
-        (BOXES["box"], False, DiagGaussian),
-        (BOXES["box"], True, SquashedDiagGaussian),
-        (CHOICES["discrete"], False, Categorical),
-        (CHOICES["multi_discrete"], False, Categorical),
-        (CHOICES["multi_binary"], False, Bernoulli),
-    ],
-)
-def test_make_distribution_picks_the_family(space, squash, kind):
-    family = make_distribution(space, squash)
-    assert type(family) is kind and family.action_space is space
-
-
-@pytest.mark.parametrize(
     ("space", "message"),
     [
         (spaces.Text(3), r"action_space=Text.* is not supported: use Box, .*flatten_space"),
-        (spaces.Tuple([spaces.Discrete(2), spaces.Text(3)]), r"action_space\[1\]=Text.* is not supported: use Box"),
-        (spaces.Dict(a=spaces.Dict(b=spaces.Text(3))), r"action_space\['a'\]\['b'\]=Text.* is not supported: use Box"),
-        (spaces.Tuple([]), r"action_space=Tuple\(\) is empty"),
+        (spaces.Dict(a=spaces.Tuple([spaces.Text(3)])), r"action_space\['a'\]\[0\]=Text.* is not supported: use Box"),
         (spaces.Dict(a=spaces.Discrete(2), b=spaces.Dict()), r"action_space\['b'\]=Dict\(\) is empty"),
-        (spaces.Tuple([spaces.Box(0, np.inf, (1,))]), r"action_space\[0\]=Box.* an infinite high"),
         (
             spaces.Box(-np.inf, np.inf, (2,)),
             r"action_space=Box\(-inf, inf.* an infinite low and high: give the environment's Box finite ones",
         ),
         (spaces.Box(0.0, np.inf, (2,)), r"action_space=Box\(0.0, inf.* an infinite high: "),
         (spaces.Box(np.float32([0, -np.inf]), np.float32([1, 1])), r"action_space=Box.* an infinite low: "),
-        (spaces.Box(-1.0, 1.0, (0,)), r"action_space=Box.* is empty"),
+        (spaces.Box(-(2**60), 2**60, (1,), np.int64), r"integers beyond ±2\*\*53"),
         (spaces.Box(-1.0, 1.0, (2, 0)), r"action_space=Box.* is empty"),
     ],
 )
 def test_unsupported_spaces_are_named_with_the_remedy(space, message):
     with pytest.raises(ValueError, match=message):
         make_distribution(space)
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_squashing_needs_a_box(name):
-    with pytest.raises(ValueError, match=r"(?s)squash_output=True needs a Box action space, not .*: leave it out"):
-        make_distribution(CHOICES[name], squash_output=True)
 
 
 # --- family and parameters together -----------------------------------------------------------------------------------
@@ -893,21 +725,12 @@ def test_bound_distribution_hands_on_to_its_family(family):
         assert draw().shape == mode.shape
         th.manual_seed(1)
         assert th.equal(draw().reshape(expected.shape), expected)
-    assert th.equal(bound.log_prob(expected), family.log_prob(params, expected))
+    for actions in (expected, expected.flatten()):
+        assert th.equal(bound.log_prob(actions), family.log_prob(params, expected))
     assert th.equal(bound.entropy(), family.entropy(params))
 
 
-@pytest.mark.parametrize("name", ["discrete", "box_0d"])
-def test_bound_distribution_scores_flat_actions_of_one_component(name):
-    family = FAMILIES[name]
-    bound = BoundDistribution(family, random_params(family, seed=14))
-    actions = bound.sample()
-    assert th.equal(bound.log_prob(actions.flatten()), bound.log_prob(actions))
-
-
-@pytest.mark.parametrize(
-    "name", ["box", "squashed_box", "discrete", "multi_discrete", "multi_discrete_single", "multi_binary"]
-)
+@pytest.mark.parametrize("name", ["squashed_box", "discrete", "multi_discrete", "multi_binary"])
 def test_bound_distribution_shows_torchs_object(name):
     family = FAMILIES[name]
     net, std = random_net(family, seed=15)
@@ -922,12 +745,11 @@ def test_bound_distribution_shows_torchs_object(name):
         th.testing.assert_close(th.cat([head.probs for head in heads], 1), family.params(net, None).exp())
 
 
-@pytest.mark.parametrize("squash", [False, True])
-@pytest.mark.parametrize("kind", ENV_ACTIONS)
+@pytest.mark.parametrize(
+    ("kind", "squash"), [("discrete", False), ("tuple", False), ("mixed", False), ("mixed", True), ("box_int", True)]
+)
 def test_actions_in_tensors_are_those_in_numpy(kind, squash):
     space = ENV_ACTIONS[kind]
-    if squash and not any(kind.startswith(each) for each in ("box", "tuple", "mixed")):
-        pytest.skip("nothing to squash")
     family = make_distribution(space, squash)
     th.manual_seed(0)
     # Logits, and means with standard deviations, which are positive.

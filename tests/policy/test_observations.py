@@ -1,7 +1,6 @@
 """Observations: SB3's numbers wherever SB3 has any, and definitions where it has none."""
 
 import math
-import pickle
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +10,7 @@ from envs import RandomEnv
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3.common.preprocessing import get_flattened_obs_dim, preprocess_obs
+from stable_baselines3.common.preprocessing import preprocess_obs
 
 from ppo_plus import PPO_Plus
 from ppo_plus.policy.observations import canonical_space, make_preprocess, require_finite, to_tensor
@@ -22,14 +21,12 @@ IMAGE = spaces.Box(0, 255, (3, 36, 40), np.uint8)
 # What SB3 can preprocess.
 COMMON = {
     "box": spaces.Box(-1.0, 1.0, (3,)),
-    "box_2d_float64": spaces.Box(-1.0, 1.0, (2, 3), np.float64),
     "box_int": spaces.Box(-9, 9, (4,), np.int16),
     "image": IMAGE,
     "float_image": spaces.Box(0.0, 255.0, (3, 36, 40)),
     "small_range_image": spaces.Box(0, 100, (3, 36, 40), np.uint8),
     "discrete": spaces.Discrete(5),
     "multi_discrete": spaces.MultiDiscrete([3, 2, 4]),
-    "multi_binary": spaces.MultiBinary(4),
     "multi_binary_2d": spaces.MultiBinary([2, 3]),
     "dict": spaces.Dict(image=IMAGE, choice=spaces.Discrete(3), vector=spaces.Box(-1.0, 1.0, (2,))),
 }
@@ -82,43 +79,12 @@ def test_choices_become_one_hot_vectors_from_their_start_on(space):
     assert same(result, th.from_numpy(np.stack(expected)))
 
 
-def test_dict_observations_are_preprocessed_key_by_key():
-    observations = {"a": th.tensor([1, 3]), "b": th.tensor([[[0], [1]], [[1], [1]]])}
-    result = make_preprocess(BEYOND["dict_start"])(observations)
-    assert result["a"].tolist() == [[1, 0, 0], [0, 0, 1]]
-    assert result["b"].tolist() == [[1, 0, 0, 1], [0, 1, 0, 1]]
-    assert observations["a"].tolist() == [1, 3]
-
-
-def test_a_choice_may_come_with_a_dimension_of_its_own():
-    # SB3's buffers store Discrete observations so.
-    preprocess = make_preprocess(spaces.Discrete(3))
-    assert th.equal(preprocess(th.tensor([[0], [2]])), preprocess(th.tensor([0, 2])))
-
-
-@pytest.mark.parametrize(
-    "space", [COMMON["dict"], BEYOND["multi_discrete_2d_start"], IMAGE], ids=["dict", "choices", "image"]
-)
-def test_the_preprocessing_function_survives_pickling(space):
-    observations, _ = to_tensor(batch_of(space, 2), space, CPU)
-    preprocess = make_preprocess(space)
-    assert same(pickle.loads(pickle.dumps(preprocess))(observations), preprocess(observations))
-
-
 # --- the space that features extractors see ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("space", COMMON.values(), ids=COMMON)
 def test_canonical_space_is_the_space_where_sb3_can_handle_it(space):
     assert canonical_space(space) == space
-
-
-@pytest.mark.parametrize("space", BEYOND.values(), ids=BEYOND)
-def test_canonical_space_has_the_size_of_the_network_input(space):
-    observations, _ = to_tensor(batch_of(space, 3), space, CPU)
-    result, canonical = make_preprocess(space)(observations), canonical_space(space)
-    pairs = [(result[k], canonical[k]) for k in result] if isinstance(result, dict) else [(result, canonical)]
-    assert all(tensor.shape == (3, get_flattened_obs_dim(part)) for tensor, part in pairs)
 
 
 @pytest.mark.parametrize(
@@ -229,26 +195,10 @@ def test_a_batch_is_known_by_its_shape(ndim, n):
         to_tensor(np.zeros((n, n, *space.shape)), space, "cpu")
 
 
-@pytest.mark.parametrize("shape", [(2,), (4,), (5, 2), (3, 1), ()])
-def test_an_observation_of_another_shape_raises_an_error(shape):
-    with pytest.raises(ValueError, match="does not fit observation_space=Box"):
-        to_tensor(np.zeros(shape), COMMON["box"], CPU)
-
-
 @pytest.mark.parametrize("number", [2, np.int64(2), np.array(2)])
 def test_a_plain_number_is_an_observation_of_a_discrete_space(number):
     tensor, batched = to_tensor(number, COMMON["discrete"], CPU)
     assert tensor.tolist() == [2] and not batched
-
-
-def test_a_list_is_an_observation():
-    tensor, batched = to_tensor([1.0, 2.0, 3.0], COMMON["box"], CPU)
-    assert tensor.tolist() == [[1, 2, 3]] and not batched
-
-
-def test_a_reversed_view_is_an_observation():
-    tensor, _ = to_tensor(np.arange(3.0)[::-1], COMMON["box"], CPU)
-    assert tensor.tolist() == [[2, 1, 0]]
 
 
 @pytest.mark.parametrize("in_dict", [False, True])
@@ -262,18 +212,13 @@ def test_channel_last_images_fit_a_channel_first_space(in_dict):
         assert batched == (images.ndim == 4)
 
 
-def test_a_dict_may_hold_keys_that_the_space_does_not_know():
-    tensors, _ = to_tensor({"a": np.array(1), "b": np.zeros((2, 1)), "c": np.zeros(9)}, BEYOND["dict_start"], CPU)
-    assert tensors.keys() == {"a", "b"}
-
-
 @pytest.mark.parametrize("observation", [np.zeros(3), {"a": 1}, None])
 def test_a_dict_space_needs_a_dict_with_its_keys(observation):
     with pytest.raises(ValueError, match=r"(?s)observation .* must be a dict with the keys \['a', 'b'\]"):
         to_tensor(observation, BEYOND["dict_start"], CPU)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_what_is_not_finite_raises_with_its_name(bad):
     observation = batch_of(COMMON["box"], 2)
     observation[1, -1] = bad
@@ -327,8 +272,7 @@ def test_finite_numbers_pass(values):
     require_finite("observation", values, 5)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(("bad", "dtype"), [(math.nan, np.float32), (math.inf, np.float16), (-math.inf, np.float64)])
 def test_other_numbers_are_named_with_their_environment_and_step(bad, dtype):
     for shape in ((3,), (3, 2), (3, 2, 4)):
         values = np.ones(shape, dtype=dtype)
@@ -340,17 +284,6 @@ def test_other_numbers_are_named_with_their_environment_and_step(bad, dtype):
             require_finite("reward", values, 42)
 
 
-def test_the_key_of_a_dict_is_named():
-    values = {"a": np.zeros((2, 1)), "b": np.array([[0.0], [math.nan]])}
-    with pytest.raises(FloatingPointError, match=r"observation\['b'\] .* is not finite: .* in environment 1"):
-        require_finite("observation", values, 1)
-
-
-def test_the_first_of_several_environments_is_named():
-    with pytest.raises(FloatingPointError, match="in environment 2 at step"):
-        require_finite("reward", np.array([0.0, 1.0, math.nan, math.inf]), 1)
-
-
 def test_infinite_bounds_have_no_warning_with_integer_observations(recwarn):
     from ppo_plus.policy.observations import warn_of_bounds
 
@@ -359,8 +292,3 @@ def test_infinite_bounds_have_no_warning_with_integer_observations(recwarn):
     assert not recwarn
     with pytest.warns(UserWarning, match="has bounds that the observations, from 1 to 3, do not keep"):
         warn_of_bounds(observations, spaces.Box(0, 2, (1,)))
-
-
-def test_an_empty_observation_is_an_error():
-    with pytest.raises(ValueError, match="is empty: give it a shape without 0"):
-        canonical_space(spaces.Box(-1, 1, (0,)))

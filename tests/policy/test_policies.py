@@ -35,19 +35,6 @@ def test_images_are_channels_last_only_with_gradients():
         th.testing.assert_close(one.detach(), other, rtol=1e-4, atol=1e-5)
 
 
-def test_autocast_changes_only_the_precision_of_features():
-    exact, rough = image_model(), image_model(policy_kwargs={"autocast": True})
-    obs = images(exact)
-    features, rough_features = exact.policy.extract_features(obs), rough.policy.extract_features(obs)
-    assert rough_features.dtype == th.float32 and not th.equal(features, rough_features)
-    # bfloat16 has 8 bits of precision.
-    assert (features - rough_features).norm() < 2**-6 * features.norm()
-    values, _ = rough.policy.evaluate(obs)
-    values.sum().backward()
-    for name, weight in rough.policy.named_parameters():
-        assert weight.dtype == th.float32 and (weight.grad is None or weight.grad.dtype == th.float32), name
-
-
 def test_autocast_has_ratio_one_at_the_first_minibatch():
     model = image_model(policy_kwargs={"autocast": True})
     model.learn(16)
@@ -74,9 +61,8 @@ def test_autocast_is_saved_compiles_and_learns(tmp_path):
     np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_a_saved_policy_knows_whether_its_extractors_are_shared(share, tmp_path):
-    model = image_model(policy_kwargs={"share_features_extractor": share})
+def test_a_saved_policy_knows_whether_its_extractors_are_shared(tmp_path):
+    model = image_model(policy_kwargs={"share_features_extractor": False})
     model.learn(32).policy.save(tmp_path / "policy")
     loaded = type(model.policy).load(tmp_path / "policy", device="cpu")
     obs = images(model)
@@ -84,10 +70,8 @@ def test_a_saved_policy_knows_whether_its_extractors_are_shared(share, tmp_path)
         assert th.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("kind", ["box", "discrete", "mixed"])
-@pytest.mark.parametrize("n_envs", [1, 3])
-def test_a_packed_step_holds_all_parts_in_order(kind, n_envs):
-    policy = PPO_Plus("MlpPolicy", vec(ACTIONS[kind], n_envs=n_envs), seed=0, device="cpu").policy
+def test_a_packed_step_holds_all_parts_in_order(n_envs=3):
+    policy = PPO_Plus("MlpPolicy", vec(ACTIONS["mixed"], n_envs=n_envs), seed=0, device="cpu").policy
     step, _ = policy.act(th.zeros(n_envs, *policy.observation_space.shape), policy.init_carry(n_envs))
     n, packed = step.actions.shape[1], step.packed()
     assert packed.shape == (n_envs, n + 2 + step.params.shape[1])
@@ -128,8 +112,7 @@ def test_overrides_of_encode_and_heads_apply_everywhere(policy):
     assert model.policy.predict_values(th.as_tensor(env.reset())).mean() > 5
 
 
-@pytest.mark.parametrize("memory", ["", "Lstm"])
-@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize(("kind", "memory"), [("box", ""), ("discrete", "Lstm"), ("multibinary", ""), ("mixed", "")])
 def test_predict_and_evaluate_of_what_is_not_finite_raise(kind, memory):
     for what in ("actor", "log_std"):
         model = PPO_Plus(f"Mlp{memory}Policy", vec(ACTIONS[kind]), n_steps=16, batch_size=16, device="cpu")

@@ -117,17 +117,6 @@ def _named(names, weights):
     return {f"layer.{name}": weight for name, weight in zip(names, weights, strict=True)}
 
 
-@pytest.mark.parametrize(("kind", "theirs"), [("lstm", nn.LSTM), ("gru", nn.GRU)])
-def test_weights_and_results_are_torchs(kind, theirs):
-    th.manual_seed(0)
-    layer = LAYERS[kind](3, 5, num_layers=2)
-    same = theirs(3, 5, num_layers=2, batch_first=True)
-    same.load_state_dict(layer.state_dict())
-    x = th.randn(4 * 6, 3)
-    y = layer.sequences(x, layer.init(4), Layout(th.zeros(4, 6, dtype=th.bool)))
-    th.testing.assert_close(y, same(x.view(4, 6, 3))[0].flatten(0, 1))
-
-
 @given(st.lists(st.booleans(), min_size=12, max_size=12))
 @settings(deadline=None)
 def test_a_layout_is_at_most_twice_as_long_and_inverted_by_unpad(starts):
