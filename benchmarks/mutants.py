@@ -624,7 +624,7 @@ ROLLOUT = (
     ),
     Fault(
         "infos-of-later-steps",
-        "envs/checks.py",
+        "envs/lean_vec_env.py",
         "value if type(value) in IMMUTABLE else copy.deepcopy(value)",
         "value",
         "tests/envs/test_checks.py",

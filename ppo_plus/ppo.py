@@ -32,7 +32,9 @@ from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
 from ppo_plus.distributed.ranks import Ranks, frozen, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining, SingleProcess
-from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, of_ended, prepare, seed_envs
+from ppo_plus.envs.checked_envs import CheckedEnvs
+from ppo_plus.envs.checks import of_ended, seed_envs
+from ppo_plus.envs.lean_vec_env import LeanVecEnv, prepare
 from ppo_plus.envs.make_vec import as_vec_env, with_dicts
 from ppo_plus.envs.normalization import (
     check_normalization,

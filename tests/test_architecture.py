@@ -173,7 +173,7 @@ def tracked(pattern):
 
 #: How large the house may be, so that it can be walked through.
 LIMITS = {
-    "modules that are not empty": (90, lambda: sum(map(bool, map(n_lines, MODULES.values())))),
+    "modules that are not empty": (95, lambda: sum(map(bool, map(n_lines, MODULES.values())))),
     "lines of a module but ppo.py": (
         700,
         lambda: max(n_lines(path) for name, path in MODULES.items() if name != "ppo"),

@@ -15,7 +15,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import LeanVecEnv, check_spaces
+from ppo_plus.envs.checks import check_spaces
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.env import GymTensors, TensorEnv

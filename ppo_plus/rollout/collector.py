@@ -16,7 +16,8 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped, without_gradients
-from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, row_of
+from ppo_plus.envs.checked_envs import CheckedEnvs
+from ppo_plus.envs.checks import TIMEOUT, as_rewards, check_shape, is_reset, row_of
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.masking import MaskSource

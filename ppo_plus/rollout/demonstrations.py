@@ -25,8 +25,10 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ppo_plus.compiling.compiled import Compilation
-from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, LeanVecEnv, check_spaces, is_reset, prepare, row_of, seed_envs
+from ppo_plus.envs.checked_envs import CheckedEnvs
+from ppo_plus.envs.checks import TIMEOUT, check_spaces, is_reset, row_of, seed_envs
 from ppo_plus.envs.layers import share_layers
+from ppo_plus.envs.lean_vec_env import LeanVecEnv, prepare
 from ppo_plus.envs.make_vec import as_vec_env
 from ppo_plus.envs.normalization import observation_moments, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART

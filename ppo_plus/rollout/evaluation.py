@@ -27,8 +27,10 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
-from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, monitored, prepare
+from ppo_plus.envs.checked_envs import CheckedEnvs
+from ppo_plus.envs.checks import TIMEOUT, monitored
 from ppo_plus.envs.layers import exchange, layers, share_layers, wrapped_by
+from ppo_plus.envs.lean_vec_env import prepare
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.policy.masking import MaskSource, find_masks

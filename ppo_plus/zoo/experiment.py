@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStac
 from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
-from ppo_plus.envs.checks import LeanVecEnv
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import require_vec_env, resumable, with_dicts
 from ppo_plus.policy.observations import LEAST_PIXELS
 from ppo_plus.process import torch_threads

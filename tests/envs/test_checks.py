@@ -23,7 +23,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
 
 from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv, make_vec
-from ppo_plus.envs.checks import InvalidOutput, LeanVecEnv, Numbers, check_obs, check_reward, check_shape
+from ppo_plus.envs.checks import InvalidOutput, Numbers, check_obs, check_reward, check_shape
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 
 BOX = spaces.Box(-np.inf, np.inf, (2,))
 KIND = spaces.Discrete(3)

@@ -12,8 +12,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecMoni
 from tensor_envs import TensorTwin
 
 from ppo_plus import PPO_Plus, Resumable, as_vec_env
-from ppo_plus.envs.checks import LeanVecEnv, Numbers
+from ppo_plus.envs.checks import Numbers
 from ppo_plus.envs.layers import exchange, layers, wrapped_by
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.resumable.state import get_state
 from ppo_plus.saving.export import raw_observations
 

@@ -7,7 +7,7 @@ from envs import ACTIONS, RandomEnv, vec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from ppo_plus import SupervisedVecEnv, as_vec_env, make_vec
-from ppo_plus.envs.checks import LeanVecEnv
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.vec_env import GymVectorEnv
 
 

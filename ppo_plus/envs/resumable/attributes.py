@@ -62,7 +62,7 @@ _SUPERVISED = ("n_restarts", "n_steps", "env_seeds", "last_obs", "_replaced")
 VEC_ENVS: dict[str, tuple[str, ...]] = {
     f"{_SB3}vec_env.dummy_vec_env.DummyVecEnv": _PENDING,
     f"{_SB3}vec_env.subproc_vec_env.SubprocVecEnv": _PENDING,
-    "ppo_plus.envs.checks.LeanVecEnv": _PENDING,
+    "ppo_plus.envs.lean_vec_env.LeanVecEnv": _PENDING,
     "ppo_plus.envs.supervised.vec_env.SupervisedVecEnv": (*_PENDING, *_SUPERVISED),
 }
 _NORMALIZED = ("obs_rms", "ret_rms", "returns", "old_obs", "old_reward", "training", "norm_reward")

@@ -35,8 +35,9 @@ import numpy as np
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from ppo_plus.envs.checks import IMMUTABLE, Numbers, copied, prepare
+from ppo_plus.envs.checks import IMMUTABLE, Numbers, copied
 from ppo_plus.envs.layers import layers
+from ppo_plus.envs.lean_vec_env import prepare
 from ppo_plus.envs.resumable.attributes import (
     BEFORE_RESET,
     REPLAYABLE,

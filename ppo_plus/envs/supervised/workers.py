@@ -42,8 +42,8 @@ from ppo_plus.envs.checks import (
     copied,
     counted,
     explanation,
-    prepare,
 )
+from ppo_plus.envs.lean_vec_env import prepare
 from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.process import assigned
