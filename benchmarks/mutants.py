@@ -603,7 +603,7 @@ ROLLOUT = (
     ),
     Fault(
         "last-observation-overwritten",
-        "envs/checks.py",
+        "envs/resumable/state.py",
         "obs, info = copied(obs), copy.deepcopy(info)",
         "pass",
         "tests/rollout/test_collector.py",

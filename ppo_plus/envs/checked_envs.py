@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 
 from ppo_plus.envs.checks import InvalidOutput, check_info, check_obs, check_shape, described, explanation
 from ppo_plus.envs.layers import layers
+from ppo_plus.envs.lean_vec_env import faster_methods
 from ppo_plus.policy.observations import NotFiniteError, require_finite
 
 
@@ -29,17 +31,28 @@ class CheckedEnvs:
         owners = (layer for layer in layers(env) if isinstance(layer, (DummyVecEnv, SyncVectorEnv)))
         #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
         self._owner: Any = next(owners, None)
+        #: What a ``DummyVecEnv`` has within the context only. One of the user cannot be exchanged, since callbacks and
+        #: wrappers have it, and steps of SB3's copy everything; outside of the context, nothing of it is changed.
+        self._lent = faster_methods(self._owner) if isinstance(self._owner, DummyVecEnv) else {}
+        self._added: dict[str, Any] = {}
 
     def __enter__(self) -> None:
         if isinstance(self._owner, DummyVecEnv):
-            self._owner._current = None  # type: ignore[attr-defined]
+            attributes = vars(self._owner)
+            self._added = {name: own for name, own in self._lent.items() if name not in attributes} | {"_current": None}
+            attributes.update(self._added)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        current = getattr(self._owner, "_current", None)
+        for name in self._added:
+            vars(self._owner).pop(name, None)
         if isinstance(error, (EOFError, ConnectionError)) and isinstance(self._env.unwrapped, SubprocVecEnv):
             raise _death(self._env.unwrapped, self._step()) from error
         if self._owner is None or not isinstance(error, Exception):
             return
-        i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "_current", None)
+        i = error.env if isinstance(error, NotFiniteError) else current
         if isinstance(self._owner, SyncVectorEnv):
             i, error = next(_misfits(self._owner), (i, error))
         explained = explanation(error, self._owner if i is None else self._owner.envs[i])

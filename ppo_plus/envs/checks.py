@@ -5,7 +5,6 @@ Without this module, such a mistake is an error in the code of Stable-Baselines3
 ``too many values to unpack``), or no error at all: NumPy repeats a number until it fills the shape of the space.
 """
 
-import copy
 import math
 import re
 import time
@@ -49,6 +48,8 @@ IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), *np.sctypeDict.
 TIMEOUT = "TimeLimit.truncated"
 #: Info key that marks a row as a reset instead of a transition (autoreset mode ``NEXT_STEP`` only).
 AUTORESET = "autoreset"
+#: What an environment says beside its observation.
+Info = dict[str, Any]
 
 
 class InvalidOutput(ValueError):
@@ -188,18 +189,18 @@ def _can_represent(dtype: Any, array: np.ndarray) -> bool:
     return np.dtype(dtype).kind == "f" or bool((array.astype(dtype) == array).all())
 
 
-def is_reset(info: dict[str, Any]) -> bool:
+def is_reset(info: Info) -> bool:
     """Whether a step only reset the environment, and so is not a transition."""
     return bool(info.get(AUTORESET))
 
 
-def monitored(info: dict[str, Any]) -> dict[str, Any] | None:
+def monitored(info: Info) -> Info | None:
     """What a ``Monitor`` says of an episode in an info; ``None``: nothing, or ``"episode"`` is something else."""
     entry = info.get("episode")
     return entry if isinstance(entry, dict) and {"r", "l"} <= entry.keys() else None
 
 
-def of_ended(infos: Sequence[dict[str, Any]], dones: Any = None) -> list[dict[str, Any]]:
+def of_ended(infos: Sequence[Info], dones: Any = None) -> list[Info]:
     """What is logged of episodes: their success, and what a ``Monitor`` says of them, in its form only.
 
     :param dones: which of the infos are of an episode that has ended; ``None``: all
@@ -209,7 +210,7 @@ def of_ended(infos: Sequence[dict[str, Any]], dones: Any = None) -> list[dict[st
 
 
 @contextmanager
-def counted(env: Any, info: dict[str, Any]) -> Iterator[None]:
+def counted(env: Any, info: Info) -> Iterator[None]:
     """While an environment is reset after an episode: an episode that was ended by a wrapper around the ``Monitor``,
     such as a ``TimeLimit``, counts, too. One that ends when a life is lost does not reset the ``Monitor``."""
     monitor: Any = unwrap_wrapper(env, Monitor)
@@ -226,21 +227,6 @@ def counted(env: Any, info: dict[str, Any]) -> Iterator[None]:
         info["episode"] |= monitor.current_reset_info
         if monitor.results_writer:
             monitor.results_writer.write_row(info["episode"])
-
-
-class Numbers(gym.Wrapper):
-    """Makes numbers of rewards for a ``Monitor``, which adds them up and takes no arrays or lists of one number; and
-    copies what the last step of an episode returned, into which a reset may write. Everything else is unchanged."""
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
-        return self.env.reset(**kwargs)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        reward = reward if isinstance(reward, (float, int, np.number)) else as_reward(reward)
-        if terminated or truncated:
-            obs, info = copied(obs), copy.deepcopy(info)
-        return obs, reward, terminated, truncated, info
 
 
 def check_spaces(env: Any) -> None:
@@ -283,6 +269,10 @@ def explanation(error: Exception, env: Any) -> Exception | None:
     if not str(frame.f_globals.get("__name__", "")).startswith(CALLERS):
         return None
     function = frame.f_code.co_name
+    if function == Monitor.step.__name__ and frame.f_globals["__name__"] == Monitor.__module__:
+        reward = frame.f_locals.get("reward", 0.0)
+        if not isinstance(reward, (float, int, np.number)):
+            return ValueError(f"{name} returned {reward!r:.200} as reward: return one number")
     if "reset" in function and re.search("unexpected keyword argument '(seed|options)'", text):
         return TypeError(f"{name}: {SEED}")
     if "unpack" not in text:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from ppo_plus.compiling.compiled import Compilation
@@ -174,9 +174,9 @@ class Collector:
         if self.position.obs is None:
             restart(self.position, env, self._checked)
         self.position.obs = mapped(np.array, self.position.obs)
-        #: Whether last observations come from processes that reset environments before they send them.
+        #: Whether last observations come from what resets environments before they can be copied.
         self._may_overwrite = getattr(env, "autoreset", None) != AutoresetMode.NEXT_STEP and any(
-            isinstance(layer, (SubprocVecEnv, AsyncVectorEnv)) for layer in layers(env)
+            isinstance(layer, (SubprocVecEnv, AsyncVectorEnv, SyncVectorEnv)) for layer in layers(env)
         )
 
     def leave(self) -> None:

@@ -28,7 +28,7 @@ from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import TIMEOUT, check_spaces, is_reset, row_of, seed_envs
 from ppo_plus.envs.layers import share_layers
-from ppo_plus.envs.lean_vec_env import LeanVecEnv, prepare
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import as_vec_env
 from ppo_plus.envs.normalization import observation_moments, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART
@@ -80,7 +80,6 @@ def record_demonstrations(
     made = as_vec_env(maybe_make_env(env, 0))
     check_spaces(made)
     vec_env = made if isinstance(made, VecEnv) else LeanVecEnv([lambda: made])
-    prepare(vec_env)
     warn_of_statistics(getattr(demonstrator, "_trained_normalized", None), vec_env)
     if getattr(demonstrator, "env", None) is not None and share_layers(vec_env, demonstrator.env):
         demonstrator.set_env(demonstrator.env)  # training then starts new episodes

@@ -30,7 +30,6 @@ from stable_baselines3.common.vec_env import (
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import TIMEOUT, monitored
 from ppo_plus.envs.layers import exchange, layers, share_layers, wrapped_by
-from ppo_plus.envs.lean_vec_env import prepare
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.policy.masking import MaskSource, find_masks
@@ -149,7 +148,6 @@ def check_evaluations(model: Any, callbacks: Sequence[BaseCallback]) -> None:
     """:raises ValueError: SB3's ``EvalCallback`` would evaluate without action masks, or normalize twice"""
     for callback in callbacks:
         if isinstance(callback, EvalCallback):
-            prepare(callback.eval_env)
             require_one_normalization(callback.eval_env, model.normalize_observations)
     if any(type(callback)._on_step is EvalCallback._on_step for callback in callbacks):
         source = find_masks(model.env, model.policy.distribution.mask_layout, model.settings.action_mask_key)
