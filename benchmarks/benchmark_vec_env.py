@@ -43,7 +43,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
-from ppo_plus.envs.checks import LeanVecEnv
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import as_vec_env
 
 #: What is stepped where nothing is asked for.

@@ -28,7 +28,9 @@ from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
 from ppo_plus.demonstrations.cloning import clone
 from ppo_plus.distributed.shared import SingleProcess, shared_training
-from ppo_plus.envs.checks import CheckedEnvs, LeanVecEnv, of_ended, prepare, seed_envs
+from ppo_plus.envs.checked_envs import CheckedEnvs
+from ppo_plus.envs.checks import of_ended, seed_envs
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import as_vec_env, with_dicts
 from ppo_plus.envs.normalization import (
     check_normalization,
@@ -36,7 +38,6 @@ from ppo_plus.envs.normalization import (
     require_one_normalization,
     warn_of_statistics,
 )
-from ppo_plus.envs.resumable.state import Resumable
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
@@ -760,12 +761,11 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         """As SB3's, also for ids of environments and for vector environments of Gymnasium."""
         made = PPO_Plus._checked_env(env, verbose)
         if not isinstance(made, VecEnv):
-            # SB3 puts it into a Monitor, which resumes with it, and says so.
+            # SB3 puts it into a Monitor, and says so.
             dummy: Any = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper).unwrapped
             (single,), verbose = dummy.envs, 0
-            made = LeanVecEnv([lambda: single if isinstance(single, Resumable) else Resumable(single)])
+            made = LeanVecEnv([lambda: single])
         wrapped = OnPolicyAlgorithm._wrap_env(with_dicts(made), verbose, monitor_wrapper)
-        prepare(wrapped)
         check_normalization(wrapped)
         warn_of_numpy(wrapped)
         return wrapped

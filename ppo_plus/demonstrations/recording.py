@@ -12,8 +12,10 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from ppo_plus.demonstrations.reading import MASKS, MISTAKES, NAMES, as_array, cast
-from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, LeanVecEnv, check_spaces, is_reset, prepare, row_of, seed_envs
+from ppo_plus.envs.checked_envs import CheckedEnvs
+from ppo_plus.envs.checks import TIMEOUT, check_spaces, is_reset, row_of, seed_envs
 from ppo_plus.envs.layers import share_layers
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import as_vec_env
 from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.policy.distributions import make_distribution
@@ -46,7 +48,6 @@ def record_demonstrations(
     made = as_vec_env(maybe_make_env(env, 0))
     check_spaces(made)
     vec_env = made if isinstance(made, VecEnv) else LeanVecEnv([lambda: made])
-    prepare(vec_env)
     warn_of_statistics(getattr(demonstrator, "_trained_normalized", None), vec_env)
     if getattr(demonstrator, "env", None) is not None and share_layers(vec_env, demonstrator.env):
         demonstrator.set_env(demonstrator.env)  # training then starts new episodes

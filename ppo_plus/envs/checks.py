@@ -5,31 +5,25 @@ Without this module, such a mistake is an error in the code of Stable-Baselines3
 ``too many values to unpack``), or no error at all: NumPy repeats a number until it fills the shape of the space.
 """
 
-import copy
 import math
 import re
 import time
 import traceback
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import ClipAction
 from stable_baselines3.common.env_util import is_wrapped, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, unwrap_vec_normalize
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
-from stable_baselines3.common.vec_env.util import dict_to_obs
+from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.envs.layers import layers
 from ppo_plus.policy.distributions import make_distribution
-from ppo_plus.policy.observations import NotFiniteError, canonical_space, is_finite, require_finite, why_not_finite
+from ppo_plus.policy.observations import canonical_space, is_finite, why_not_finite
 from ppo_plus.require import LARGEST
 from ppo_plus.trees import mapped
 
@@ -54,6 +48,8 @@ IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), *np.sctypeDict.
 TIMEOUT = "TimeLimit.truncated"
 #: Info key that marks a row as a reset instead of a transition (autoreset mode ``NEXT_STEP`` only).
 AUTORESET = "autoreset"
+#: What an environment says beside its observation.
+Info = dict[str, Any]
 
 
 class InvalidOutput(ValueError):
@@ -193,182 +189,18 @@ def _can_represent(dtype: Any, array: np.ndarray) -> bool:
     return np.dtype(dtype).kind == "f" or bool((array.astype(dtype) == array).all())
 
 
-def is_reset(info: dict[str, Any]) -> bool:
+def is_reset(info: Info) -> bool:
     """Whether a step only reset the environment, and so is not a transition."""
     return bool(info.get(AUTORESET))
 
 
-class LeanVecEnv(DummyVecEnv):
-    """A ``DummyVecEnv`` that returns the same values, as independent of later steps, in less time.
-
-    ``PPO_Plus`` also gives its methods to a ``DummyVecEnv`` (:func:`prepare`).
-    """
-
-    #: Index of the environment that is stepped or reset now, for messages.
-    _current: int | None = None
-
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        for i in self._get_indices(indices):
-            self.envs[i].set_wrapper_attr(attr_name, value)
-
-    def reset(self) -> VecEnvObs:
-        for i, env in enumerate(self.envs):
-            self._current = i
-            options = {"options": self._options[i]} if self._options[i] else {}
-            obs, info = env.reset(seed=self._seeds[i], **options)
-            check_info(info)
-            check_obs(obs, self.observation_space, values=False)
-            self.reset_infos[i] = info
-            self._save_obs(i, obs)
-        self._current = None
-        self._reset_seeds()
-        self._reset_options()
-        return _copied_obs(self)
-
-    def step_wait(self) -> VecEnvStepReturn:
-        space, only = self.observation_space, self.buf_obs.get(None)  # type: ignore[call-overload]
-        shape = None if only is None else only.shape[1:]
-        rewards, dones, infos = self.buf_rews, self.buf_dones, []
-        for i, (env, action) in enumerate(zip(self.envs, self.actions, strict=True)):
-            self._current = i
-            obs, reward, terminated, truncated, info = env.step(action)
-            rewards[i] = reward if isinstance(reward, float) else as_reward(reward)
-            check_step_info(info)
-            self.buf_infos[i] = info
-            info[TIMEOUT] = truncated and not terminated
-            dones[i] = done = terminated or truncated
-            if done:
-                check_obs(obs, space, values=False)
-                info["terminal_observation"] = copied(obs)
-            # Before the reset, which may write into them. Most infos have nothing but this key.
-            infos.append({TIMEOUT: info[TIMEOUT]} if len(info) == 1 else _copied(info))
-            if done:
-                with counted(env, infos[i]):
-                    obs, reset_info = env.reset()
-                check_info(reset_info)
-                self.reset_infos[i] = reset_info
-            if type(obs) is np.ndarray and obs.shape == shape:
-                only[i] = obs
-            else:
-                check_obs(obs, space, values=False)
-                self._save_obs(i, obs)
-        self._current = None
-        return _copied_obs(self), rewards.copy(), dones.copy(), infos
-
-
-def _copied(info: dict[str, Any]) -> dict[str, Any]:
-    """A deep copy of an info. Most of its values are numbers and need none."""
-    if type(info) is not dict:
-        return copy.deepcopy(info)
-    return {key: value if type(value) in IMMUTABLE else copy.deepcopy(value) for key, value in info.items()}
-
-
-def _copied_obs(env: DummyVecEnv) -> VecEnvObs:
-    return dict_to_obs(env.observation_space, OrderedDict((key, array.copy()) for key, array in env.buf_obs.items()))
-
-
-class CheckedEnvs:
-    """Checks of what environments return, and a context in which their mistakes say what to do: the old gym's interface
-    is a ``TypeError``, an observation of another shape than its space a ``ValueError``.
-
-    Any other error gets a note on which environment raised it, and after how many steps, which ``step`` returns. Copies
-    of the statistics of a ``VecNormalize`` are put back if it has counted a number that is not finite.
-    """
-
-    def __init__(self, env: VecEnv, step: Callable[[], int]):
-        self._step, self._env, self._normalize = step, env, unwrap_vec_normalize(env)
-        values = vars(self._normalize) if self._normalize else {}
-        statistics = ("obs_rms", "ret_rms", "returns")
-        self._statistics = {name: copy.deepcopy(values[name]) for name in statistics if name in values}
-        owners = (layer for layer in layers(env) if isinstance(layer, (DummyVecEnv, SyncVectorEnv)))
-        #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
-        self._owner: Any = next(owners, None)
-
-    def __enter__(self) -> None:
-        if isinstance(self._owner, DummyVecEnv):
-            self._owner._current = None  # type: ignore[attr-defined]
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
-        if isinstance(error, (EOFError, ConnectionError)) and isinstance(self._env.unwrapped, SubprocVecEnv):
-            raise _death(self._env.unwrapped, self._step()) from error
-        if self._owner is None or not isinstance(error, Exception):
-            return
-        i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "_current", None)
-        if isinstance(self._owner, SyncVectorEnv):
-            i, error = next(_misfits(self._owner), (i, error))
-        explained = explanation(error, self._owner if i is None else self._owner.envs[i])
-        if i is not None and not hasattr(error, "__notes__"):
-            env = self._owner.envs[i].unwrapped
-            seed = getattr(env, "_np_random_seed", None)
-            (explained or error).add_note(f"It was {described(i, env, seed, self._step())}.")
-        if explained is not None:
-            raise explained from error
-
-    def require_finite(self, obs: Any, rewards: np.ndarray | None = None) -> None:
-        """Check the latest observations and rewards, before and after normalization.
-
-        :raises FloatingPointError: not finite; see :func:`~ppo_plus.policy.observations.require_finite`
-        """
-        step = self._step()
-        if self._normalize is not None:
-            try:
-                require_finite("observation", self._normalize.old_obs, step)
-                if rewards is not None:
-                    require_finite("reward", self._normalize.old_reward, step)
-            except FloatingPointError:
-                vars(self._normalize).update(copy.deepcopy(self._statistics))
-                raise
-        require_finite("observation", obs, step)
-        if rewards is not None:
-            require_finite("reward", rewards, step)
-
-    def check_reset(self, obs: Any) -> None:
-        """Check what the environments returned at the start of their episodes, if these are started.
-
-        :raises TypeError: an info is not a dict
-        :raises ValueError: observations have another shape than their space
-        :raises FloatingPointError: observations are not finite
-        """
-        for info in getattr(self._env.unwrapped, "reset_infos", ()):
-            check_info(info)
-        if obs is not None:
-            check_shape(obs, self._env.observation_space, self._env.num_envs)
-            self.require_finite(obs)
-
-
-def _misfits(env: SyncVectorEnv) -> Iterator[tuple[int, InvalidOutput]]:
-    """What is wrong with the latest observations of Gymnasium's environments, which it writes into one array."""
-    for i, obs in enumerate(getattr(env, "_env_obs", ())):
-        if obs is not None:
-            try:
-                check_obs(obs, env.single_observation_space, values=False)
-            except InvalidOutput as error:
-                yield i, error
-
-
-def _death(env: SubprocVecEnv, step: int) -> RuntimeError:
-    """The error that says which worker processes have died; the others are ended."""
-    for process in env.processes:
-        process.join(0.5)
-    codes = {i: process.exitcode for i, process in enumerate(env.processes) if process.exitcode is not None}
-    for process in env.processes:
-        process.kill()
-        process.join(1.0)
-    env.closed = True  # its `close` would wait for answers
-    dead = " and ".join(f"environment {i} (exit code {code})" for i, code in codes.items())
-    return RuntimeError(
-        f"the worker process of {dead or 'an environment'} of SubprocVecEnv died at step {step}, and the others were "
-        "ended. With ppo_plus.SupervisedVecEnv(..., restarts=N), training continues with a new environment"
-    )
-
-
-def monitored(info: dict[str, Any]) -> dict[str, Any] | None:
+def monitored(info: Info) -> Info | None:
     """What a ``Monitor`` says of an episode in an info; ``None``: nothing, or ``"episode"`` is something else."""
     entry = info.get("episode")
     return entry if isinstance(entry, dict) and {"r", "l"} <= entry.keys() else None
 
 
-def of_ended(infos: Sequence[dict[str, Any]], dones: Any = None) -> list[dict[str, Any]]:
+def of_ended(infos: Sequence[Info], dones: Any = None) -> list[Info]:
     """What is logged of episodes: their success, and what a ``Monitor`` says of them, in its form only.
 
     :param dones: which of the infos are of an episode that has ended; ``None``: all
@@ -378,7 +210,7 @@ def of_ended(infos: Sequence[dict[str, Any]], dones: Any = None) -> list[dict[st
 
 
 @contextmanager
-def counted(env: Any, info: dict[str, Any]) -> Iterator[None]:
+def counted(env: Any, info: Info) -> Iterator[None]:
     """While an environment is reset after an episode: an episode that was ended by a wrapper around the ``Monitor``,
     such as a ``TimeLimit``, counts, too. One that ends when a life is lost does not reset the ``Monitor``."""
     monitor: Any = unwrap_wrapper(env, Monitor)
@@ -395,33 +227,6 @@ def counted(env: Any, info: dict[str, Any]) -> Iterator[None]:
         info["episode"] |= monitor.current_reset_info
         if monitor.results_writer:
             monitor.results_writer.write_row(info["episode"])
-
-
-class Numbers(gym.Wrapper):
-    """Makes numbers of rewards for a ``Monitor``, which adds them up and takes no arrays or lists of one number; and
-    copies what the last step of an episode returned, into which a reset may write. Everything else is unchanged."""
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
-        return self.env.reset(**kwargs)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        reward = reward if isinstance(reward, (float, int, np.number)) else as_reward(reward)
-        if terminated or truncated:
-            obs, info = copied(obs), copy.deepcopy(info)
-        return obs, reward, terminated, truncated, info
-
-
-def prepare(env: Any) -> None:
-    """Put :class:`Numbers` into each ``Monitor`` of an environment, and give a ``DummyVecEnv`` the methods of
-    :class:`LeanVecEnv` that it does not override."""
-    for layer in layers(env):
-        if isinstance(layer, Monitor) and not isinstance(layer.env, Numbers):
-            layer.env = Numbers(layer.env)
-        elif isinstance(layer, DummyVecEnv) and type(layer)._save_obs is DummyVecEnv._save_obs:
-            for name in ("reset", "step_wait", "set_attr"):
-                if name not in vars(layer) and getattr(type(layer), name) is getattr(DummyVecEnv, name):
-                    setattr(layer, name, getattr(LeanVecEnv, name).__get__(layer))
 
 
 def check_spaces(env: Any) -> None:
@@ -464,6 +269,10 @@ def explanation(error: Exception, env: Any) -> Exception | None:
     if not str(frame.f_globals.get("__name__", "")).startswith(CALLERS):
         return None
     function = frame.f_code.co_name
+    if function == Monitor.step.__name__ and frame.f_globals["__name__"] == Monitor.__module__:
+        reward = frame.f_locals.get("reward", 0.0)
+        if not isinstance(reward, (float, int, np.number)):
+            return ValueError(f"{name} returned {reward!r:.200} as reward: return one number")
     if "reset" in function and re.search("unexpected keyword argument '(seed|options)'", text):
         return TypeError(f"{name}: {SEED}")
     if "unpack" not in text:

@@ -15,8 +15,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import LeanVecEnv, check_spaces
-from ppo_plus.envs.resumable.state import Resumable
+from ppo_plus.envs.checks import check_spaces
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.env import GymTensors, TensorEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
@@ -43,7 +43,7 @@ def make_vec(
     vec_env: str = "dummy",
     **supervision: Any,
 ) -> VecEnv:
-    """Make environments like SB3's ``make_vec_env``, each in a :class:`~ppo_plus.Resumable`::
+    """Make environments like SB3's ``make_vec_env``, which can resume in another process::
 
         env = make_vec("HalfCheetah-v5", n_envs=8, seed=0, vec_env="subproc")
 
@@ -77,17 +77,17 @@ def make_vec(
         if module:  # registers it
             import_module(module)
     make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
-    kinds = {"vec_env_cls": VEC_ENVS[vec_env], "vec_env_kwargs": supervision, "wrapper_class": resumable}
+    kinds = {"vec_env_cls": VEC_ENVS[vec_env], "vec_env_kwargs": supervision, "wrapper_class": supported}
     return with_dicts(make_vec_env(make_env, n_envs, seed=int(seed), env_kwargs=env_kwargs, **kinds))  # type: ignore[arg-type]
 
 
-def resumable(env: gym.Env) -> Resumable:
-    """The environment in a :class:`~ppo_plus.Resumable`.
+def supported(env: gym.Env) -> gym.Env:
+    """The environment.
 
     :raises ValueError: its spaces are not supported; vector environments would not say so
     """
     check_spaces(env)
-    return Resumable(env)
+    return env
 
 
 class TupleAsDict(VecEnvWrapper):

@@ -32,7 +32,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Numbers, monitored, row_of
+from ppo_plus.envs.checks import AUTORESET, TIMEOUT, monitored, row_of
 from ppo_plus.envs.layers import Adapter
 from ppo_plus.trees import mapped
 
@@ -132,8 +132,6 @@ class GymVectorEnv(BatchedVecEnv):
                 "gymnasium.vector.AutoresetMode"
             )
         self.autoreset = supported[getattr(mode, "value", mode)]
-        if isinstance(base, SyncVectorEnv):
-            base.envs = [env if isinstance(env, Numbers) else Numbers(env) for env in base.envs]
         is_next_step = self.autoreset == AutoresetMode.NEXT_STEP
         if is_next_step and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
             raise ValueError(

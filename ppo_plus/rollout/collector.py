@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
@@ -18,7 +18,8 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped, without_gradients
-from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, as_rewards, check_shape, is_reset, row_of
+from ppo_plus.envs.checked_envs import CheckedEnvs
+from ppo_plus.envs.checks import TIMEOUT, as_rewards, check_shape, is_reset, row_of
 from ppo_plus.envs.layers import layers
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import is_finite, not_finite, require_finite, to_network
@@ -183,9 +184,9 @@ class Collector:
         if self.position.obs is None:
             restart(self.position, env, self._checked)
         self.position.obs = mapped(np.array, self.position.obs)
-        #: Whether last observations come from processes that reset environments before they send them.
+        #: Whether last observations come from what resets environments before they can be copied.
         self._may_overwrite = getattr(env, "autoreset", None) != AutoresetMode.NEXT_STEP and any(
-            isinstance(layer, (SubprocVecEnv, AsyncVectorEnv)) for layer in layers(env)
+            isinstance(layer, (SubprocVecEnv, AsyncVectorEnv, SyncVectorEnv)) for layer in layers(env)
         )
 
     def leave(self) -> None:

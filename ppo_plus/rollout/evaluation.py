@@ -28,7 +28,8 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
-from ppo_plus.envs.checks import TIMEOUT, CheckedEnvs, monitored, prepare
+from ppo_plus.envs.checked_envs import CheckedEnvs
+from ppo_plus.envs.checks import TIMEOUT, monitored
 from ppo_plus.envs.layers import exchange, layers, share_layers, wrapped_by
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
@@ -161,7 +162,6 @@ def check_evaluations(model: Evaluated, callbacks: Sequence[BaseCallback]) -> No
     """:raises ValueError: SB3's ``EvalCallback`` would evaluate without action masks, or normalize twice"""
     for callback in callbacks:
         if isinstance(callback, EvalCallback):
-            prepare(callback.eval_env)
             require_one_normalization(callback.eval_env, model.normalize_observations)
     plays = any(type(callback)._on_step is EvalCallback._on_step for callback in callbacks)
     if plays and model.env is not None:

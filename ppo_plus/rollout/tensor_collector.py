@@ -14,7 +14,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from ppo_plus.envs.checks import CheckedEnvs
+from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, nothing_allowed, warn_of_order

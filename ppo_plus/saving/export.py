@@ -25,7 +25,6 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
 from torch import nn
 
-from ppo_plus.envs.checks import Numbers
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import mean_seen, normalized_by, observation_moments
 from ppo_plus.envs.resumable.state import Resumable
@@ -41,7 +40,7 @@ from ppo_plus.saving.statistics import ROUNDING, UNIT, move_into
 from ppo_plus.trees import mapped, tree_leaves
 
 #: Wrappers that change neither observations nor actions.
-HARMLESS = (*RECORDERS, Monitor, Numbers, TimeLimit, OrderEnforcing, PassiveEnvChecker, Resumable, VecCheckNan)
+HARMLESS = (*RECORDERS, Monitor, TimeLimit, OrderEnforcing, PassiveEnvChecker, Resumable, VecCheckNan)
 Normalization = Literal["environment"] | None
 #: Inputs or outputs by name.
 Tensors = dict[str, th.Tensor]

@@ -23,7 +23,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
 
 from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv, make_vec
-from ppo_plus.envs.checks import InvalidOutput, LeanVecEnv, Numbers, check_obs, check_reward, check_shape
+from ppo_plus.envs.checks import InvalidOutput, check_obs, check_reward, check_shape
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 
 BOX = spaces.Box(-np.inf, np.inf, (2,))
 KIND = spaces.Discrete(3)
@@ -111,8 +112,8 @@ def made(cls, action_space, observation_space):
     return env
 
 
-@pytest.mark.parametrize("observations", [*OBSERVATIONS.values(), PAIR], ids=[*OBSERVATIONS, "tuple"])
-@pytest.mark.parametrize("actions", ["box", "discrete_start", "mixed"])
+@pytest.mark.parametrize("observations", [*(OBSERVATIONS[k] for k in ("box", "discrete_start", "dict")), PAIR], ids=str)
+@pytest.mark.parametrize("actions", ["box", "mixed"])
 def test_everything_is_what_a_dummy_vec_env_returns(observations, actions):
     lean, dummy = (made(cls, ACTIONS[actions], observations) for cls in (LeanVecEnv, DummyVecEnv))
     found, before = [(lean.reset(), lean.reset_infos)], []
@@ -173,7 +174,6 @@ def test_the_environments_are_those_that_were_made():
 
 CURRICULA = {
     "single": lambda env: env,
-    "dummy": lambda env: DummyVecEnv([lambda: Monitor(env)]),
     "resumable": lambda env: LeanVecEnv([lambda: Resumable(Monitor(env))]),
     "subproc": lambda env: FORKED([lambda: Resumable(Monitor(env))]),
     "supervised": lambda env: SupervisedVecEnv([lambda: Monitor(env)], start_method="fork"),
@@ -209,6 +209,10 @@ WRAPPED = {
     "monitored": lambda env: DummyVecEnv([lambda: Monitor(env)]),
     "normalized": lambda env: VecNormalize(DummyVecEnv([lambda: TimeLimit(env, 9)])),
 }
+
+
+#: In a vector environment of ours and in one of the user, in wrappers.
+FEW = {name: WRAPPED[name] for name in ("alone", "normalized")}
 
 
 class NoInfo(RandomEnv):
@@ -257,7 +261,7 @@ def learn(env, policy="MlpPolicy"):
     PPO_Plus(policy, env, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(16)
 
 
-@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize("wrap", FEW.values(), ids=FEW)
 @pytest.mark.parametrize(
     ("env_class", "message"),
     [
@@ -285,7 +289,7 @@ def test_old_observations_that_can_be_unpacked_are_errors_too(space):
     [(3, 0), (3, 2), (3, 3), (1, 0), (1, 2), (1, 3)],
     ids=["reset", "step", "end", "broadcast reset", "broadcast step", "broadcast end"],
 )
-@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize("wrap", FEW.values(), ids=FEW)
 def test_an_observation_of_another_shape_raises_with_both_shapes(wrap, size, at):
     env = OtherShape(np.zeros(size, np.float32), at)
     message = rf"env=<.*OtherShape.*> returned an observation of shape \({size},\), .* has \(5,\)"
@@ -308,15 +312,11 @@ def test_missing_parts_of_an_observation_are_named(other, message):
         learn(OtherShape(other, 0, OBSERVATIONS["dict"]), "MultiInputPolicy")
 
 
-def test_an_observation_of_unequal_rows_raises():
-    with pytest.raises(ValueError, match=r"env=<.*OtherShape.*> returned an observation of unequal rows: fix"):
-        learn(OtherShape([[1.0, 2.0], [3.0]], 0))
-
-
 @pytest.mark.parametrize(
     ("space", "other", "message"),
     [
         (VECTOR, 0.5, r"shape \(\), .* has \(5,\)"),
+        (VECTOR, [[1.0, 2.0], [3.0]], "unequal rows"),
         (VECTOR, [0.5], r"shape \(1,\), .* has \(5,\)"),
         (VECTOR, np.zeros((1, 5)), r"shape \(1, 5\), .* has \(5,\)"),
         (spaces.Box(-1, 1, (4, 5)), np.zeros(5), r"shape \(5,\), .* has \(4, 5\)"),
@@ -325,7 +325,9 @@ def test_an_observation_of_unequal_rows_raises():
     ],
 )  # fmt: skip
 def test_so_is_each_kind_of_it(space, other, message):
-    with pytest.raises(ValueError, match=f"(?s)returned an observation.* of {message}.*: fix one of them"):
+    with pytest.raises(
+        ValueError, match=f"(?s)env=<.*OtherShape.*> returned an observation.* of {message}.*: fix one of them"
+    ):
         learn(OtherShape(other, 0, space), "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy")
 
 
@@ -353,7 +355,7 @@ def test_gymnasiums_vector_environment_raises_an_error(space, other, at):
         learn(env, "MlpPolicy" if space is VECTOR else "MultiInputPolicy")
 
 
-@pytest.mark.parametrize("at", [0, 1, 3], ids=["reset", "step", "end"])
+@pytest.mark.parametrize("at", [1, 3], ids=["step", "end"])
 @pytest.mark.parametrize("run", ["learn", "evaluate"])
 @pytest.mark.parametrize("kind", ["single", "vec", "sync"])
 @pytest.mark.parametrize(
@@ -424,7 +426,7 @@ class SeedAlone(RandomEnv):
 
 @pytest.mark.parametrize("wrap", [lambda env: env, Monitor, lambda env: DummyVecEnv([lambda: Monitor(env)])])
 def test_options_are_passed_where_there_are_any(wrap):
-    """As in SB3: ``Numbers``, ``Resumable``, ``LeanVecEnv`` and its methods in a ``DummyVecEnv`` add none."""
+    """As in SB3: ``Resumable``, ``LeanVecEnv`` and its methods in a ``DummyVecEnv`` add none."""
     env = SeedAlone(ACTIONS["discrete"])
     learn(wrap(env))
     assert env.n_resets > 1
@@ -442,7 +444,7 @@ def test_resets_get_what_those_of_sb3_get(make):
         def reset(self, **kwargs):
             return super().reset(**kwargs)[0], {"given": kwargs}
 
-    env = make([lambda: Resumable(Numbers(Noting(ACTIONS["discrete"], p_end=1.0)))])
+    env = make([lambda: Resumable(Noting(ACTIONS["discrete"], p_end=1.0))])
     env.seed(5)
     env.set_options({"level": 3})
     given = []
@@ -584,30 +586,40 @@ def train(change, wrap):
 VEC = {name: WRAPPED[name] for name in ("vec", "normalized")}
 
 
-REWARDS = [np.float32(1), np.int64(1), 1, True, np.array(1.0), np.array([1.0]), [1.0], np.array([[1]])]
+NUMBERS = [np.float32(1), np.int64(1), 1, True, np.array(1.0)]
+IN_ARRAYS = [np.array([1.0]), [1.0], np.array([[1]])]
 
 
-@pytest.mark.parametrize(("reward", "kind"), sample(product(REWARDS, WRAPPED), 3), ids=repr)
+# A `Monitor` takes no lists.
+@pytest.mark.parametrize(
+    ("reward", "kind"), sample([*product(NUMBERS, WRAPPED), *product(IN_ARRAYS, VEC)], 3), ids=repr
+)
 def test_rewards_of_one_number_are_accepted(reward, kind):
     trained = [train(lambda r, done, given=given: (given, done), WRAPPED[kind]) for given in (1.0, reward)]
     np.testing.assert_array_equal(*(model.rollout_buffer.rewards for model in trained))
 
 
 @pytest.mark.parametrize("kind", VEC)
-@pytest.mark.parametrize("convert", [int, float, np.int32, np.float64, lambda done: np.array([done])])
+@pytest.mark.parametrize("convert", [int, np.float64, lambda done: np.array([done])])
 def test_dones_of_any_kind_are_booleans(convert, kind):
     trained = [train(lambda r, done, to=to: (r, to(done)), VEC[kind]) for to in (bool, convert)]
     np.testing.assert_array_equal(*(model.rollout_buffer.advantages for model in trained))
 
 
-@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize("kind", ["alone", "monitored"])
+def test_a_list_in_a_monitor_raises_the_error_too(kind):
+    with pytest.raises(ValueError, match=r"env=.*returned \[1.0\] as reward: return one number"):
+        train(lambda r, done: ([1.0], done), WRAPPED[kind])
+
+
+@pytest.mark.parametrize("kind", FEW)
 @pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), None, "1", [], {}, [[1.0], [1.0, 2.0]]], ids=repr)
 def test_other_rewards_raise_an_error_that_says_reward(reward, kind):
     with pytest.raises(ValueError, match=r"env=.*returned .* as reward: return"):
         train(lambda r, done: (reward, done), WRAPPED[kind])
 
 
-@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize("kind", FEW)
 def test_an_info_that_is_not_a_dict_raises_an_error(kind):
     env = WRAPPED[kind](Returning(lambda reward, done, info: (reward, done, False, None)))
     with pytest.raises(ValueError, match=r"returned None as info of a step: return a dict"):
@@ -629,7 +641,7 @@ class Integers(VecEnvWrapper):
         return obs, self.as_rewards(rewards), self.as_dones(dones), infos
 
 
-@pytest.mark.parametrize("dtype", [bool, np.int64, np.uint8, np.float32])
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
 def test_vector_environments_may_return_dones_of_any_dtype(dtype):
     rollouts = []
     for to in (bool, dtype):

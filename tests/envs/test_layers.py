@@ -12,8 +12,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecMoni
 from tensor_envs import TensorTwin
 
 from ppo_plus import PPO_Plus, Resumable, as_vec_env
-from ppo_plus.envs.checks import LeanVecEnv, Numbers
 from ppo_plus.envs.layers import exchange, layers, wrapped_by
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.resumable.state import get_state
 from ppo_plus.saving.export import raw_observations
 
@@ -94,7 +94,7 @@ def test_each_layer_is_met_once_from_the_outermost_on():
     first, second = (RandomEnv(ACTIONS["discrete"], VECTOR) for _ in range(2))
     env = LeanVecEnv([lambda: Resumable(Monitor(first)), lambda: TimeLimit(second, 3)])
     env = VecNormalize(VecMonitor(env))
-    singles = [Resumable, Monitor, Numbers, RandomEnv, TimeLimit, RandomEnv]
+    singles = [Resumable, Monitor, RandomEnv, TimeLimit, RandomEnv]
     assert kinds(env) == [VecNormalize, VecMonitor, LeanVecEnv, *singles]
     env.unwrapped.envs[1] = TimeLimit(first, 3)
     assert kinds(env) == [VecNormalize, VecMonitor, LeanVecEnv, *singles[:-1]]
@@ -105,7 +105,7 @@ def test_gymnasiums_vector_environments_have_layers_too():
         made = kind([lambda: TimeLimit(RandomEnv(ACTIONS["discrete"]), 3)], autoreset_mode=AutoresetMode.SAME_STEP)
         return as_vec_env(RecordEpisodeStatistics(made))
 
-    names = ["GymVectorEnv", "RecordEpisodeStatistics", "SyncVectorEnv", "Numbers", "TimeLimit", "RandomEnv"]
+    names = ["GymVectorEnv", "RecordEpisodeStatistics", "SyncVectorEnv", "TimeLimit", "RandomEnv"]
     assert [kind.__name__ for kind in kinds(vector(SyncVectorEnv))] == names
     # Those in other processes cannot be reached.
     env = vector(AsyncVectorEnv)

@@ -7,7 +7,7 @@ from envs import ACTIONS, RandomEnv, vec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from ppo_plus import SupervisedVecEnv, as_vec_env, make_vec
-from ppo_plus.envs.checks import LeanVecEnv
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.vec_env import GymVectorEnv
 
 
@@ -18,7 +18,7 @@ def test_make_vec_is_the_same_in_processes_or_not():
         make_vec("CartPole-v1", **given | {"seed": np.int64(1)}),
     )
     assert type(apart) is SupervisedVecEnv and type(here) is LeanVecEnv
-    assert apart.env_method("class_name") == here.env_method("class_name") == ["Resumable"] * 2
+    assert apart.env_method("class_name") == here.env_method("class_name") == ["Monitor"] * 2
     np.testing.assert_array_equal(apart.reset(), here.reset())
     for ours, theirs in zip(apart.step([0, 1]), here.step([0, 1]), strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_plus import SupervisedVecEnv
-from ppo_plus.envs.checks import LeanVecEnv
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 
 #: What happens in place of a step.
 FAULTS = {

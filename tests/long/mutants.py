@@ -610,7 +610,7 @@ ROLLOUT = (
     ),
     Fault(
         "last-observation-overwritten",
-        "envs/checks.py",
+        "envs/resumable/state.py",
         "obs, info = copied(obs), copy.deepcopy(info)",
         "pass",
         "tests/rollout/test_collector.py",
@@ -631,7 +631,7 @@ ROLLOUT = (
     ),
     Fault(
         "infos-of-later-steps",
-        "envs/checks.py",
+        "envs/lean_vec_env.py",
         "value if type(value) in IMMUTABLE else copy.deepcopy(value)",
         "value",
         "tests/envs/test_checks.py",

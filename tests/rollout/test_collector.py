@@ -159,9 +159,7 @@ KEPT = {
     "a subclass": lambda make: VecNormalize(Bare([lambda: Monitor(make())]), norm_obs=False),
     "SubprocVecEnv": lambda make: FORKED([lambda: Resumable(make())]),
     "SupervisedVecEnv": lambda make: SupervisedVecEnv([make], start_method="fork"),
-    "same step": lambda make: SyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP),
     "next step": lambda make: SyncVectorEnv([make], autoreset_mode=AutoresetMode.NEXT_STEP),
-    "copy": lambda make: SyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP, copy=False),
 }
 
 
@@ -188,10 +186,15 @@ def test_what_an_environment_writes_into_again_is_kept(kind):
 
 @pytest.mark.parametrize(
     "kind",
-    [FORKED, partial(AsyncVectorEnv, autoreset_mode=AutoresetMode.SAME_STEP, context="fork")],
-    ids=["sb3", "gym"],
+    [
+        FORKED,
+        partial(AsyncVectorEnv, autoreset_mode=AutoresetMode.SAME_STEP, context="fork"),
+        partial(SyncVectorEnv, autoreset_mode=AutoresetMode.SAME_STEP),
+        partial(SyncVectorEnv, autoreset_mode=AutoresetMode.SAME_STEP, copy=False),
+    ],
+    ids=["sb3", "gym", "gym here", "gym here, not copied"],
 )
-def test_what_a_reset_overwrites_in_a_process_is_warned_of(kind):
+def test_what_a_reset_overwrites_is_warned_of(kind):
     for make, warns in ((Anew, False), (InOne, True)):
         env = kind([make])
         model = PPO_Plus("MultiInputPolicy", env, n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")

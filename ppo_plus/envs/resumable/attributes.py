@@ -5,9 +5,12 @@ attributes change while they run. A subclass may have other attributes that chan
 """
 
 import copy
+import hashlib
+import json
 import time
 from collections import OrderedDict, deque
 from collections.abc import Collection
+from dataclasses import is_dataclass
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -62,7 +65,7 @@ _SUPERVISED = ("n_restarts", "n_steps", "env_seeds", "last_obs", "_replaced")
 VEC_ENVS: dict[str, tuple[str, ...]] = {
     f"{_SB3}vec_env.dummy_vec_env.DummyVecEnv": _PENDING,
     f"{_SB3}vec_env.subproc_vec_env.SubprocVecEnv": _PENDING,
-    "ppo_plus.envs.checks.LeanVecEnv": _PENDING,
+    "ppo_plus.envs.lean_vec_env.LeanVecEnv": _PENDING,
     "ppo_plus.envs.supervised.vec_env.SupervisedVecEnv": (*_PENDING, *_SUPERVISED),
 }
 _NORMALIZED = ("obs_rms", "ret_rms", "returns", "old_obs", "old_reward", "training", "norm_reward")
@@ -85,6 +88,11 @@ REPLAYABLE = tuple(f"gymnasium.envs.{name}." for name in ("classic_control", "to
 #: Their worlds need to be new at each reset: what was in them before decides in which order Box2D sums up forces.
 WORLDS = ("gymnasium.envs.box2d.bipedal_walker.BipedalWalker", "gymnasium.envs.box2d.car_racing.CarRacing")
 
+#: Attributes that say nothing of an episode: whether something was reset or drawn before.
+_UNCOMPARED = {"_has_reset", "_cached_spec", "isopen", "_previous_data", "checked_data_reuse"}
+_UNCOMPARED |= {"checked_reset", "checked_step", "checked_render"}
+#: Longer containers and arrays are not compared: it would take longer than the reset of an environment.
+_LARGE = 10_000
 #: Plain values, which a file can contain.
 State = dict[str, Any]
 
@@ -155,6 +163,50 @@ def set_attributes(layer: Any, state: State) -> None:
         if name in state:
             value = state[name]
             setattr(layer, name, time.time() - value if name == CLOCK else _restored(vars(layer).get(name), value))
+
+
+def visible(layer: Any) -> State:
+    """Copies of the attributes of a layer that are numbers, texts, arrays, or flat containers or dataclasses of these.
+
+    Those that :func:`get_attributes` returns are left out, since they are carried over.
+    """
+    left_out = _UNCOMPARED.union(changing(layer) or ())
+    found = {}
+    for name, value in vars(layer).items():
+        if name in left_out:
+            continue
+        if type(value) in IMMUTABLE:
+            found[name] = value
+        elif (copied := _flat(value)) is not None:
+            found[name] = copied
+    return found
+
+
+def _flat(value: Any) -> Any:
+    """A copy of an array, or a list of what a container of numbers and texts has; ``None``: it is something else."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return None if value.dtype.hasobject or value.size > _LARGE else value.copy()
+    if is_dataclass(value):
+        value = vars(value) if hasattr(value, "__dict__") else {}
+    if isinstance(value, dict):
+        value = [part for item in value.items() for part in item]
+    elif kind is set:
+        value = sorted(value, key=repr)
+    elif kind not in (list, tuple, deque):
+        return None
+    return list(value) if len(value) <= _LARGE and IMMUTABLE.issuperset(map(type, value)) else None
+
+
+def digest(value: Any) -> str:
+    """Equal for nested lists and tuples of values that are equal bit by bit; NaN is equal to itself."""
+    return hashlib.sha256(json.dumps(value, default=_bits).encode()).hexdigest()[:32]
+
+
+def _bits(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.str, value.shape, value.tobytes().hex()
+    return repr(value)
 
 
 def _restored(old: Any, value: Any) -> Any:

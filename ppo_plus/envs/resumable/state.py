@@ -1,8 +1,8 @@
 """The state of vectorized environments, with which others resume in another process exactly where these are.
 
 :func:`get_state` returns the state as plain values, :func:`set_state` puts it into newly made environments, at any
-step, also in the middle of an episode. :class:`~ppo_plus.Resumable`, outermost around each single environment, records
-what a *replay* of the present episode needs: the generator ``np_random`` before its reset, the arguments of the reset,
+step, also in the middle of an episode. :class:`~ppo_plus.Resumable`, around each single environment, records what a
+*replay* of the present episode needs: the generator ``np_random`` before its reset, the arguments of the reset,
 and the actions since. What the replay returns last is compared with what the old environment returned last, bit by bit.
 What is replayed:
 
@@ -21,10 +21,9 @@ If one has neither, :func:`get_state` says so, and :func:`set_state` puts back w
 """
 
 import copy
-import hashlib
-import json
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
@@ -35,7 +34,7 @@ import numpy as np
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from ppo_plus.envs.checks import IMMUTABLE, Numbers, copied, prepare
+from ppo_plus.envs.checks import IMMUTABLE, Info, copied
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.resumable.attributes import (
     BEFORE_RESET,
@@ -46,6 +45,7 @@ from ppo_plus.envs.resumable.attributes import (
     State,
     changing,
     class_name,
+    digest,
     get_attributes,
     get_generator,
     has_state,
@@ -54,6 +54,7 @@ from ppo_plus.envs.resumable.attributes import (
     plain,
     set_attributes,
     set_generator,
+    visible,
 )
 from ppo_plus.process import assigned
 from ppo_plus.trees import tree_map
@@ -82,9 +83,8 @@ def get_state(vec_env: VecEnv) -> State:
                 raise NotResumableError(lacks_state([layer]))
             else:
                 if class_name(layer) in VEC_ENVS:
-                    _require_wrapped(layer)
                     # First, since environments that fail in the call are replaced.
-                    state["envs"] = layer.env_method("get_episode_state")
+                    state["envs"] = _method_of_recorders(layer)("get_episode_state")
                     reasons += [env["reason"] for env in state["envs"]]
                 kept = get_attributes(layer)
         except NotResumableError as error:
@@ -119,9 +119,9 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
             continue
         set_attributes(layer, kept)
         if class_name(layer) in VEC_ENVS and state["envs"] is not None:
-            _require_wrapped(layer)
+            call = _method_of_recorders(layer)
             for i, env in enumerate(state["envs"]):
-                reasons += layer.env_method("set_episode_state", env, indices=i)
+                reasons += call("set_episode_state", env, indices=i)
     return next(filter(None, reasons), None)
 
 
@@ -140,14 +140,20 @@ def _title(layer: VecEnv) -> str:
     return "DummyVecEnv or SubprocVecEnv" if class_name(layer) in VEC_ENVS else type(layer).__name__
 
 
-def _require_wrapped(vec_env: Any) -> None:
-    """:raises NotResumableError: the outermost wrapper of each environment is not a :class:`~ppo_plus.Resumable`"""
+def _method_of_recorders(vec_env: Any) -> Callable[..., list[Any]]:
+    """A function that calls a method of the :class:`Resumable` of each environment.
+
+    :raises NotResumableError: a vector environment of SB3 has none as the outermost wrapper of each environment
+    """
+    if hasattr(vec_env, "resumable_method"):
+        return vec_env.resumable_method  # type: ignore[no-any-return]
     # First, since calling a method that an environment lacks would end its process.
     if not vec_env.has_attr("get_episode_state") or set(vec_env.env_method("class_name")) != {Resumable.__name__}:
         raise NotResumableError(
             "the single environments are not in a ppo_plus.Resumable, outermost: "
             "make_vec_env(..., wrapper_class=ppo_plus.Resumable)"
         )
+    return vec_env.env_method  # type: ignore[no-any-return]
 
 
 def _is_replayable(cls: type) -> bool:
@@ -164,6 +170,8 @@ class _Episode:
     #: The arguments of its reset, and the states of the generator and of wrappers before it.
     start: State = field(default_factory=dict)
     actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
+    #: The attributes after its reset; see `visible`.
+    attributes: list[State] = field(default_factory=list)
     #: What the reset or the last step returned; ``None``: neither was called.
     last: Any = None
     #: Why the episode cannot be replayed, or ``None``.
@@ -173,9 +181,9 @@ class _Episode:
 class Resumable(gym.Wrapper):
     """A wrapper that lets an environment resume in another process: see :mod:`ppo_plus.envs.resumable.state`.
 
-    ``PPO_Plus`` and ``ppo-plus`` put it around the single environments that they make or are given. In your own
-    vectorized environment, make it the outermost wrapper: ``make_vec_env(..., wrapper_class=ppo_plus.Resumable)``.
-    Everything else is the environment's; an attribute that is set is set in the layer that has it.
+    The vector environments that ``PPO_Plus``, ``ppo-plus`` and :func:`~ppo_plus.make_vec` make record by themselves. In
+    SB3's, make it the outermost wrapper: ``make_vec_env(..., wrapper_class=ppo_plus.Resumable)``. Everything else is
+    the environment's; an attribute that is set is set in the layer that has it.
 
     ``BipedalWalker`` gets a new Box2D world at each reset: later episodes differ by rounding from unwrapped ones.
 
@@ -187,7 +195,7 @@ class Resumable(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        inside = [layer for layer in layers(env) if not isinstance(layer, Numbers)]
+        inside = [layer for layer in layers(env) if not isinstance(layer, Resumable)]
         self._names = [type(layer).__name__ for layer in inside]
         self._base: Any = inside[-1].unwrapped
         with_state = [i for i, layer in enumerate(inside) if has_state(layer)]
@@ -204,9 +212,9 @@ class Resumable(gym.Wrapper):
         self._reason = lacks_state(unknown) if unknown else None
         self._replays = self._stateful is None and self._reason is None
         self._episode = _Episode(reason=f"{env} was stepped before its Resumable was reset")
-        prepare(env)
-        #: The name of an attribute that was set from outside, or ``None``.
-        self._set_from_outside: str | None = None
+        #: The layers whose attributes are compared with those after a replay, and their attributes now.
+        self._compared = [*self._wrappers, self._base] if self._replays else []
+        self._attributes_as_made = [*map(visible, self._compared)]
         self._is_made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -216,12 +224,9 @@ class Resumable(gym.Wrapper):
             super().__setattr__(name, value)
 
     def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> bool:
-        # The generator is a part of the state.
-        if name != "np_random":
-            super().__setattr__("_set_from_outside", name)
         return self.env.set_wrapper_attr(name, value, **kwargs)
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
+    def reset(self, **kwargs: Any) -> tuple[Any, Info]:  # type: ignore[override]
         episode = _Episode()
         try:
             episode.start["arguments"] = plain(kwargs)
@@ -239,9 +244,10 @@ class Resumable(gym.Wrapper):
         # An attribute of this object, and not of the environment.
         super().__setattr__("_episode", episode)
         episode.last = result = self.env.reset(**kwargs)
+        episode.attributes = [*map(visible, self._compared)]
         return result
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
         # In a few bytecodes: small environments take a step in a few microseconds.
         episode = self._episode
         if self._replays:
@@ -284,11 +290,10 @@ class Resumable(gym.Wrapper):
             raise NotResumableError(episode.reason)
         if self._stateful is not None:
             return episode.start | {"own": own_state(self._stateful)}
-        if self._set_from_outside:
-            raise NotResumableError(f"attribute {self._set_from_outside!r} of {self.env} was set from outside")
         if len(episode.actions) > MAX_STEPS:
             raise NotResumableError(f"{self.env} is in an episode of more than {MAX_STEPS} steps")
         return episode.start | {
+            "attributes": self._attributes(episode),
             "n_steps": len(episode.actions),
             "actions": plain(tree_map(lambda *parts: np.stack(parts), *episode.actions)) if episode.actions else None,
             "fingerprint": self._fingerprint(),
@@ -333,15 +338,37 @@ class Resumable(gym.Wrapper):
             raise NotResumableError(
                 f"the same actions led {self.env} elsewhere: it depends on more than its seed, or has other arguments"
             )
+        self._require_attributes(episode.get("attributes", {}))
 
     def _fingerprint(self) -> str:
         """Equal if what the environment returned last, without the info, and its generator are equal bit by bit."""
         last = self._episode.last[: 4 if self._episode.actions else 1]
-        return hashlib.sha256(json.dumps([last, get_generator(self._base)], default=_bits).encode()).hexdigest()
+        return digest([last, get_generator(self._base)])
+
+    def _attributes(self, episode: _Episode) -> dict[str, list[str]]:
+        """Digests of each attribute: when the environment was made, after the reset, and now."""
+        found: dict[str, list[str]] = {}
+        now = [*map(visible, self._compared)]
+        for i, (layer, *times) in enumerate(
+            zip(self._compared, self._attributes_as_made, episode.attributes, now, strict=True)
+        ):
+            for name in dict.fromkeys(name for attributes in times for name in attributes):
+                key = f"{name!r} of layer {i}, {type(layer).__name__}"
+                found[key] = [digest(attributes.get(name)) for attributes in times]
+        return found
+
+    def _require_attributes(self, expected: dict[str, list[str]]) -> None:
+        """:raises NotResumableError: an attribute was changed by something else than the steps"""
+        own, missing = self._attributes(self._episode), [digest(None)] * 3
+        for name, (old_made, old_reset, old_now) in expected.items():
+            made, reset, now = own.get(name, missing)
+            # Where they differed from the beginning, they count episodes, or are arguments of the environment.
+            if now != old_now and (reset == old_reset or (made == now) != (old_made == old_now)):
+                raise NotResumableError(
+                    f"attribute {name} of {self.env}, was set from outside, or depends on earlier episodes"
+                )
 
 
-def _bits(value: Any) -> Any:
-    """A value for JSON; NaN is equal to itself."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype.str, value.shape, value.tobytes().hex()
-    return repr(value)
+def as_resumable(env: gym.Env) -> Resumable:
+    """The environment if it is a :class:`Resumable`, or else in one."""
+    return env if isinstance(env, Resumable) else Resumable(env)

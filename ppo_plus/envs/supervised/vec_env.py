@@ -303,6 +303,10 @@ class SupervisedVecEnv(VecEnv):
             return [*self._masks.copy()]
         return self._call("env_method", arguments, indices, None if method_name == METHOD else math.inf)
 
+    def resumable_method(self, name: str, *args: Any, indices: VecEnvIndices = None) -> list[Any]:
+        """Call a method of the :class:`~ppo_plus.Resumable` that records each environment."""
+        return self._call("resumable_method", (name, args), indices, math.inf)
+
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return self._call("is_wrapped", (wrapper_class,), indices)
 

@@ -42,8 +42,8 @@ from ppo_plus.envs.checks import (
     copied,
     counted,
     explanation,
-    prepare,
 )
+from ppo_plus.envs.resumable.state import as_resumable
 from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.process import assigned
@@ -112,20 +112,20 @@ class GuardedEnv:
         appending: Any = lambda *args, **named: writer(*args, **named | {"override_existing": False})  # noqa: E731
         with assigned(monitor, **{"ResultsWriter": appending} if again else {}):
             self.env = _patch_env(self._make())
-        prepare(self.env)
+        self._resumable = as_resumable(self.env)
         # Kept, since wrappers would look it up in what they wrap at each step.
         self._space = self.env.observation_space
         return str(self.env.unwrapped), (self._space, self.env.action_space)
 
     def reset(self, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(**arguments)
+        obs, info = self._resumable.reset(**arguments)
         check_info(info)
         check_obs(obs, self._space)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any], Any]:
         """As a ``VecEnv``, except that an episode ends with its last observation, and the answer of the next reset."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, reward, terminated, truncated, info = self._resumable.step(action)
         check_obs(obs, self._space)
         reward = check_reward(reward)
         check_step_info(info)
@@ -147,6 +147,9 @@ class GuardedEnv:
 
     def env_method(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         return self.env.get_wrapper_attr(name)(*arguments, **named)
+
+    def resumable_method(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self._resumable, name)(*arguments)
 
     def is_wrapped(self, wrapper_class: type[gym.Wrapper]) -> bool:
         return is_wrapped(self.env, wrapper_class)

@@ -3,6 +3,9 @@
 import copy
 import pickle
 import sys
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import cloudpickle
 import gymnasium as gym
@@ -39,6 +42,7 @@ from stable_baselines3.common.vec_env import (
 
 import ppo_plus
 from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.resumable import state as state_module
 from ppo_plus.envs.resumable.state import NotResumableError, get_state, set_state
 
@@ -386,15 +390,66 @@ def test_small_states():
     assert sizes[1] - sizes[0] < 450 * (6 * 4 + 8) + 500
 
 
-@pytest.mark.parametrize("change", ["set_attr", "set_wrapper_attr"])
-def test_an_attribute_that_was_set(change):
-    env = vectorized(lambda: gym.make("CartPole-v1"))
+#: What callbacks change, and where what they have changed is.
+CHANGES = {
+    "set_attr": (lambda env: env.set_attr("gravity", 1.0), "gravity"),
+    "env_method": (lambda env: env.env_method("set_wrapper_attr", "gravity", 1.0), "gravity"),
+    "an attribute": (lambda env: setattr(env.envs[0].unwrapped, "gravity", 1.0), "gravity"),
+    "an array": (lambda env: env.envs[0].unwrapped.place.fill(1.0), "place"),
+    "a list": (lambda env: env.envs[0].unwrapped.goals.append(3), "goals"),
+    "a dataclass": (lambda env: setattr(env.envs[0].unwrapped.config, "level", 3), "config"),
+    "a limit": (lambda env: setattr(env.envs[0].env.env, "_max_episode_steps", 20), "_max_episode_steps"),
+    "a reset": (lambda env: env.envs[0].unwrapped.reset(), None),
+    "a step": (lambda env: env.envs[0].unwrapped.step(1), None),
+}
+
+
+class Configured(gym.Env):
+    """Attributes of many kinds; each episode is the same whatever came before, and counts itself."""
+
+    replayable = True
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
+
+    @dataclass
+    class Config:
+        level: int = 1
+
+    def __init__(self):
+        self.gravity, self.goals, self.place, self.config = 9.0, [1, 2], np.zeros(2), self.Config()
+        self.n_episodes = self.n_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n_episodes += 1
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.n_steps += 1
+        self.t += 1
+        return np.float32([self.t % 5]), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("change", "when"), [*product(CHANGES, ["in the episode"]), *product([*CHANGES][:-2], ["before it"])]
+)
+def test_what_callbacks_change_is_seen(change, when):
+    act, name = CHANGES[change]
+    make = partial(LeanVecEnv, [lambda: Monitor(made(Configured, 10))] * 2)
+    env = make()
+    env.seed(0)
     env.reset()
-    if change == "set_attr":
-        env.set_attr("gravity", 1.0)
-    else:
-        env.env_method("set_wrapper_attr", "gravity", 1.0)
-    assert "attribute 'gravity' of <Monitor<" in get_state(env)["reason"]
+    gone(env, actions_of(env, 23))
+    assert set_state(make(), get_state(env)) is None
+    act(env)
+    gone(env, actions_of(env, 20 if when == "before it" else 3))
+    reason = set_state(make(), carried(get_state(env)))
+    assert (f"attribute {name!r}" if name else "<Monitor<") in reason
+    if when == "before it":
+        # If the other ones were changed, too, nothing differs.
+        other = make()
+        act(other)
+        assert set_state(other, get_state(env)) is None
 
 
 def test_episodes_without_end(monkeypatch):
@@ -498,16 +553,14 @@ def test_copies_are_independent():
     assert other._base is other.unwrapped
 
 
-def test_ppo_plus_wraps_what_it_makes():
+def test_what_ppo_plus_makes_resumes():
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16, n_epochs=1)
-    assert model.env.env_method("class_name") == ["Resumable"]
-    assert model.env.env_is_wrapped(Monitor) == [True]
+    assert [type(each) for each in model.env.envs] == [Monitor]
     model.learn(16)
     assert get_state(model.env)["reason"] is None
 
 
-def test_ppo_plus_wraps_a_single_environment_once():
+def test_a_resumable_environment_is_not_recorded_twice():
     env = Resumable(Monitor(gym.make("CartPole-v1")))
-    assert PPO_Plus("MlpPolicy", env).env.envs == [env]
-    (wrapped,) = PPO_Plus("MlpPolicy", gym.make("CartPole-v1")).env.envs
-    assert [type(layer).__name__ for layer in (wrapped, wrapped.env)] == ["Resumable", "Monitor"]
+    vec_env = PPO_Plus("MlpPolicy", env).env
+    assert vec_env.envs == vec_env.recorded() == [env]
