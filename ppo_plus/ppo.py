@@ -55,7 +55,7 @@ from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
 from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, check_env, known_names_only, schedule_of
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
-from ppo_plus.update.update import Update, Updater
+from ppo_plus.update.update import Update, Updater, interrupts_wait, torch_defaults
 
 
 class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
@@ -464,7 +464,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         length, window = self.settings.steps_per_sequence, self._stats_window_size
         return RolloutPlan(self.policy, act, masks, rollout_buffer, self.device, self.sde_sample_freq, length, window)
 
-    @process.interrupts_wait()
+    @interrupts_wait()
     def _finish_streams(self, collector: Collector, keep_training: bool) -> None:
         """Complete the streams of a rollout, of all processes if they all have one."""
         buffer, position = self.rollout_buffer, self.position
@@ -498,7 +498,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
 
     # --- training ----------------------------------------------------------------------------------------------------
 
-    @process.torch_defaults()
+    @torch_defaults()
     def train(self) -> None:
         """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
 
@@ -510,7 +510,8 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
             return  # all steps of the rollout only reset
         policy.set_training_mode(True)
         self._normalize(self.rollout_buffer)
-        policy.before_update(self.rollout_buffer.transitions, self.shared.total)
+        with interrupts_wait():
+            policy.before_update(self.rollout_buffer.transitions, self.shared.total)
         numbers = settings.at(self._current_progress_remaining)
         self.shared.scheduled = numbers
         control, reduction = settings.control, self.shared.reduction
@@ -525,8 +526,9 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
                 update.run(epoch)
                 if update.stopped:
                     break
-        self.shared.end_update(policy)
-        policy.after_update(self.rollout_buffer.transitions, self.shared.total)
+        with interrupts_wait():
+            self.shared.end_update(policy)
+            policy.after_update(self.rollout_buffer.transitions, self.shared.total)
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
         self.call.between_rollouts = True
@@ -636,7 +638,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         """
         return evaluate(self, n_eval_episodes, env, render)
 
-    @process.torch_defaults()
+    @torch_defaults()
     def pretrain(
         self,
         dataset: Any,
@@ -671,7 +673,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
 
     # --- SB3's interface ---------------------------------------------------------------------------------------------
 
-    @process.torch_defaults()
+    @torch_defaults()
     def _setup_model(self) -> None:
         # As in SB3, clip ranges are schedules once the model is set up. SB3 has no strings as learning rates.
         self.clip_range = schedule_of("clip_range", self.clip_range)
