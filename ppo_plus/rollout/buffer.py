@@ -219,7 +219,7 @@ class RolloutBuffer:
 
     def estimate(self, last_values: th.Tensor, starts: th.Tensor) -> None:
         """Estimate the advantages of the transitions by :meth:`compute_returns_and_advantage`, as if the rows that are
-        not :attr:`valid` were not there: moved before all others, they change no estimate but their own.
+        not ``valid`` were not there: moved before all others, they change no estimate but their own.
 
         :param last_values: as of that method
         :param starts: which of the observations after the last step begin an episode, booleans ``(N,)``
