@@ -8,9 +8,11 @@ from typing import Any
 
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from torch import nn
 
 from ppo_plus.policy.normalization import OPTIONS
+from ppo_plus.policy.observations import canonical_space
 from ppo_plus.require import LARGEST, nearest, require_int, require_kind, require_number
 
 #: Arguments of policies that ``PPO_Plus`` passes.
@@ -21,6 +23,8 @@ OF_MEMORY = {"lstm_kwargs": "an LSTM or GRU", "attention_window": "attention", "
 OF_MEMORY |= dict.fromkeys(
     ("lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm"), 'memory, such as "MlpLstmPolicy",'
 )
+#: SB3's features extractors, and height and width that its NatureCNN needs at least.
+SB3S, LEAST_PIXELS = (FlattenExtractor, NatureCNN, CombinedExtractor), 36
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
 NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
@@ -121,6 +125,31 @@ def _check_sizes(name: str, sizes: Any) -> None:
     require_kind(name, sizes, (list, tuple), "a list of sizes, such as [64, 64]")
     for i, size in enumerate(sizes):
         require_int(f"{name}[{i}]", size, 1)
+
+
+def make_extractor(
+    extractor: type[BaseFeaturesExtractor], space: spaces.Space, kwargs: Mapping[str, Any]
+) -> BaseFeaturesExtractor:
+    """A features extractor for observations of a space.
+
+    :raises ValueError: SB3's extractors do not take such observations
+    """
+    is_dict = isinstance(space, spaces.Dict)
+    if is_dict != (extractor is CombinedExtractor) and extractor in SB3S:
+        remedy = 'a "MultiInput" policy takes Dict observations, "Mlp" and "Cnn" take others'
+        raise ValueError(f"policy: observation_space={space} does not fit SB3's {extractor.__name__}: {remedy}")
+    try:
+        return extractor(canonical_space(space), **kwargs)
+    except (AssertionError, RuntimeError) as error:
+        if extractor not in SB3S:
+            raise
+        raise ValueError(
+            f"observation_space={space} does not fit SB3's {extractor.__name__}, whose images are of "
+            f"{LEAST_PIXELS} x {LEAST_PIXELS} pixels at least, with three dimensions, and of uint8 from 0 to 255, or "
+            "scaled and channels first with policy_kwargs=dict(normalize_images=False): change them by "
+            'ResizeObservation, ReshapeObservation or TransformObservation of Gymnasium, use an "Mlp" policy, or pass '
+            "policy_kwargs=dict(features_extractor_class=...)"
+        ) from error
 
 
 def split_network(

@@ -22,7 +22,9 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
+from ppo_plus.policy.observations import parts_of
 from ppo_plus.trees import named_parts
 
 #: The number of alternatives of each choice, in the structure of the action space (see the module).
@@ -46,12 +48,12 @@ class MaskSource:
     layout: MaskLayout
     key: str | None = None
 
-    def read(self, env: VecEnv, obs: np.ndarray | Mapping[str, np.ndarray], step: int) -> np.ndarray | None:
+    def read(self, env: VecEnv, obs: VecEnvObs, step: int) -> np.ndarray | None:
         """The present masks, checked, booleans ``(N, M)``; ``None`` if the policy takes them from ``obs``.
 
         :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
         """
-        masks = env.env_method(METHOD) if self.key is None else obs[self.key]
+        masks = env.env_method(METHOD) if self.key is None else parts_of(obs)[self.key]
         masks = as_masks(f"{self} at step {step}", masks, self.layout)
         # Gymnasium's vector environments by default ignore the action after the end of an episode.
         masks[getattr(env, "resetting", [])] = True

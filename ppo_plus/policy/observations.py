@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first, maybe_transpose
-from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
+from stable_baselines3.common.preprocessing import is_image_space, maybe_transpose
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
@@ -25,9 +24,6 @@ from ppo_plus.trees import to_device, tree_leaves
 Preprocess = Callable[[Any], Any]
 #: An observation, or a batch of them, as users give it: numbers, or a dict or tuple of them.
 GivenObservation = npt.ArrayLike | Mapping[str, npt.ArrayLike] | tuple[npt.ArrayLike, ...]
-
-#: Height and width that SB3's NatureCNN needs at least.
-LEAST_PIXELS = 36
 
 
 def as_dict(value: Any) -> Any:
@@ -77,38 +73,6 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
     if name.endswith("['mission']"):
         remedy += "; for MiniGrid, minigrid.wrappers.ImgObsWrapper keeps the image only"
     raise ValueError(f"{name}={space} is not supported: {remedy}")
-
-
-def check_images(extractor: type, space: spaces.Space, normalized: bool, name: str = "observation_space") -> None:
-    """:raises ValueError: SB3's NatureCNN, if that is the features extractor, cannot read the images of a space"""
-    if extractor is CombinedExtractor and isinstance(space, spaces.Dict):
-        for key, sub in space.items():
-            if is_image_space(sub, normalized_image=normalized):
-                check_images(NatureCNN, sub, normalized, f"{name}[{key!r}]")
-    problem = _problem_of_image(space, normalized) if extractor is NatureCNN else None
-    if problem:
-        raise ValueError(f"{name}={space} does not fit SB3's NatureCNN: {problem}")
-
-
-def _problem_of_image(space: spaces.Space, normalized: bool) -> str | None:
-    """Why NatureCNN cannot read images of a space, with the remedy."""
-    shape = space.shape or ()
-    if len(shape) == 2:
-        return f"give it a channel, gymnasium.wrappers.ReshapeObservation(env, {(*shape, 1)})"
-    if not isinstance(space, spaces.Box) or len(shape) != 3:
-        return 'it is not an image: use an "Mlp" policy, or a "MultiInput" one for a Dict'
-    if not is_image_space(space, normalized_image=normalized):
-        return (
-            "return uint8 from 0 to 255; or, if scaled, channels first with policy_kwargs=dict(normalize_images=False)"
-        )
-    if min(shape[1:]) >= LEAST_PIXELS:
-        return None
-    if normalized and not is_image_space_channels_first(space):
-        return "its channels are last: with normalize_images=False put them first, with TransformObservation"
-    return (
-        f"images need {LEAST_PIXELS} x {LEAST_PIXELS} pixels: enlarge them (ResizeObservation of Gymnasium, for "
-        "channels last), or pass a smaller network as policy_kwargs=dict(features_extractor_class=...)"
-    )
 
 
 def visible_spaces(

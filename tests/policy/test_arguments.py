@@ -236,11 +236,6 @@ def test_a_wrong_type_of_network_raises_an_error(network):
         build(policy_kwargs={"actor": network})
 
 
-def test_net_arch_with_custom_networks_raises_an_error():
-    with pytest.raises(ValueError, match=r"net_arch=\[8\]"):
-        build(policy_kwargs={"actor": sequential, "critic": sequential, "net_arch": [8]})
-
-
 @pytest.mark.parametrize("networks", ["factory_sequential", "instance_module", "actor_only", "none"])
 def test_a_policy_can_be_saved_and_loaded_by_itself(networks, tmp_path):
     actor, critic = NETWORKS.get(networks, (None, None))
