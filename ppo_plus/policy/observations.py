@@ -4,7 +4,6 @@ The numbers are those of SB3's preprocessing, which does not support ``Discrete`
 any shape. The conversion for a space is chosen once, when the policy is built. Numbers must be finite in float32.
 """
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -66,8 +65,6 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
             raise ValueError(f"{name}={space} is empty: give it a shape without 0")
         return space
     remedy = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
-    if isinstance(space, spaces.Sequence):
-        remedy += ": pad it to a Box of a fixed length, with gymnasium.wrappers.TransformObservation"
     if name != "observation_space":
         remedy += ", or keep the other entries only, with gymnasium.wrappers.FilterObservation"
     if name.endswith("['mission']"):
@@ -229,26 +226,6 @@ def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any
     # Numpy converts small arrays several times faster.
     dtype = np.float32 if observations.dtype.kind == "f" else observations.dtype
     return to_device(th.from_numpy(np.asarray(observations, dtype, order="C")), device)
-
-
-@np.errstate(over="ignore", under="ignore")  # of bounds in the dtype of the observations
-def warn_of_bounds(observations: Any, space: spaces.Space, name: str = "observation_space") -> None:
-    """Warn if observations, ``(..., *shape)``, are outside their Box: nothing else notices."""
-    if isinstance(space, spaces.Dict):
-        for key, sub in space.items():
-            warn_of_bounds(observations[key], sub, f"{name}[{key!r}]")
-    # An integer cannot be beyond the bounds of its dtype, as in images.
-    if not isinstance(space, spaces.Box) or (is_image_space(space) and space.dtype == np.uint8):
-        return
-    seen = observations.numpy(force=True) if isinstance(observations, th.Tensor) else observations
-    # Bounds of floats are rounded as the observations are; an integer type has no infinity.
-    low, high = (bound.astype(seen.dtype) if seen.dtype.kind == "f" else bound for bound in (space.low, space.high))
-    if ((seen < low) | (seen > high)).any():
-        warnings.warn(
-            f"{name}={space} has bounds that the observations, from {seen.min():.4g} to {seen.max():.4g}, do not keep: "
-            "correct the space, or the observations",
-            stacklevel=4,
-        )
 
 
 def is_finite(values: np.ndarray) -> bool:

@@ -280,13 +280,3 @@ def test_other_numbers_are_named_with_their_environment_and_step(bad, dtype):
             match=r"(?s)reward .* is not finite: .* in environment 1 at step 42",
         ):
             require_finite("reward", values, 42)
-
-
-def test_infinite_bounds_have_no_warning_with_integer_observations(recwarn):
-    from ppo_plus.policy.observations import warn_of_bounds
-
-    observations, unbounded = np.arange(1, 4)[:, None, None], spaces.Box(-np.inf, np.inf, (1,))
-    warn_of_bounds(observations, unbounded)
-    assert not recwarn
-    with pytest.warns(UserWarning, match="has bounds that the observations, from 1 to 3, do not keep"):
-        warn_of_bounds(observations, spaces.Box(0, 2, (1,)))
