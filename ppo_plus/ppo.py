@@ -1,8 +1,7 @@
 """``PPO_Plus``: proximal policy optimization for Stable-Baselines3, from rollouts to weights."""
 
 import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from operator import attrgetter
@@ -39,7 +38,6 @@ from ppo_plus.formulas.schedules import Schedule, ScheduleLike, value_at
 from ppo_plus.policy.adapter import build_policy
 from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
-from ppo_plus.policy.observations import warn_of_bounds
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.public import MODULES
@@ -47,7 +45,6 @@ from ppo_plus.require import require_callable, require_int, require_number, requ
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
-from ppo_plus.rollout.reestimate import following_rewards, reestimated
 from ppo_plus.rollout.streams import complete_streams
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
@@ -424,7 +421,6 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         # SB3's wrappers of environments in tensors work in NumPy.
         kind = TensorCollector if isinstance(env, TensorVecEnv) else Collector
         plan = self._plan(env, rollout_buffer, watched)
-        is_first = self.collector is None
         self.collector = collector = kind(plan, env, self.position, self._steps())
         while (n_steps := collector.n_steps) < n_rollout_steps:
             step = collector.step()
@@ -439,8 +435,6 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
             self._update_info_buffer(step.infos, step.dones)
             collector.store(self.env)  # type: ignore[arg-type]
         self._refresh()
-        if is_first and not self._trained_normalized:
-            warn_of_bounds(rollout_buffer.observations, self.observation_space)
         report = collector.finish()
         self._update_info_buffer(report.infos)
         for name, value in report.log.items():
@@ -450,10 +444,10 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         if self.policy.streams is not None:
             self._finish_streams(collector, keep_training)
         collector.estimate(rollout_buffer)
-        recomputes = self.settings.recompute_advantages
-        with following_rewards(rollout_buffer, collector.estimate) if recomputes else nullcontext():
-            callback.update_locals(locals())
-            callback.on_rollout_end()
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        if self.settings.recompute_advantages:
+            collector.estimate(rollout_buffer)  # from the rewards that callbacks leave
         return keep_training
 
     def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
@@ -521,8 +515,10 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         if type(self)._update_learning_rate is not OnPolicyAlgorithm._update_learning_rate:
             self._update_learning_rate(policy.optimizer)
         scaled = numbers if policy.value_normalizer is None else policy.value_normalizer.in_units_of_values(numbers)
+        estimate = self._estimate if settings.recompute_advantages else None
+        epochs = self.rollout_buffer.epochs(policy, settings.n_epochs, settings.batch_size, estimate)
         with self.updater.start(rule, scaled, self.device) as update:
-            for epoch in self._epochs():
+            for epoch in self.shared.epochs(epochs, settings.loss.normalize_advantage):
                 update.run(epoch)
                 if update.stopped:
                     break
@@ -532,21 +528,6 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
         self.call.between_rollouts = True
-
-    def _epochs(self) -> Iterable[Iterable[Any]]:
-        """Passes over the rollout in minibatches, which are pairs of the rollout and the rows of it."""
-        settings, buffer = self.settings, self.rollout_buffer
-        normalizes = settings.loss.normalize_advantage
-        rollout = self.policy.prepare_rollout(buffer.on_device())
-        if self.policy.streams is not None and self.policy.streams.need_next_observations:
-            rollout = rollout._replace(next_observations=buffer.column("final_observations"))
-        if settings.recompute_advantages:
-            # Copies, since they may be the buffer's.
-            rollout = rollout._replace(advantages=rollout.advantages.clone(), returns=rollout.returns.clone())
-        epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))
-        if settings.recompute_advantages:
-            epochs = reestimated(epochs, rollout, self.policy, buffer, self._estimate)
-        return self.shared.epochs(epochs, normalizes)
 
     def _estimate(self, buffer: RolloutBuffer) -> None:
         """Fill advantages and returns of a copy of the rollout, given its values."""
@@ -626,7 +607,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         """Mean and standard deviation of the return, with deterministic actions.
 
         It does not disturb training: normalization statistics stay unchanged, and if the training environment is used,
-        nothing in it records the evaluated episodes, and new episodes start before training continues.
+        new episodes start before training continues.
 
         :param n_eval_episodes: number of episodes, at least 1
         :param env: where to play; by default the training environment. Observations are normalized with the training

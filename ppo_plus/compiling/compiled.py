@@ -1,11 +1,9 @@
 """Whether a model's training is compiled, and functions of tensors that compile themselves, or else run uncompiled."""
 
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -19,8 +17,6 @@ from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, tree_structure
 
 #: Graphs beyond this many operations take minutes to compile.
 MAX_OPERATIONS = 5_000
-#: Seconds of silence after which a line on a terminal says what takes so long.
-PATIENCE = 5.0
 #: A function that is traced more often than this during one ``learn`` reads something that changes all the time.
 MAX_TRACES = 4
 #: Gradient steps from which on compiling saves time: it makes each about 1 ms shorter (see
@@ -147,12 +143,13 @@ class Compiled:
         return True
 
     def _compile(self, args: tuple[Any, ...], n_static: int) -> None:
+        start = time.monotonic()
         try:
             if self.n_traces >= MAX_TRACES:
                 raise CompileError(keeps_changing("what it reads"))
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
-            with ONE_AT_A_TIME, self._timed(), warnings.catch_warnings(action="ignore"):
+            with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
                 self._run = self._trace_and_compile(args, n_static)
                 if not self.agrees(*args):
                     raise CompileError(
@@ -164,19 +161,7 @@ class Compiled:
         except BaseException:
             self.reset()  # it has not been compared yet
             raise
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Count the time of the block, and on a terminal say what takes so long."""
-        start, message = time.monotonic(), f"compiling {self.name}: some 20 s the first time on a machine"
-        timer = threading.Timer(PATIENCE, print, [message], {"file": sys.stderr, "flush": True})
-        timer.daemon = True
-        if sys.stderr is not None and sys.stderr.isatty():
-            timer.start()
-        try:
-            yield
         finally:
-            timer.cancel()
             self.seconds += time.monotonic() - start
 
     def fail(self, reason: str, cause: Exception | None = None) -> None:

@@ -27,8 +27,7 @@ from ppo_plus.model import Model
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry
 from ppo_plus.process import assigned, computing
 from ppo_plus.require import require_int, require_number
-from ppo_plus.rollout.buffer import AT_ONCE
-from ppo_plus.rollout.reestimate import values_of
+from ppo_plus.rollout.buffer import AT_ONCE, values_of
 from ppo_plus.settings import Settings
 from ppo_plus.trees import tree_map
 from ppo_plus.update.minibatch import Batch, UpdateRule, n_transitions, pick, steps_per_sequence

@@ -41,12 +41,3 @@ def wrapped_by(layer: Any) -> list[Any]:
     if isinstance(layer, VecEnvWrapper):
         return [layer.venv]
     return [layer.env] if isinstance(layer, (gym.Wrapper, VectorWrapper, Adapter)) else []
-
-
-def exchange(layer: Any, old: Any, new: Any) -> None:
-    """Let a layer wrap ``new`` instead of ``old``."""
-    if isinstance(layer, (DummyVecEnv, SyncVectorEnv)):
-        layer.envs[[env is old for env in layer.envs].index(True)] = new
-    else:
-        # Past the layer's own `__setattr__`, which may set attributes of what it wraps.
-        object.__setattr__(layer, "venv" if isinstance(layer, VecEnvWrapper) else "env", new)

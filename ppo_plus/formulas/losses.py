@@ -190,19 +190,13 @@ class Losses(NamedTuple):
 
         :param name: the name of the term
         :param term: 0-d, with its graph
-        :raises TypeError: it is not a tensor
-        :raises ValueError: it has another shape, or the loss has something of this name
+        :raises TypeError: it is not a 0-d tensor
+        :raises ValueError: the loss has something of this name
         """
         if name in {*self.diagnostics, "loss", "grad_norm"}:
             raise ValueError(f"the loss has {name!r} already: give the term another name")
-        if not isinstance(term, th.Tensor):
-            raise TypeError(
-                f"the term {name!r} of the loss is {term!r}: pass a 0-dim tensor, such as torch.tensor({term!r})"
-            )
-        if term.shape != ():
-            raise ValueError(
-                f"the term {name!r} of the loss has shape {tuple(term.shape)}: add a number, such as its mean()"
-            )
+        if not isinstance(term, th.Tensor) or term.shape != ():
+            raise TypeError(f"the term {name!r} of the loss is {term!r:.200}: pass a 0-d tensor, such as a mean()")
         return Losses(self.total + term, self.diagnostics | {name: term.detach()})
 
 

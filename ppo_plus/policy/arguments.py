@@ -8,19 +8,18 @@ from typing import Any
 
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from torch import nn
 
 from ppo_plus.policy.normalization import OPTIONS
+from ppo_plus.policy.observations import canonical_space
 from ppo_plus.require import LARGEST, nearest, require_int, require_kind, require_number
 
 #: Arguments of policies that ``PPO_Plus`` passes.
 OF_PPO_PLUS = ("use_sde", "exploration", "action_mask_key", "streams", *OPTIONS)
 PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", *OF_PPO_PLUS)
-#: Arguments of kinds of memory that the others do not have.
-OF_MEMORY = {"lstm_kwargs": "an LSTM or GRU", "attention_window": "attention", "attention_heads": "attention"}
-OF_MEMORY |= dict.fromkeys(
-    ("lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm"), 'memory, such as "MlpLstmPolicy",'
-)
+#: SB3's features extractors, and height and width that its NatureCNN needs at least.
+SB3S, LEAST_PIXELS = (FlattenExtractor, NatureCNN, CombinedExtractor), 36
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
 NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
@@ -55,16 +54,8 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
     if extractor is not None and not callable(extractor):
         raise TypeError(f"policy_kwargs: features_extractor_class={extractor!r} must be a class")
     optimizer_class = policy_kwargs.get("optimizer_class", th.optim.Adam)
-    name = f"policy_kwargs: optimizer_class={optimizer_class!r}"
     if not callable(optimizer_class):
-        raise TypeError(f"{name} must be a class, such as torch.optim.Adam")
-    if isinstance(optimizer_class, type) and not hasattr(optimizer_class, "step"):
-        raise ValueError(f"{name} must be an optimizer of torch")
-    if isinstance(optimizer_class, type) and issubclass(optimizer_class, (th.optim.LBFGS, th.optim.SparseAdam)):
-        raise ValueError(
-            f"{name} needs the loss as a closure, or sparse gradients, which PPO does not have: use a first-order "
-            "optimizer of dense gradients, such as torch.optim.Adam"
-        )
+        raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class, such as torch.optim.Adam")
 
 
 def accepted_names(policy_class: type) -> set[str] | None:
@@ -94,7 +85,6 @@ def _check_names(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
         likely = nearest(name, accepted)
         names = ", ".join(sorted(accepted - {*PASSED_BY_PPO_PLUS}))
         remedy = f"it takes {names}" if likely is None else f"did you mean {likely}?"
-        remedy = f"only policies with {OF_MEMORY[name]} take it" if name in OF_MEMORY else remedy
         raise TypeError(f"policy_kwargs: {name}={value!r} is not an argument of {policy_class.__name__}: {remedy}")
 
 
@@ -123,6 +113,31 @@ def _check_sizes(name: str, sizes: Any) -> None:
         require_int(f"{name}[{i}]", size, 1)
 
 
+def make_extractor(
+    extractor: type[BaseFeaturesExtractor], space: spaces.Space, kwargs: Mapping[str, Any]
+) -> BaseFeaturesExtractor:
+    """A features extractor for observations of a space.
+
+    :raises ValueError: SB3's extractors do not take such observations
+    """
+    is_dict = isinstance(space, spaces.Dict)
+    if is_dict != (extractor is CombinedExtractor) and extractor in SB3S:
+        remedy = 'a "MultiInput" policy takes Dict observations, "Mlp" and "Cnn" take others'
+        raise ValueError(f"policy: observation_space={space} does not fit SB3's {extractor.__name__}: {remedy}")
+    try:
+        return extractor(canonical_space(space), **kwargs)
+    except (AssertionError, RuntimeError) as error:
+        if extractor not in SB3S:
+            raise
+        raise ValueError(
+            f"observation_space={space} does not fit SB3's {extractor.__name__}, whose images are of "
+            f"{LEAST_PIXELS} x {LEAST_PIXELS} pixels at least, with three dimensions, and of uint8 from 0 to 255, or "
+            "scaled and channels first with policy_kwargs=dict(normalize_images=False): change them by "
+            'ResizeObservation, ReshapeObservation or TransformObservation of Gymnasium, use an "Mlp" policy, or pass '
+            "policy_kwargs=dict(features_extractor_class=...)"
+        ) from error
+
+
 def split_network(
     name: str, network: NetworkLike, input_dim: int, output_dim: int, device: th.device
 ) -> tuple[nn.Sequential, nn.Module, int]:
@@ -144,19 +159,13 @@ def split_network(
     try:
         with th.no_grad():
             latent = hidden(th.zeros(1, input_dim, device=device))
-            output = last(latent)
+            shapes = latent.shape[:-1], last(latent).shape
+        if shapes != ((1,), (1, output_dim)):
+            raise ValueError(f"its output has the shape {tuple(shapes[1])}")
     except Exception as error:
         raise ValueError(
-            f"policy_kwargs: {name} fails on an input of shape (1, {input_dim}): {error}. "
-            "Its layers must fit each other, and the first one the features extractor's output"
+            f"policy_kwargs: {name}={network!r} must map one row of features, of shape (1, {input_dim}), to shape "
+            f"(1, {output_dim}), and to a row before its last layer: {error}"
         ) from error
     module.train(training)
-    are_rows = all(isinstance(part, th.Tensor) and part.ndim == 2 for part in (latent, output))
-    if not are_rows or output.shape != (1, output_dim):
-        parts = latent, output
-        before, after = (tuple(part.shape) if isinstance(part, th.Tensor) else type(part).__name__ for part in parts)
-        raise ValueError(
-            f"policy_kwargs: {name} maps one row of {input_dim} features to {after}, and to {before} before its last "
-            f"layer, but must map it to shape (1, {output_dim}), and to a row of a tensor before: change its layers"
-        )
     return hidden, last, latent.shape[1]

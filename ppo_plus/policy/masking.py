@@ -12,17 +12,17 @@ are an entry of a Dict observation. ``N`` environments, ``M`` entries.
 """
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
+from ppo_plus.policy.observations import parts_of
 from ppo_plus.trees import named_parts
 
 #: The number of alternatives of each choice, in the structure of the action space (see the module).
@@ -46,12 +46,12 @@ class MaskSource:
     layout: MaskLayout
     key: str | None = None
 
-    def read(self, env: VecEnv, obs: np.ndarray | Mapping[str, np.ndarray], step: int) -> np.ndarray | None:
+    def read(self, env: VecEnv, obs: VecEnvObs, step: int) -> np.ndarray | None:
         """The present masks, checked, booleans ``(N, M)``; ``None`` if the policy takes them from ``obs``.
 
         :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
         """
-        masks = env.env_method(METHOD) if self.key is None else obs[self.key]
+        masks = env.env_method(METHOD) if self.key is None else parts_of(obs)[self.key]
         masks = as_masks(f"{self} at step {step}", masks, self.layout)
         # Gymnasium's vector environments by default ignore the action after the end of an episode.
         masks[getattr(env, "resetting", [])] = True
@@ -82,8 +82,6 @@ def find_masks(env: VecEnv, layout: MaskLayout, key: str | None = None) -> MaskS
             "or the policy class has no masks: give the method another name, bound the Box, or derive the class from "
             "ppo_plus.ActorCriticPolicy and override none of SB3's methods"
         )
-    if key is not None:
-        warn_of_order(layout)
     return MaskSource(layout, key)
 
 
@@ -165,29 +163,7 @@ def _flat(mask: Any, layout: MaskLayout, batched: bool = True, where: str = "") 
     if not rows.ndim or math.prod(rows.shape[1:]) != n_entries or rows.dtype == np.dtype(object):
         what = f"a mask{where} of shape {tuple(rows.shape[1:])}"
         raise ValueError(f"{what} does not fit: {n_entries} entries are needed, one for each alternative")
-    if not isinstance(mask, th.Tensor):
-        warn_of_order(layout)
     return rows.reshape(len(rows), n_entries)
-
-
-def warn_of_order(layout: MaskLayout) -> None:
-    """Warn once of a flat mask for a Dict with entries of the same size: no check notices another order."""
-    parts = {} if isinstance(layout, list) else named_parts(layout)
-    sizes = [size for part in parts.values() if (size := sum(choices_of(part)))]
-    if isinstance(layout, dict) and len(set(sizes)) < len(sizes):
-        _warn_of_order(str(layout))
-    for part in parts.values():
-        warn_of_order(part)
-
-
-@cache
-def _warn_of_order(layout: str) -> None:
-    warnings.warn(
-        f"an action mask is flat, and entries of the Dict action space have the same size, so that no check notices if "
-        f"they are in another order than {layout} (Gymnasium sorts the keys of Dict({{...}}), and not those of "
-        "Dict(a=..., b=...)): give the mask as a dict, or make sure of the order",
-        stacklevel=2,
-    )
 
 
 def nothing_allowed(masks: Any, layout: MaskLayout) -> Any:

@@ -5,7 +5,7 @@ layers is an argument and a result (:class:`~ppo_plus.policy.policies.Carry`): a
 is the environment, reset to zero where an episode starts.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class WithMemory(ActorCriticPolicy):
     def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
         return tuple(part.transpose(0, 1) for part in tree_leaves(memory))
 
-    def state_to_memory(self, state: tuple[np.ndarray, ...] | None, n_envs: int) -> Memory:
+    def state_to_memory(self, state: Sequence[np.ndarray | th.Tensor] | None, n_envs: int) -> Memory:
         return state_to_memory(state, self.init_memory(n_envs))
 
 
@@ -69,7 +69,7 @@ def reset_memory(memory: Memory, episode_starts: th.Tensor | None) -> Memory:
     return tree_map(lambda part: part.masked_fill(episode_starts.view(-1, *[1] * (part.ndim - 1)), 0), memory)
 
 
-def state_to_memory(state: tuple[np.ndarray, ...] | None, empty: Memory) -> Memory:
+def state_to_memory(state: Sequence[np.ndarray | th.Tensor] | None, empty: Memory) -> Memory:
     """Memory like ``empty`` with the numbers of a ``state`` of ``predict``; ``None``: ``empty`` itself.
 
     :raises ValueError: the state has another shape
@@ -232,6 +232,6 @@ class LayerMemory(WithMemory):
     def memory_to_state(self, memory: Memory) -> tuple[th.Tensor, ...]:
         return super().memory_to_state(memory["actor"])
 
-    def state_to_memory(self, state: tuple[np.ndarray, ...] | None, n_envs: int) -> Memory:
+    def state_to_memory(self, state: Sequence[np.ndarray | th.Tensor] | None, n_envs: int) -> Memory:
         memory = self.init_memory(n_envs)
         return memory | {"actor": state_to_memory(state, memory["actor"])}

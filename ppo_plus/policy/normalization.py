@@ -26,7 +26,7 @@ from torch import nn
 
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.observations import parts_of
-from ppo_plus.require import nearest, require_kind, require_number
+from ppo_plus.require import require_kind, require_number
 
 #: The options of both, with their defaults.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -45,11 +45,8 @@ def normalization_options(name: str, value: bool | Mapping[str, Any]) -> dict[st
     require_kind(name, value, (bool, Mapping), f"True, False, or a dict with some of {', '.join(defaults)}")
     if isinstance(value, bool):
         return defaults if value else None
-    for option in value:
-        if option not in defaults:
-            likely = nearest(str(option), defaults)
-            remedy = f"use some of {', '.join(defaults)}" if likely is None else f"did you mean {likely!r}?"
-            raise ValueError(f"{name}={value!r} has the unknown option {option!r}: {remedy}")
+    if unknown := [*value.keys() - defaults.keys()]:
+        raise ValueError(f"{name}={value!r} has the unknown option {unknown[0]!r}: use some of {', '.join(defaults)}")
     options = {**defaults, **value}
     for option in defaults.keys() - {"keys"}:
         require_number(f"{name}: {option}", options[option], 0, above=True)

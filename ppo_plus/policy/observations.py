@@ -4,7 +4,6 @@ The numbers are those of SB3's preprocessing, which does not support ``Discrete`
 any shape. The conversion for a space is chosen once, when the policy is built. Numbers must be finite in float32.
 """
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first, maybe_transpose
-from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
+from stable_baselines3.common.preprocessing import is_image_space, maybe_transpose
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
@@ -25,9 +23,6 @@ from ppo_plus.trees import to_device, tree_leaves
 Preprocess = Callable[[Any], Any]
 #: An observation, or a batch of them, as users give it: numbers, or a dict or tuple of them.
 GivenObservation = npt.ArrayLike | Mapping[str, npt.ArrayLike] | tuple[npt.ArrayLike, ...]
-
-#: Height and width that SB3's NatureCNN needs at least.
-LEAST_PIXELS = 36
 
 
 def as_dict(value: Any) -> Any:
@@ -70,45 +65,11 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
             raise ValueError(f"{name}={space} is empty: give it a shape without 0")
         return space
     remedy = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
-    if isinstance(space, spaces.Sequence):
-        remedy += ": pad it to a Box of a fixed length, with gymnasium.wrappers.TransformObservation"
     if name != "observation_space":
         remedy += ", or keep the other entries only, with gymnasium.wrappers.FilterObservation"
     if name.endswith("['mission']"):
         remedy += "; for MiniGrid, minigrid.wrappers.ImgObsWrapper keeps the image only"
     raise ValueError(f"{name}={space} is not supported: {remedy}")
-
-
-def check_images(extractor: type, space: spaces.Space, normalized: bool, name: str = "observation_space") -> None:
-    """:raises ValueError: SB3's NatureCNN, if that is the features extractor, cannot read the images of a space"""
-    if extractor is CombinedExtractor and isinstance(space, spaces.Dict):
-        for key, sub in space.items():
-            if is_image_space(sub, normalized_image=normalized):
-                check_images(NatureCNN, sub, normalized, f"{name}[{key!r}]")
-    problem = _problem_of_image(space, normalized) if extractor is NatureCNN else None
-    if problem:
-        raise ValueError(f"{name}={space} does not fit SB3's NatureCNN: {problem}")
-
-
-def _problem_of_image(space: spaces.Space, normalized: bool) -> str | None:
-    """Why NatureCNN cannot read images of a space, with the remedy."""
-    shape = space.shape or ()
-    if len(shape) == 2:
-        return f"give it a channel, gymnasium.wrappers.ReshapeObservation(env, {(*shape, 1)})"
-    if not isinstance(space, spaces.Box) or len(shape) != 3:
-        return 'it is not an image: use an "Mlp" policy, or a "MultiInput" one for a Dict'
-    if not is_image_space(space, normalized_image=normalized):
-        return (
-            "return uint8 from 0 to 255; or, if scaled, channels first with policy_kwargs=dict(normalize_images=False)"
-        )
-    if min(shape[1:]) >= LEAST_PIXELS:
-        return None
-    if normalized and not is_image_space_channels_first(space):
-        return "its channels are last: with normalize_images=False put them first, with TransformObservation"
-    return (
-        f"images need {LEAST_PIXELS} x {LEAST_PIXELS} pixels: enlarge them (ResizeObservation of Gymnasium, for "
-        "channels last), or pass a smaller network as policy_kwargs=dict(features_extractor_class=...)"
-    )
 
 
 def visible_spaces(
@@ -265,26 +226,6 @@ def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any
     # Numpy converts small arrays several times faster.
     dtype = np.float32 if observations.dtype.kind == "f" else observations.dtype
     return to_device(th.from_numpy(np.asarray(observations, dtype, order="C")), device)
-
-
-@np.errstate(over="ignore", under="ignore")  # of bounds in the dtype of the observations
-def warn_of_bounds(observations: Any, space: spaces.Space, name: str = "observation_space") -> None:
-    """Warn if observations, ``(..., *shape)``, are outside their Box: nothing else notices."""
-    if isinstance(space, spaces.Dict):
-        for key, sub in space.items():
-            warn_of_bounds(observations[key], sub, f"{name}[{key!r}]")
-    # An integer cannot be beyond the bounds of its dtype, as in images.
-    if not isinstance(space, spaces.Box) or (is_image_space(space) and space.dtype == np.uint8):
-        return
-    seen = observations.numpy(force=True) if isinstance(observations, th.Tensor) else observations
-    # Bounds of floats are rounded as the observations are; an integer type has no infinity.
-    low, high = (bound.astype(seen.dtype) if seen.dtype.kind == "f" else bound for bound in (space.low, space.high))
-    if ((seen < low) | (seen > high)).any():
-        warnings.warn(
-            f"{name}={space} has bounds that the observations, from {seen.min():.4g} to {seen.max():.4g}, do not keep: "
-            "correct the space, or the observations",
-            stacklevel=4,
-        )
 
 
 def is_finite(values: np.ndarray) -> bool:

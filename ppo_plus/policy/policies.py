@@ -7,7 +7,6 @@ interface, its networks and their initialization, ``policy_kwargs`` and the name
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,15 +25,13 @@ from torch import nn, optim
 
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise, WhiteNoise
 from ppo_plus.formulas.moments import Moments
-from ppo_plus.policy.arguments import NetworkLike, split_network
+from ppo_plus.policy.arguments import NetworkLike, make_extractor, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import Masks, as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer, check_encoder, normalization_options
 from ppo_plus.policy.observations import (
     GivenObservation,
     as_starts,
-    canonical_space,
-    check_images,
     is_finite,
     make_preprocess,
     not_finite,
@@ -133,7 +130,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     :param squash_output: squash Box actions by tanh
     :param features_extractor_class: network before the hidden layers; by default that of the policy class
     :param features_extractor_kwargs: further arguments of that class
-    :param share_features_extractor: one features extractor for actor and critic; by default if both see the same
+    :param share_features_extractor: one features extractor for actor and critic, if both see the same
     :param normalize_images: divide image values by 255
     :param optimizer_class: the optimizer
     :param optimizer_kwargs: further arguments of the optimizer; by default ``eps=1e-5`` for Adam
@@ -181,7 +178,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         squash_output: bool = False,
         features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
-        share_features_extractor: bool | None = None,
+        share_features_extractor: bool = True,
         normalize_images: bool = True,
         optimizer_class: type[optim.Optimizer] = optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
@@ -197,31 +194,16 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         normalize_values: bool | dict[str, Any] = False,
         streams: Sequence[Any] = (),
     ):
-        if use_sde and exploration is not None:
-            raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
-        if type(exploration) not in (NoneType, WhiteNoise) and (use_expln or not full_std):
-            remedy = "pass them to ppo_plus.StateDependentNoise, or leave exploration out"
+        if exploration is not None and (use_sde or use_expln or not full_std):
             raise ValueError(
-                f"{full_std=} and {use_expln=} have no effect beside exploration={exploration!r}: {remedy}"
+                f"{use_sde=}, {full_std=} and {use_expln=} have no effect beside exploration={exploration!r}: pass "
+                "these options to ppo_plus.StateDependentNoise, or leave exploration out"
             )
-        if net_arch is not None and actor is not None and critic is not None:
-            raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
         if action_mask_key is not None:
             check_mask_key(action_mask_key, observation_space, make_distribution(action_space).mask_layout)
-        self.actor_space, self.critic_space = actor_space, critic_space = visible_spaces(
-            observation_space, actor_keys, critic_keys, action_mask_key
-        )
-        if actor_space is not critic_space and share_features_extractor:
-            raise ValueError(
-                f"policy_kwargs: share_features_extractor=True is not possible where actor_keys={actor_keys!r} and "
-                f"critic_keys={critic_keys!r} differ: leave it out"
-            )
+        spaces_seen = visible_spaces(observation_space, actor_keys, critic_keys, action_mask_key)
+        self.actor_space, self.critic_space = spaces_seen
         extractor = features_extractor_class or self.default_features_extractor
-        name = f"policy: {type(self).__name__}"
-        if extractor is CombinedExtractor and not isinstance(actor_space, spaces.Dict):
-            raise ValueError(f'{name} needs Dict observations, not {actor_space}: use an "Mlp" or "Cnn" one')
-        if extractor in (FlattenExtractor, NatureCNN) and isinstance(actor_space, spaces.Dict):
-            raise ValueError(f'{name} does not take Dict observations, {actor_space}: use a "MultiInput" one')
         if optimizer_kwargs is None:
             optimizer_kwargs = {"eps": 1e-5} if optimizer_class is optim.Adam else {}
         # SB3's ActorCriticPolicy.__init__ would make distributions and networks, and supports fewer spaces.
@@ -258,7 +240,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self._noise: NoiseState = {}
         #: The distributions over actions; ``action_dist`` is SB3's name of it.
         self.distribution = self.action_dist = make_distribution(action_space, squash_output)
-        self.share_features_extractor = actor_space is critic_space and share_features_extractor is not False
+        self.share_features_extractor = share_features_extractor and self.actor_space is self.critic_space
         self.value_normalizer: ValueNormalizer | None = None
         self.streams: Streams | None = None
         self._make_encoder()
@@ -283,9 +265,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return self._make_extractor(self.actor_space)
 
     def _make_extractor(self, space: spaces.Space) -> BaseFeaturesExtractor:
-        kwargs = self.features_extractor_kwargs
-        check_images(self.features_extractor_class, space, kwargs.get("normalized_image", False))
-        return self.features_extractor_class(canonical_space(space), **kwargs)
+        return make_extractor(self.features_extractor_class, space, self.features_extractor_kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
@@ -344,8 +324,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
-        if None not in self._networks.values():
-            data["net_arch"] = None
         names = ["autocast", "share_features_extractor", "action_mask_key", "actor_keys", "critic_keys"]
         names += ["normalize_observations", "normalize_values"]
         own = {name: getattr(self, name) for name in names} | {"streams": self._streams}
@@ -462,7 +440,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """The actor's memory as the ``state`` of :meth:`predict`: tensors whose second dimension is the environment."""
         return ()
 
-    def state_to_memory(self, state: tuple[np.ndarray, ...] | None, n_envs: int) -> Memory:
+    def state_to_memory(self, state: Sequence[np.ndarray | th.Tensor] | None, n_envs: int) -> Memory:
         """The memory of ``n_envs`` environments, given the ``state`` of :meth:`predict`; ``None``: empty.
 
         :raises ValueError: it does not fit

@@ -17,9 +17,9 @@ from gymnasium import spaces
 from stable_baselines3.common import buffers as sb3
 
 from ppo_plus.formulas.losses import gae, normalize
-from ppo_plus.policy.policies import Carry, Memory
+from ppo_plus.policy.policies import ActorCriticPolicy, Carry, Memory
 from ppo_plus.trees import mapped, to_device, tree_flatten, tree_map
-from ppo_plus.update.minibatch import Batch, pick
+from ppo_plus.update.minibatch import Batch, pick, steps_per_sequence
 
 #: A row for each environment.
 Rows = np.ndarray | th.Tensor
@@ -39,8 +39,7 @@ def _stored(name: str) -> property:
     """A property that reads a stored array, and writes into it when it is assigned, as in ``self.returns = ...``."""
 
     def read(buffer: "RolloutBuffer") -> Any:
-        stored = buffer._stored.get(name)
-        return _Arrays(stored) if isinstance(stored, dict) else stored
+        return buffer._stored.get(name)
 
     def write(buffer: "RolloutBuffer", value: ObsRows) -> None:
         if isinstance(value, dict):
@@ -339,6 +338,42 @@ class RolloutBuffer:
         for indices in th.split(to_device(order, self.device), int(batch_size or n_transitions)):
             yield data, indices
 
+    def epochs(
+        self,
+        policy: ActorCriticPolicy,
+        n_epochs: int,
+        batch_size: int | None = None,
+        estimate: "Callable[[RolloutBuffer], None] | None" = None,
+    ) -> Iterator[Iterator[tuple[Batch, th.Tensor]]]:
+        """The passes of an update over the rollout, each like :meth:`minibatches`. With ``estimate``, advantages are
+        recomputed before each but the first, from what the critic has learned (Andrychowicz et al. 2021, *What Matters
+        for On-Policy Deep Actor-Critic Methods?*, arXiv:2006.05990; Tianshou's ``recompute_advantage``).
+
+        What describes the policy that collected the rollout stays: its log-probabilities, and the old values that
+        ``clip_range_vf`` refers to, which bound how far one *update* moves the policy and the critic. So does the
+        buffer.
+
+        :param policy: the policy that learns
+        :param estimate: fills advantages and returns of a buffer that has the values; ``None``: they stay
+        """
+        rollout = policy.prepare_rollout(self.on_device())
+        if policy.streams is not None and policy.streams.need_next_observations:
+            rollout = rollout._replace(next_observations=self.column("final_observations"))
+        if estimate is not None:
+            # Copies, since they may be the buffer's.
+            rollout = rollout._replace(advantages=rollout.advantages.clone(), returns=rollout.returns.clone())
+        for number in range(n_epochs):
+            if number and estimate is not None:
+                twin = self.twin()
+                # As in the rollout: without dropout, and with unchanged statistics of batch normalization.
+                policy.set_training_mode(False)
+                twin.put_values(values_of(policy, rollout))
+                estimate(twin)
+                policy.set_training_mode(True)
+                rollout.advantages.copy_(twin.column("advantages"))
+                rollout.returns.copy_(twin.column("returns"))
+            yield self.minibatches(batch_size, rollout)
+
     def _require_full(self) -> None:
         if not self.full:
             done = f"{self.pos} of {self.buffer_size}"
@@ -380,16 +415,22 @@ class RolloutBuffer:
             self._stored[name] = tree_map(lambda row: _held(row.new_zeros((self.buffer_size, *row.shape))), rows)
 
 
-class _Arrays(dict[str, Any]):
-    """What is stored of Dict observations; assigning to a key writes into its array."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self[key][...] = value
-
-
 def _held(tensor: th.Tensor) -> Rows:
     """A NumPy array with the memory of a tensor; on another device than the CPU, the tensor."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
+
+
+def values_of(policy: ActorCriticPolicy, rollout: Batch) -> th.Tensor:
+    """What the critic predicts for every observation of a rollout; with memory, by sequences from the stored memory.
+
+    :param rollout: ``B`` transitions
+    :return: shape ``(B,)``, with streams ``(B, K)``
+    """
+    rows = th.arange(len(rollout.returns), device=rollout.returns.device)
+    length = steps_per_sequence(rollout)
+    parts = th.split(rows, max(AT_ONCE // length, 1) * length)
+    with th.no_grad():
+        return th.cat([policy.evaluate_batch(pick(rollout, part))[0] for part in parts])
 
 
 def own_buffer_class(buffer_class: type | None) -> type[RolloutBuffer]:

@@ -212,7 +212,8 @@ class Collector:
         obs_tensor, chosen = self._choose(obs, starts, masks)
         env_actions = plan.policy.distribution.to_env(chosen.actions)
         with self._checked:
-            new_obs, rewards, dones, infos = self._env.step(env_actions)
+            # SB3 declares arrays only; Dict and Tuple spaces need a list.
+            new_obs, rewards, dones, infos = self._env.step(env_actions)  # type: ignore[arg-type]
             self._step += 1
             n_envs = self._env.num_envs
             # Copies: environments may return the same arrays in each step, also in an evaluation by a callback.

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
-import torch as th
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, RecordVideo
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from gymnasium.wrappers import vector as vectorized
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -21,16 +20,14 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import (
     SubprocVecEnv,
     VecEnv,
-    VecMonitor,
     VecNormalize,
     VecTransposeImage,
-    VecVideoRecorder,
     unwrap_vec_normalize,
 )
 
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import TIMEOUT, monitored
-from ppo_plus.envs.layers import exchange, layers, share_layers, wrapped_by
+from ppo_plus.envs.layers import layers, share_layers
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.model import Model
@@ -40,15 +37,6 @@ from ppo_plus.require import require_int, require_spaces
 
 #: Steps of an environment in an evaluation after which a warning says that no episode has ended.
 LONG = 10_000
-#: Wrappers that record what is played, and change nothing.
-RECORDERS = (
-    VecMonitor,
-    VecVideoRecorder,
-    RecordVideo,
-    RecordEpisodeStatistics,
-    vectorized.RecordVideo,
-    vectorized.RecordEpisodeStatistics,
-)
 NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
 #: Wrappers with running statistics that can be frozen.
 RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)
@@ -153,9 +141,7 @@ class Masked:
     def predict(self, observation: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         masks = self.source.read(self.env, observation, self.n_steps)
         self.n_steps += 1
-        # A tensor: predict does not warn of its order.
-        action_masks = None if masks is None else th.from_numpy(masks)
-        return self.model.predict(observation, *args, action_masks=action_masks, **kwargs)  # type: ignore[no-any-return]
+        return self.model.predict(observation, *args, action_masks=masks, **kwargs)  # type: ignore[no-any-return]
 
 
 def check_evaluations(model: Evaluated, callbacks: Sequence[BaseCallback]) -> None:
@@ -203,47 +189,29 @@ def with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
 
 @contextmanager
 def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
-    """The training environment to play in, without its recorders and with frozen statistics.
-
-    Inside, :data:`RECORDERS` are left out of it, a ``Monitor`` writes no file, and the statistics of ``VecNormalize``
-    and of Gymnasium's ``NormalizeObservation`` and ``NormalizeReward`` are used, but do not change. In worker processes
-    nothing can be left out, so a warning says what changes there.
+    """The training environment to play in: a ``Monitor`` records nothing, and the statistics of ``VecNormalize`` and of
+    Gymnasium's ``NormalizeObservation`` and ``NormalizeReward`` are used, but do not change. Those in worker processes
+    would, so a warning says what changes there.
     """
     if isinstance(env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
-        kinds = (NormalizeObservation, NormalizeReward, RecordVideo)
+        kinds = (NormalizeObservation, NormalizeReward)
         if touched := [kind.__name__ for kind in kinds if any(env.env_is_wrapped(kind))]:
             warnings.warn(
-                f"evaluate plays in the training environment, whose worker processes have {' and '.join(touched)}: "
-                "this changes statistics or records the episodes. Pass evaluate(env=...), or use VecNormalize",
+                f"evaluate plays in the training environment, whose worker processes have {' and '.join(touched)}, so "
+                "their statistics change: pass evaluate(env=...), or use VecNormalize",
                 stacklevel=5,
             )
-    played = _without_recorders(env)
     with ExitStack() as undo:
-        for layer in layers(played):
-            _freeze(layer, undo)
-            for inner in wrapped_by(layer):
-                if isinstance(inner, RECORDERS):
-                    recorded = _without_recorders(inner)
-                    exchange(layer, inner, recorded)
-                    undo.callback(exchange, layer, recorded, inner)
-        with frozen(played):
-            yield played
-
-
-def _without_recorders(env: VecEnv | gym.Env | gym.vector.VectorEnv) -> Any:
-    return next(layer for layer in layers(env) if not isinstance(layer, RECORDERS))
-
-
-def _freeze(layer: Any, undo: ExitStack) -> None:
-    """Stop a ``Monitor`` from writing and statistics from changing, until ``undo`` puts back all their attributes."""
-    if not isinstance(layer, (Monitor, *RUNNING)):
-        return
-    copied = {name: copy.copy(value) for name, value in vars(layer).items() if isinstance(value, (list, np.ndarray))}
-    undo.callback(vars(layer).update, vars(layer) | copied)
-    if isinstance(layer, Monitor):
-        layer.results_writer = None
-    else:
-        layer.update_running_mean = False
+        for layer in layers(env):
+            if isinstance(layer, Monitor):
+                lists = {name: value.copy() for name, value in vars(layer).items() if isinstance(value, list)}
+                undo.callback(vars(layer).update, vars(layer) | lists)
+                layer.results_writer = None
+            elif isinstance(layer, RUNNING):
+                undo.callback(vars(layer).update, dict(vars(layer)))
+                layer.update_running_mean = False
+        with frozen(env):
+            yield env
 
 
 def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:

@@ -14,8 +14,7 @@ from ppo_plus.formulas.losses import gae
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Pool, StreamPart, Streams
-from ppo_plus.rollout.buffer import AT_ONCE, ObsRows, RolloutBuffer
-from ppo_plus.rollout.reestimate import values_of
+from ppo_plus.rollout.buffer import AT_ONCE, ObsRows, RolloutBuffer, values_of
 from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.minibatch import Observations
 

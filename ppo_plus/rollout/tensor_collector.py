@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.tensors.env import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
-from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, nothing_allowed, warn_of_order
+from ppo_plus.policy.masking import MaskSource, flat_masks, nothing_allowed
 from ppo_plus.policy.observations import not_finite, require_finite
 from ppo_plus.policy.policies import PolicyOutput
 from ppo_plus.rollout.buffer import RolloutBuffer
@@ -64,8 +64,7 @@ class LazyLocals(dict[str, Any]):
     """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
 
     # A dict's own methods read the entries themselves, those of a mapping call `__getitem__`.
-    get, setdefault = MutableMapping.get, MutableMapping.setdefault  # type: ignore[assignment]
-    values, items = MutableMapping.values, MutableMapping.items  # type: ignore[assignment]
+    get, values, items = MutableMapping.get, MutableMapping.values, MutableMapping.items  # type: ignore[assignment]
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
@@ -74,13 +73,6 @@ class LazyLocals(dict[str, Any]):
     def __iter__(self) -> Iterator[str]:
         # Because this method is defined, `dict(locals)` and `{**locals}` read each value.
         return super().__iter__()
-
-    def pop(self, key: str, *default: Any) -> Any:
-        value = super().pop(key, *default)
-        return value.value if isinstance(value, Lazy) else value
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self)
 
 
 class TensorCollector(Collector):
@@ -130,8 +122,6 @@ class TensorCollector(Collector):
         if source is None or source.key is not None:
             return None
         masks = self._simulator.env.action_masks()
-        if not isinstance(masks, NESTED):
-            warn_of_order(source.layout)
         # A copy, since the simulator may write into its own.
         return self._here(flat_masks(str(source), masks, source.layout)).to(th.bool, copy=True)  # type: ignore[no-any-return]
 

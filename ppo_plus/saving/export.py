@@ -20,9 +20,18 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, RecordVideo, TimeLimit
+from gymnasium.wrappers import vector as vectorized
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
+from stable_baselines3.common.vec_env import (
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+    VecVideoRecorder,
+)
 from torch import nn
 
 from ppo_plus.envs.layers import layers
@@ -33,14 +42,14 @@ from ppo_plus.policy.observations import parts_of
 from ppo_plus.policy.policies import ActorCriticPolicy, n_rows
 from ppo_plus.public import version_of
 from ppo_plus.require import require_one_of
-from ppo_plus.rollout.evaluation import RECORDERS
 from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.saving.saved_model import SavedModel
 from ppo_plus.saving.statistics import ROUNDING, UNIT, move_into
 from ppo_plus.trees import mapped, tree_leaves
 
 #: Wrappers that change neither observations nor actions.
-HARMLESS = (*RECORDERS, Monitor, TimeLimit, OrderEnforcing, PassiveEnvChecker, Resumable, VecCheckNan)
+HARMLESS = (Monitor, TimeLimit, OrderEnforcing, PassiveEnvChecker, Resumable, VecCheckNan, VecMonitor, VecVideoRecorder)
+HARMLESS += (RecordVideo, RecordEpisodeStatistics, vectorized.RecordVideo, vectorized.RecordEpisodeStatistics)
 Normalization = Literal["environment"] | None
 #: Inputs or outputs by name.
 Tensors = dict[str, th.Tensor]

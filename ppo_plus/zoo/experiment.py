@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import require_vec_env, supported, with_dicts
-from ppo_plus.policy.observations import LEAST_PIXELS
+from ppo_plus.policy.arguments import LEAST_PIXELS
 from ppo_plus.process import torch_threads
 from ppo_plus.saving import statistics
 from ppo_plus.saving.statistics import statistics_path

@@ -2,8 +2,6 @@
 form is made again."""
 
 import copy
-import sys
-import time
 import warnings
 from types import SimpleNamespace
 
@@ -195,19 +193,6 @@ def test_an_alias_of_an_argument_raises_an_error():
     compiled = Compiled(lambda given, x: given[0] + alias[0] * x, "it", strict=True)
     with pytest.raises(CompileError, match=r"reads a buffer or frozen weight of shape \(3,\) not from its module"):
         compiled.bind([buffer])(th.ones(3))
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_silence_on_a_terminal_is_explained(monkeypatch, capsys, is_terminal):
-    monkeypatch.setattr("ppo_plus.compiling.compiled.PATIENCE", 0.05)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
-    compiled = Compiled(step, "a step")
-    for seconds in (0.0, 0.3):
-        with compiled._timed():
-            time.sleep(seconds)
-    message = "compiling a step: some 20 s the first time on a machine\n"
-    assert capsys.readouterr().err == (message if is_terminal else "")
-    assert 0.3 <= compiled.seconds < 1
 
 
 # --- whether training is compiled: nothing is compiled here, since a form compiles when it is first called ---------

@@ -8,11 +8,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation, TimeLimit
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 from tensor_envs import TensorTwin
 
 from ppo_plus import PPO_Plus, Resumable, as_vec_env
-from ppo_plus.envs.layers import exchange, layers, wrapped_by
+from ppo_plus.envs.layers import layers
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.resumable.state import get_state
 from ppo_plus.saving.export import raw_observations
@@ -123,23 +123,3 @@ def test_a_wrapper_may_compute_what_it_wraps():
     assert list(layers(env)) == [env, inner, inner.env]
     # It is unknown, and so is the reason why it cannot resume.
     assert "Lazy" in Resumable(Lazy(gym.make("CartPole-v1"))).get_episode_state()["reason"]
-
-
-def test_a_layer_can_be_exchanged_where_it_is_held():
-    class Odd(VecEnvWrapper):
-        def reset(self):
-            return self.venv.reset()
-
-        def step_wait(self):
-            return self.venv.step_wait()
-
-    env = Odd(DummyVecEnv([lambda: Monitor(RandomEnv(ACTIONS["discrete"]))]))
-    first, second = (RandomEnv(ACTIONS["discrete"]) for _ in range(2))
-    for layer in layers(env):
-        for inner in wrapped_by(layer):
-            if isinstance(inner, Monitor):
-                exchange(layer, inner, Resumable(first))
-    assert kinds(env) == [Odd, DummyVecEnv, Resumable, RandomEnv]
-    exchange(env.unwrapped.envs[0], first, second)
-    exchange(env, env.venv, env.venv)
-    assert list(layers(env))[-1] is second

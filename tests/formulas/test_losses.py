@@ -1,7 +1,5 @@
 """Every formula of the objective against float64 numpy, its gradient against finite differences."""
 
-import re
-
 import numpy as np
 import pytest
 import torch as th
@@ -235,15 +233,10 @@ def test_losses_plus_adds_a_term_and_logs_it_detached():
     assert losses.total == 6 and losses.diagnostics == {"policy_loss": 1}
 
 
-@pytest.mark.parametrize("shape", [(1,), (4,), (2, 2)])
-def test_a_term_that_is_no_scalar_is_named(shape):
-    losses = Losses(th.zeros(()), {})
-    with pytest.raises(ValueError, match=rf"the term 'cost' of the loss has shape {re.escape(str(shape))}: .*mean"):
-        losses.plus("cost", th.ones(shape))
-    with pytest.raises(
-        TypeError, match=r"term 'cost' of the loss is 0.5: pass a 0-dim tensor, such as torch.tensor\(0.5\)"
-    ):
-        losses.plus("cost", 0.5)
+@pytest.mark.parametrize("term", [0.5, th.ones(1), th.ones(2, 2)])
+def test_a_term_that_is_no_scalar_is_named(term):
+    with pytest.raises(TypeError, match=r"(?s)term 'cost' of the loss is .*: pass a 0-d tensor, such as a mean\(\)"):
+        Losses(th.zeros(()), {}).plus("cost", term)
 
 
 @pytest.mark.parametrize("name", ["approx_kl", "loss", "grad_norm"])

@@ -85,11 +85,6 @@ def test_each_sees_what_is_named_in_the_order_of_the_space(actor_keys, critic_ke
         (dict(actor_keys=[]), TypeError, r"actor_keys=\[\] must be a list of names, such as \['policy'\]"),
         (dict(actor_keys="policy"), TypeError, r"actor_keys='policy' must be a list of names, such as \['policy'\]"),
         (dict(actor_keys=[3]), TypeError, r"actor_keys=\[3\] must be a list of names"),
-        (
-            KEYS | dict(share_features_extractor=True),
-            ValueError,
-            r"share_features_extractor=True is not possible where actor_",
-        ),
     ],
 )
 def test_invalid_keys_raise_an_error(keys, error, message):

@@ -98,7 +98,6 @@ def test_options_of_gsde_beside_an_exploration_raise_an_error():
         ("MlpPolicy", "net_archi", "did you mean net_arch?"),
         ("MlpPolicy", "activation", "did you mean activation_fn?"),
         ("MlpPolicy", "xyzzy", "it takes activation_fn, actor, "),
-        ("MlpPolicy", "lstm_hidden_size", 'only policies with memory, such as "MlpLstmPolicy", take it'),
         ("MlpLstmPolicy", "lstm_hidden", "did you mean lstm_hidden_size?"),
     ],
 )
@@ -224,7 +223,7 @@ def test_a_module_is_copied_and_keeps_its_own_weights():
     ids=["input", "output", "between", "last", "factory", "batch_dimension", "tuple"],
 )
 def test_a_network_of_the_wrong_size_raises_an_error(name, network):
-    with pytest.raises(ValueError, match=f"{name} "):
+    with pytest.raises(ValueError, match=rf"(?s)policy_kwargs: {name}=.* must map one row .* \(1, "):
         build(policy_kwargs={name: network})
 
 
@@ -234,11 +233,6 @@ def test_a_network_of_the_wrong_size_raises_an_error(name, network):
 def test_a_wrong_type_of_network_raises_an_error(network):
     with pytest.raises((ValueError, TypeError), match="actor"):
         build(policy_kwargs={"actor": network})
-
-
-def test_net_arch_with_custom_networks_raises_an_error():
-    with pytest.raises(ValueError, match=r"net_arch=\[8\]"):
-        build(policy_kwargs={"actor": sequential, "critic": sequential, "net_arch": [8]})
 
 
 @pytest.mark.parametrize("networks", ["factory_sequential", "instance_module", "actor_only", "none"])

@@ -38,7 +38,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.callbacks import EvalAfterUpdates
-from ppo_plus.policy.masking import _warn_of_order, as_masks, find_masks, nothing_allowed
+from ppo_plus.policy.masking import as_masks, find_masks, nothing_allowed
 from ppo_plus.zoo.enjoy import Player
 
 #: One of each family.
@@ -210,29 +210,12 @@ NESTED = {
 }
 
 
-@pytest.fixture
-def said():
-    """The warnings about the order of masks since the last call."""
-    _warn_of_order.cache_clear()
-
-    def said():
-        _warn_of_order.cache_clear()
-        messages = [str(each.message) for each in found if "in another order" in str(each.message)]
-        found.clear()
-        return messages
-
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        yield said
-
-
 @pytest.mark.parametrize("kind", NESTED)
-def test_structured_masks_are_learned_like_flat_ones(kind, said):
+def test_structured_masks_are_learned_like_flat_ones(kind):
     models = []
     for env_class in (StructuredMaskedEnv, MaskedEnv):
         models.append(make(vec(NESTED[kind], env_class=env_class)).learn(64))
         models[-1].evaluate(2)
-        assert len(said()) == (env_class is MaskedEnv and kind in ("same_size", "in_a_tuple"))
     np.testing.assert_array_equal(*(model.rollout_buffer.masks for model in models))
     assert not models[0].rollout_buffer.masks.all()
     for one, other in zip(*(model.policy.parameters() for model in models), strict=True):
@@ -258,7 +241,7 @@ def test_structured_masks_pass_wrappers_and_processes(wrap):
 
 
 @pytest.mark.parametrize("kind", NESTED)
-def test_predict_takes_masks_in_every_form(kind, said):
+def test_predict_takes_masks_in_every_form(kind):
     space = NESTED[kind]
     model = make(vec(space))
     rng = np.random.default_rng(0)
@@ -273,17 +256,8 @@ def test_predict_takes_masks_in_every_form(kind, said):
             forms.append(np.stack(each))
         actions = [model.predict(obs, deterministic=True, action_masks=form)[0] for form in forms]
         single = [model.predict(obs[i], deterministic=True, action_masks=each[i])[0] for i in range(2)]
-        assert not said()
         actions += [single, model.predict(obs, deterministic=True, action_masks=masks)[0]]
         assert len({str([chosen(space, action) for action in batch]) for batch in actions}) == 1
-        assert bool(said()) == (kind in ("same_size", "in_a_tuple"))
-
-
-def test_a_flat_mask_of_entries_of_one_size_warns_once(said):
-    env = vec(SAME_SIZE, env_class=MaskedEnv)
-    make(env).learn(96).evaluate(2)
-    (message,) = said()
-    assert "{'mode': [4], 'pick': [4]}" in message and "give the mask as a dict" in message
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,7 @@ def test_numbers_that_single_precision_cannot_tell_apart_are_an_error(dtype, mea
     ("arguments", "message"),
     [
         ({"normalize_observations": "yes"}, "normalize_observations='yes' must be True, False, or a dict"),
-        ({"normalize_observations": {"clips": 3}}, "unknown option 'clips': did you mean 'clip'?"),
+        ({"normalize_observations": {"clips": 3}}, "unknown option 'clips': use some of epsilon, clip, keys"),
         ({"normalize_values": {"clip": 3}}, "unknown option 'clip': use some of epsilon"),
         ({"normalize_observations": {"clip": 0}}, r"normalize_observations: clip=0 must be a number in \(0"),
         ({"normalize_values": {"epsilon": -1}}, r"normalize_values: epsilon=-1 must be a number in \(0"),

@@ -344,7 +344,7 @@ def test_a_checkpoint_resumes_within_its_episodes(policy, tmp_path):
         ),
         (dict(memory=dict(lstm_kwargs=dict(bidirectional=True))), "may only set bias and dropout"),
         (dict(memory=dict(enable_critic_lstm="False")), "enable_critic_lstm='False' must be True or False"),
-        (dict(memory=dict(attention_window=4)), "only policies with attention take it"),
+        (dict(memory=dict(attention_window=4)), "attention_window=4 is not an argument of MlpLstmPolicy"),
     ],
 )
 def test_arguments_are_checked(kwargs, message):

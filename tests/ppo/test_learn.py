@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, IMAGE, RandomEnv, vec
+from envs import ACTIONS, RandomEnv, vec
 from gymnasium import spaces
 from models import make_model, weights
 from stable_baselines3 import PPO
@@ -209,21 +209,6 @@ def test_a_callback_that_returns_nothing_gives_a_warning():
     with pytest.warns(UserWarning, match="the callback returned None, which ends training: return True"):
         model.learn(64, lambda locals_, globals_: None)
     assert model.num_timesteps == 2
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.5])
-def test_observations_outside_their_box_give_one_warning(shift):
-    space = spaces.Dict(
-        a=spaces.Box(0.0, 0.1, (2,), np.float64), b=IMAGE, c=spaces.Box(-1e300, 1e300, (1,), np.float64)
-    )
-    env = RandomEnv(ACTIONS["discrete"], space)
-    env = gym.wrappers.TransformObservation(env, lambda obs: obs | {"a": obs["a"] + shift, "c": np.zeros(1)}, space)
-    model = make_model(env=env, policy="MultiInputPolicy")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model.learn(32)
-    said = [str(warning.message) for warning in caught if re.search("do not keep|overflow", str(warning.message))]
-    assert [text.startswith("observation_space['a']=Box(0.0, 0.1") for text in said] == [True] * (shift > 0)
 
 
 def test_a_loop_by_hand_as_for_sb3_learns_or_says_what_to_call():
