@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import is_dataclass
 from typing import Any, SupportsFloat
 
@@ -28,10 +28,11 @@ STATELESS = tuple(f"{_GYM}transform_{name}." for name in ("action", "observation
 #: Other wrappers of single environments, and the attributes that change while they run.
 WRAPPERS: dict[str, tuple[str, ...]] = {
     f"{_GYM}common.OrderEnforcing": (),
-    f"{_GYM}common.PassiveEnvChecker": (),
+    f"{_GYM}common.PassiveEnvChecker": ("checked_render",),
     f"{_GYM}common.TimeLimit": ("_elapsed_steps",),
     f"{_GYM}common.RecordEpisodeStatistics": (
         *("episode_count", "time_queue", "return_queue", "length_queue", "episode_returns", "episode_lengths"),
+        "episode_start_time",
     ),
     f"{_GYM}stateful_action.RepeatAction": (),
     f"{_GYM}stateful_action.StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
@@ -88,16 +89,13 @@ REPLAYABLE = tuple(f"gymnasium.envs.{name}." for name in ("classic_control", "to
 #: Their worlds need to be new at each reset: what was in them before decides in which order Box2D sums up forces.
 WORLDS = ("gymnasium.envs.box2d.bipedal_walker.BipedalWalker", "gymnasium.envs.box2d.car_racing.CarRacing")
 
-#: Attributes that say nothing of an episode: whether something was reset or drawn before.
-_UNCOMPARED = {"_has_reset", "_cached_spec", "isopen", "_previous_data", "checked_data_reuse"}
-_UNCOMPARED |= {"checked_reset", "checked_step", "checked_render"}
-#: Longer containers and arrays are not compared: it would take longer than the reset of an environment.
-_LARGE = 10_000
+#: Attributes of more numbers than that are not compared, because of the time that each reset would take.
+_LARGE = 1000
 #: Plain values, which a file can contain.
 State = dict[str, Any]
 
-#: The attribute in which monitors keep when they started; its state is the time since.
-CLOCK = "t_start"
+#: The attributes in which monitors keep when they or an episode started, and their clocks; the state is the time since.
+CLOCKS: dict[str, Callable[[], float]] = {"t_start": time.time, "episode_start_time": time.perf_counter}
 #: Attributes that are objects, and which attributes of these change.
 _PARTS = {
     GymRunningMeanStd: ("mean", "var", "count"),
@@ -147,8 +145,8 @@ def get_attributes(layer: Any, only: Collection[str] | None = None) -> State:
         if name not in vars(layer) or (only is not None and name not in only):
             continue
         value = vars(layer)[name]
-        if name == CLOCK:
-            state[name] = time.time() - value
+        if name in CLOCKS:
+            state[name] = CLOCKS[name]() - value
         elif type(value) is list and set(map(type, value)) in ({int}, {float}):
             # The long lists of a `Monitor`.
             state[name] = np.array(value)
@@ -157,45 +155,35 @@ def get_attributes(layer: Any, only: Collection[str] | None = None) -> State:
     return state
 
 
-def set_attributes(layer: Any, state: State) -> None:
-    """Put back what :func:`get_attributes` returned."""
-    for name in changing(layer) or ():
+def set_attributes(layer: Any, state: State, also: Collection[str] = ()) -> None:
+    """Put back what :func:`get_attributes` returned, and of what :func:`visible` returned the attributes ``also``."""
+    for name in (*(changing(layer) or ()), *also):
         if name in state:
-            value = state[name]
-            setattr(layer, name, time.time() - value if name == CLOCK else _restored(vars(layer).get(name), value))
+            old, value = vars(layer).get(name), state[name]
+            setattr(layer, name, CLOCKS[name]() - value if name in CLOCKS else _restored(old, value))
 
 
 def visible(layer: Any) -> State:
-    """Copies of the attributes of a layer that are numbers, texts, arrays, or flat containers or dataclasses of these.
-
-    Those that :func:`get_attributes` returns are left out, since they are carried over.
-    """
-    left_out = _UNCOMPARED.union(changing(layer) or ())
-    found = {}
-    for name, value in vars(layer).items():
-        if name in left_out:
-            continue
-        if type(value) in IMMUTABLE:
-            found[name] = value
-        elif (copied := _flat(value)) is not None:
-            found[name] = copied
-    return found
+    """Copies of the attributes of a layer that are plain values or flat containers or dataclasses of these, without
+    those that :func:`get_attributes` returns."""
+    left_out = changing(layer) or ()
+    found = ((name, _as_dict(value)) for name, value in vars(layer).items() if name not in left_out)
+    return {name: plain(value) for name, value in found if _is_flat(value)}
 
 
-def _flat(value: Any) -> Any:
-    """A copy of an array, or a list of what a container of numbers and texts has; ``None``: it is something else."""
+def _as_dict(value: Any) -> Any:
+    return vars(value) if is_dataclass(value) and hasattr(value, "__dict__") else value
+
+
+def _is_flat(value: Any) -> bool:
     kind = type(value)
     if kind is np.ndarray:
-        return None if value.dtype.hasobject or value.size > _LARGE else value.copy()
-    if is_dataclass(value):
-        value = vars(value) if hasattr(value, "__dict__") else {}
-    if isinstance(value, dict):
-        value = [part for item in value.items() for part in item]
-    elif kind is set:
-        value = sorted(value, key=repr)
-    elif kind not in (list, tuple, deque):
-        return None
-    return list(value) if len(value) <= _LARGE and IMMUTABLE.issuperset(map(type, value)) else None
+        return value.size <= _LARGE and not value.dtype.hasobject
+    if kind is dict:
+        return _is_flat([*value, *value.values()])
+    if kind in (list, tuple, set, deque):
+        return len(value) <= _LARGE and IMMUTABLE.issuperset(map(type, value))
+    return kind in IMMUTABLE
 
 
 def digest(value: Any) -> str:
@@ -204,6 +192,8 @@ def digest(value: Any) -> str:
 
 
 def _bits(value: Any) -> Any:
+    if isinstance(value, set):
+        return sorted(map(repr, value))
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype.str, value.shape, value.tobytes().hex()
     return repr(value)
@@ -211,7 +201,7 @@ def _bits(value: Any) -> Any:
 
 def _restored(old: Any, value: Any) -> Any:
     """A plain value as the type of an attribute's present value ``old``."""
-    if type(old) in _PARTS:
+    if type(old) in _PARTS or is_dataclass(old):
         new = copy.copy(old)
         for name, part in value.items():
             setattr(new, name, _restored(getattr(old, name), part))

@@ -167,11 +167,11 @@ def _is_replayable(cls: type) -> bool:
 class _Episode:
     """What a replay of the present episode needs."""
 
-    #: The arguments of its reset, and the states of the generator and of wrappers before it.
+    #: The arguments of its reset, and the state of the generator before it.
     start: State = field(default_factory=dict)
+    #: The attributes of each layer before the reset.
+    before: list[State] = field(default_factory=list)
     actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
-    #: The attributes after its reset; see `visible`.
-    attributes: list[State] = field(default_factory=list)
     #: What the reset or the last step returned; ``None``: neither was called.
     last: Any = None
     #: Why the episode cannot be replayed, or ``None``.
@@ -212,19 +212,16 @@ class Resumable(gym.Wrapper):
         self._reason = lacks_state(unknown) if unknown else None
         self._replays = self._stateful is None and self._reason is None
         self._episode = _Episode(reason=f"{env} was stepped before its Resumable was reset")
-        #: The layers whose attributes are compared with those after a replay, and their attributes now.
-        self._compared = [*self._wrappers, self._base] if self._replays else []
-        self._attributes_as_made = [*map(visible, self._compared)]
+        #: The layers that a replay takes to the same attributes, and what these are now.
+        self._replayed = [*self._wrappers, self._base] if self._replays else []
+        self._made = [*map(_lasting, self._replayed)]
         self._is_made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._is_made:
-            self.set_wrapper_attr(name, value)
+            self.env.set_wrapper_attr(name, value)
         else:
             super().__setattr__(name, value)
-
-    def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> bool:
-        return self.env.set_wrapper_attr(name, value, **kwargs)
 
     def reset(self, **kwargs: Any) -> tuple[Any, Info]:  # type: ignore[override]
         episode = _Episode()
@@ -240,11 +237,10 @@ class Resumable(gym.Wrapper):
                 self._base._destroy()
                 self._base.world = type(self._base.world)(gravity=self._base.world.gravity)
             episode.start["generator"] = get_generator(self._base)
-            episode.start["before_reset"] = [get_attributes(layer, BEFORE_RESET) for layer in self._wrappers]
+            episode.before = [*map(_lasting, self._replayed)]
         # An attribute of this object, and not of the environment.
         super().__setattr__("_episode", episode)
         episode.last = result = self.env.reset(**kwargs)
-        episode.attributes = [*map(visible, self._compared)]
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
@@ -293,7 +289,9 @@ class Resumable(gym.Wrapper):
         if len(episode.actions) > MAX_STEPS:
             raise NotResumableError(f"{self.env} is in an episode of more than {MAX_STEPS} steps")
         return episode.start | {
-            "attributes": self._attributes(episode),
+            # Not all, so that environments may be made with other arguments: then a replay ends elsewhere.
+            "before_reset": [*map(_changed, self._made, episode.before)],
+            "attributes": [*map(visible, self._replayed)],
             "n_steps": len(episode.actions),
             "actions": plain(tree_map(lambda *parts: np.stack(parts), *episode.actions)) if episode.actions else None,
             "fingerprint": self._fingerprint(),
@@ -329,8 +327,8 @@ class Resumable(gym.Wrapper):
             self._stateful.set_state(copy.deepcopy(episode["own"]))
             return
         set_generator(self._base, episode["generator"])
-        for layer, attributes in zip(self._wrappers, episode["before_reset"], strict=True):
-            set_attributes(layer, attributes)
+        for layer, attributes in zip(self._replayed, episode["before_reset"], strict=True):
+            set_attributes(layer, attributes, also=visible(layer))
         self.reset(**episode["arguments"])
         for i in range(episode["n_steps"]):
             self.step(tree_map(lambda rows: rows[i].copy(), episode["actions"]))  # noqa: B023
@@ -338,35 +336,25 @@ class Resumable(gym.Wrapper):
             raise NotResumableError(
                 f"the same actions led {self.env} elsewhere: it depends on more than its seed, or has other arguments"
             )
-        self._require_attributes(episode.get("attributes", {}))
+        for layer, attributes in zip(self._replayed, episode["attributes"], strict=True):
+            for name in _changed(visible(layer), attributes):
+                what = f"attribute {name!r} of {type(layer).__name__} in {self.env}"
+                raise NotResumableError(f"{what} was set within the episode, or depends on more than its seed")
 
     def _fingerprint(self) -> str:
         """Equal if what the environment returned last, without the info, and its generator are equal bit by bit."""
         last = self._episode.last[: 4 if self._episode.actions else 1]
         return digest([last, get_generator(self._base)])
 
-    def _attributes(self, episode: _Episode) -> dict[str, list[str]]:
-        """Digests of each attribute: when the environment was made, after the reset, and now."""
-        found: dict[str, list[str]] = {}
-        now = [*map(visible, self._compared)]
-        for i, (layer, *times) in enumerate(
-            zip(self._compared, self._attributes_as_made, episode.attributes, now, strict=True)
-        ):
-            for name in dict.fromkeys(name for attributes in times for name in attributes):
-                key = f"{name!r} of layer {i}, {type(layer).__name__}"
-                found[key] = [digest(attributes.get(name)) for attributes in times]
-        return found
 
-    def _require_attributes(self, expected: dict[str, list[str]]) -> None:
-        """:raises NotResumableError: an attribute was changed by something else than the steps"""
-        own, missing = self._attributes(self._episode), [digest(None)] * 3
-        for name, (old_made, old_reset, old_now) in expected.items():
-            made, reset, now = own.get(name, missing)
-            # Where they differed from the beginning, they count episodes, or are arguments of the environment.
-            if now != old_now and (reset == old_reset or (made == now) != (old_made == old_now)):
-                raise NotResumableError(
-                    f"attribute {name} of {self.env}, was set from outside, or depends on earlier episodes"
-                )
+def _lasting(layer: Any) -> State:
+    """The attributes of a layer that may outlast an episode and change what the next one is."""
+    return get_attributes(layer, BEFORE_RESET) | visible(layer)
+
+
+def _changed(old: State, new: State) -> State:
+    """The attributes that differ; one that is ``None`` is as one that is not there."""
+    return {name: value for name, value in new.items() if digest(value) != digest(old.get(name))}
 
 
 def as_resumable(env: gym.Env) -> Resumable:
