@@ -155,12 +155,23 @@ def get_attributes(layer: Any, only: Collection[str] | None = None) -> State:
     return state
 
 
-def set_attributes(layer: Any, state: State, also: Collection[str] = ()) -> None:
-    """Put back what :func:`get_attributes` returned, and of what :func:`visible` returned the attributes ``also``."""
-    for name in (*(changing(layer) or ()), *also):
+def set_attributes(layer: Any, state: State) -> None:
+    """Put back what :func:`get_attributes` returned."""
+    for name in changing(layer) or ():
         if name in state:
             old, value = vars(layer).get(name), state[name]
             setattr(layer, name, CLOCKS[name]() - value if name in CLOCKS else _restored(old, value))
+
+
+def changed_numbers(old: State, new: State) -> State:
+    """The numbers and texts among the attributes ``new`` that differ from those in ``old``."""
+    return {name: value for name, value in new.items() if type(value) in IMMUTABLE and differ(old.get(name), value)}
+
+
+def set_numbers(layer: Any, numbers: State) -> None:
+    """Put back numbers and texts that the layer has, too."""
+    for name in numbers.keys() & changed_numbers({}, vars(layer)).keys():
+        setattr(layer, name, _restored(vars(layer)[name], numbers[name]))
 
 
 def visible(layer: Any) -> State:
@@ -191,6 +202,11 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, default=_bits).encode()).hexdigest()[:32]
 
 
+def differ(a: Any, b: Any) -> bool:
+    """Whether two plain values differ in any bit."""
+    return a is not b and digest(a) != digest(b)
+
+
 def _bits(value: Any) -> Any:
     if isinstance(value, set):
         return sorted(map(repr, value))
@@ -201,7 +217,7 @@ def _bits(value: Any) -> Any:
 
 def _restored(old: Any, value: Any) -> Any:
     """A plain value as the type of an attribute's present value ``old``."""
-    if type(old) in _PARTS or is_dataclass(old):
+    if type(old) in _PARTS:
         new = copy.copy(old)
         for name, part in value.items():
             setattr(new, name, _restored(getattr(old, name), part))

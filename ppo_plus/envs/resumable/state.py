@@ -43,8 +43,10 @@ from ppo_plus.envs.resumable.attributes import (
     WORLDS,
     NotResumableError,
     State,
+    changed_numbers,
     changing,
     class_name,
+    differ,
     digest,
     get_attributes,
     get_generator,
@@ -54,6 +56,7 @@ from ppo_plus.envs.resumable.attributes import (
     plain,
     set_attributes,
     set_generator,
+    set_numbers,
     visible,
 )
 from ppo_plus.process import assigned
@@ -167,10 +170,10 @@ def _is_replayable(cls: type) -> bool:
 class _Episode:
     """What a replay of the present episode needs."""
 
-    #: The arguments of its reset, and the state of the generator before it.
+    #: The arguments of its reset, and the states of the generator and of wrappers before it.
     start: State = field(default_factory=dict)
-    #: The attributes of each layer before the reset.
-    before: list[State] = field(default_factory=list)
+    #: The attributes of each layer before the reset, not copied.
+    attributes: list[State] = field(default_factory=list)
     actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
     #: What the reset or the last step returned; ``None``: neither was called.
     last: Any = None
@@ -214,7 +217,7 @@ class Resumable(gym.Wrapper):
         self._episode = _Episode(reason=f"{env} was stepped before its Resumable was reset")
         #: The layers that a replay takes to the same attributes, and what these are now.
         self._replayed = [*self._wrappers, self._base] if self._replays else []
-        self._made = [*map(_lasting, self._replayed)]
+        self._made = [dict(vars(layer)) for layer in self._replayed]
         self._is_made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -237,7 +240,8 @@ class Resumable(gym.Wrapper):
                 self._base._destroy()
                 self._base.world = type(self._base.world)(gravity=self._base.world.gravity)
             episode.start["generator"] = get_generator(self._base)
-            episode.before = [*map(_lasting, self._replayed)]
+            episode.start["before_reset"] = [get_attributes(layer, BEFORE_RESET) for layer in self._replayed]
+            episode.attributes = [dict(vars(layer)) for layer in self._replayed]
         # An attribute of this object, and not of the environment.
         super().__setattr__("_episode", episode)
         episode.last = result = self.env.reset(**kwargs)
@@ -290,7 +294,7 @@ class Resumable(gym.Wrapper):
             raise NotResumableError(f"{self.env} is in an episode of more than {MAX_STEPS} steps")
         return episode.start | {
             # Not all, so that environments may be made with other arguments: then a replay ends elsewhere.
-            "before_reset": [*map(_changed, self._made, episode.before)],
+            "numbers": [*map(changed_numbers, self._made, episode.attributes)],
             "attributes": [*map(visible, self._replayed)],
             "n_steps": len(episode.actions),
             "actions": plain(tree_map(lambda *parts: np.stack(parts), *episode.actions)) if episode.actions else None,
@@ -327,8 +331,9 @@ class Resumable(gym.Wrapper):
             self._stateful.set_state(copy.deepcopy(episode["own"]))
             return
         set_generator(self._base, episode["generator"])
-        for layer, attributes in zip(self._replayed, episode["before_reset"], strict=True):
-            set_attributes(layer, attributes, also=visible(layer))
+        for layer, before, numbers in zip(self._replayed, episode["before_reset"], episode["numbers"], strict=True):
+            set_attributes(layer, before)
+            set_numbers(layer, numbers)
         self.reset(**episode["arguments"])
         for i in range(episode["n_steps"]):
             self.step(tree_map(lambda rows: rows[i].copy(), episode["actions"]))  # noqa: B023
@@ -337,24 +342,16 @@ class Resumable(gym.Wrapper):
                 f"the same actions led {self.env} elsewhere: it depends on more than its seed, or has other arguments"
             )
         for layer, attributes in zip(self._replayed, episode["attributes"], strict=True):
-            for name in _changed(visible(layer), attributes):
-                what = f"attribute {name!r} of {type(layer).__name__} in {self.env}"
-                raise NotResumableError(f"{what} was set within the episode, or depends on more than its seed")
+            own = visible(layer)
+            for name in attributes:
+                if differ(own.get(name), attributes[name]):
+                    what = f"attribute {name!r} of {type(layer).__name__} in {self.env}"
+                    raise NotResumableError(f"{what} was set within the episode, or depends on more than its seed")
 
     def _fingerprint(self) -> str:
         """Equal if what the environment returned last, without the info, and its generator are equal bit by bit."""
         last = self._episode.last[: 4 if self._episode.actions else 1]
         return digest([last, get_generator(self._base)])
-
-
-def _lasting(layer: Any) -> State:
-    """The attributes of a layer that may outlast an episode and change what the next one is."""
-    return get_attributes(layer, BEFORE_RESET) | visible(layer)
-
-
-def _changed(old: State, new: State) -> State:
-    """The attributes that differ; one that is ``None`` is as one that is not there."""
-    return {name: value for name, value in new.items() if digest(value) != digest(old.get(name))}
 
 
 def as_resumable(env: gym.Env) -> Resumable:
