@@ -29,7 +29,7 @@ def check_normalization(env: VecEnv) -> None:
         warnings.warn(
             "VecNormalize counts a return of 0 for each step that only resets an environment, which distorts the scale "
             "of rewards: pass norm_reward=False to it and normalize_values=True to PPO_Plus, or mode SAME_STEP",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

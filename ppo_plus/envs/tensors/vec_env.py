@@ -6,6 +6,7 @@ Training calls :meth:`TensorVecEnv.step_tensors`. Evaluation, callbacks and othe
 ``N`` is the number of environments.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
-from stable_baselines3.common.vec_env import VecTransposeImage
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTransposeImage
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from ppo_plus.envs.checks import TIMEOUT, check_shape
@@ -139,6 +140,17 @@ class TensorVecEnv(BatchedVecEnv):
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return [self.env.render()]
+
+
+def warn_of_numpy(env: VecEnv) -> None:
+    """Warn where a wrapper makes training step environments in tensors through NumPy."""
+    if isinstance(env, VecEnvWrapper) and isinstance(env.unwrapped, TensorVecEnv):
+        warnings.warn(
+            f"{type(env).__name__} works in NumPy, so environments in tensors are stepped through the host, which is "
+            "slow: leave it out, or wrap the simulator; in place of VecNormalize, pass normalize_observations=True and "
+            "normalize_values=True to PPO_Plus",
+            stacklevel=5,
+        )
 
 
 class _ObservationLayout:
