@@ -8,8 +8,8 @@ What is replayed:
 
 - environments of ``gymnasium.envs``: classic control, toy text, Box2D and MuJoCo;
 - wrappers listed in ``ppo_plus.envs.resumable.attributes``, with the attributes that outlast an episode;
-- classes with ``replayable = True`` in their body, which says: with the same ``np_random``, arguments of ``reset`` and
-  actions, an episode is always the same, whatever came before it.
+- classes with ``replayable = True``, which subclasses inherit. It says: with the same ``np_random``, arguments of
+  ``reset`` and actions, an episode is always the same, whatever came before it.
 
 Any other environment or wrapper needs two methods. They are responsible for all that it wraps, too:
 
@@ -21,12 +21,10 @@ If one has neither, :func:`get_state` says so, and :func:`set_state` puts back w
 """
 
 import copy
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from multiprocessing import parent_process
 from typing import Any
 
 import gymnasium as gym
@@ -159,13 +157,6 @@ def _method_of_recorders(vec_env: Any) -> Callable[..., list[Any]]:
     return vec_env.env_method  # type: ignore[no-any-return]
 
 
-def _is_replayable(cls: type) -> bool:
-    """Whether the body of a class says so. Worker processes get the classes of a script from cloudpickle, which leaves
-    out what is the same in a base class: there, what is inherited counts."""
-    is_copy = parent_process() is not None and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is not cls
-    return bool(getattr(cls, "replayable", False) if is_copy else vars(cls).get("replayable", False))
-
-
 @dataclass(slots=True)
 class _Episode:
     """What a replay of the present episode needs."""
@@ -210,7 +201,7 @@ class Resumable(gym.Wrapper):
         if self._stateful is None:
             if not class_name(self._base).startswith(REPLAYABLE):
                 unknown.append(self._base)
-            unknown = [layer for layer in unknown if not _is_replayable(type(layer))]
+            unknown = [layer for layer in unknown if not getattr(type(layer), "replayable", False)]
         #: Why it can neither be replayed nor return its state; ``None``: it can.
         self._reason = lacks_state(unknown) if unknown else None
         self._replays = self._stateful is None and self._reason is None
