@@ -1,5 +1,6 @@
 """A context in which the mistakes of environments are errors that say what to do, and checks of what they returned."""
 
+import copy
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -18,11 +19,15 @@ class CheckedEnvs:
     """Checks of what environments return, and a context in which their mistakes say what to do: the old gym's interface
     is a ``TypeError``, an observation of another shape than its space a ``ValueError``.
 
-    Any other error gets a note on which environment raised it, and after how many steps, which ``step`` returns.
+    Any other error gets a note on which environment raised it, and after how many steps, which ``step`` returns. Copies
+    of the statistics of a ``VecNormalize`` are put back if it has counted a number that is not finite.
     """
 
     def __init__(self, env: VecEnv, step: Callable[[], int]):
         self._step, self._env, self._normalize = step, env, unwrap_vec_normalize(env)
+        values = vars(self._normalize) if self._normalize else {}
+        statistics = ("obs_rms", "ret_rms", "returns")
+        self._statistics = {name: copy.deepcopy(values[name]) for name in statistics if name in values}
         owners = (layer for layer in layers(env) if isinstance(layer, (DummyVecEnv, SyncVectorEnv)))
         #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
         self._owner = next(owners, None)
@@ -66,9 +71,13 @@ class CheckedEnvs:
         """
         step = self._step()
         if self._normalize is not None:
-            require_finite("observation", self._normalize.old_obs, step)
-            if rewards is not None:
-                require_finite("reward", self._normalize.old_reward, step)
+            try:
+                require_finite("observation", self._normalize.old_obs, step)
+                if rewards is not None:
+                    require_finite("reward", self._normalize.old_reward, step)
+            except FloatingPointError:
+                vars(self._normalize).update(copy.deepcopy(self._statistics))
+                raise
         require_finite("observation", obs, step)
         if rewards is not None:
             require_finite("reward", rewards, step)

@@ -37,7 +37,7 @@ def wrap_env(env: GymEnv | str, verbose: int = 0, monitor_wrapper: bool = True) 
 
 def checked_env(env: GymEnv | str, verbose: int = 0) -> GymEnv:
     """The environment, made if it was an id, if its spaces are supported; errors as :func:`wrap_env`."""
-    made = as_vec_env(maybe_make_env(env, verbose))
+    made: GymEnv = as_vec_env(maybe_make_env(env, verbose))
     if not isinstance(made, (gym.Env, VecEnv)):
         remedy = "shimmy's GymV21CompatibilityV0(env=env) and GymV26CompatibilityV0 convert those of the old gym"
         if callable(made):

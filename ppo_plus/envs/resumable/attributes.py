@@ -9,16 +9,18 @@ import hashlib
 import json
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import is_dataclass
-from typing import Any, SupportsFloat
+from typing import Any, Protocol, SupportsFloat
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers.utils import RunningMeanStd as GymRunningMeanStd
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
 from ppo_plus.envs.checks import IMMUTABLE
+from ppo_plus.envs.layers import Layer
 from ppo_plus.generators import make_bit_generator
 
 _GYM, _SB3, _CONTRIB = "gymnasium.wrappers.", "stable_baselines3.common.", "sb3_contrib.common.wrappers."
@@ -91,8 +93,18 @@ WORLDS = ("gymnasium.envs.box2d.bipedal_walker.BipedalWalker", "gymnasium.envs.b
 
 #: Attributes of more numbers than that are not compared, because of the time that each reset would take.
 _LARGE = 1000
-#: Plain values, which a file can contain.
+#: What a file can contain.
+Plain = None | bool | float | str | bytes | np.generic | np.ndarray | Collection[Any]
 State = dict[str, Any]
+
+
+class Stateful(Protocol):
+    """What returns its own state, and takes it."""
+
+    def get_state(self) -> Plain: ...
+
+    def set_state(self, state: Any) -> None: ...
+
 
 #: The attributes in which monitors keep when they or an episode started, and their clocks; the state is the time since.
 CLOCKS: dict[str, Callable[[], float]] = {"t_start": time.time, "episode_start_time": time.perf_counter}
@@ -104,12 +116,12 @@ _PARTS = {
 }
 
 
-def class_name(owner: Any) -> str:
+def class_name(owner: Layer) -> str:
     """The name of an object's class, as in the tables."""
     return f"{type(owner).__module__}.{type(owner).__qualname__}"
 
 
-def changing(layer: Any) -> tuple[str, ...] | None:
+def changing(layer: Layer) -> tuple[str, ...] | None:
     """The attributes of a wrapper or vector environment that change while it runs; ``None``: it is not known."""
     name = class_name(layer)
     return () if name.startswith(STATELESS) else _CHANGING.get(name)
@@ -119,7 +131,7 @@ class NotResumableError(RuntimeError):
     """The reason why an environment cannot resume within its episode."""
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any) -> Plain:
     """A copy that consists of plain values; raises :class:`NotResumableError` if it contains something else."""
     kind = type(value)
     if kind in IMMUTABLE:
@@ -138,7 +150,7 @@ def plain(value: Any) -> Any:
     raise NotResumableError(f"{value!r:.80}, a {kind.__name__}, which is not a plain value")
 
 
-def get_attributes(layer: Any, only: Collection[str] | None = None) -> State:
+def get_attributes(layer: Layer, only: Collection[str] | None = None) -> State:
     """The attributes of a layer that change, or ``only`` these of them, as plain values."""
     state: State = {}
     for name in changing(layer) or ():
@@ -155,7 +167,7 @@ def get_attributes(layer: Any, only: Collection[str] | None = None) -> State:
     return state
 
 
-def set_attributes(layer: Any, state: State) -> None:
+def set_attributes(layer: Layer, state: State) -> None:
     """Put back what :func:`get_attributes` returned."""
     for name in changing(layer) or ():
         if name in state:
@@ -168,13 +180,13 @@ def changed_numbers(old: State, new: State) -> State:
     return {name: value for name, value in new.items() if type(value) in IMMUTABLE and differ(old.get(name), value)}
 
 
-def set_numbers(layer: Any, numbers: State) -> None:
+def set_numbers(layer: Layer, numbers: State) -> None:
     """Put back numbers and texts that the layer has, too."""
     for name in numbers.keys() & changed_numbers({}, vars(layer)).keys():
         setattr(layer, name, _restored(vars(layer)[name], numbers[name]))
 
 
-def visible(layer: Any) -> State:
+def visible(layer: Layer) -> State:
     """Copies of the attributes of a layer that are plain values or flat containers or dataclasses of these, without
     those that :func:`get_attributes` returns."""
     left_out = changing(layer) or ()
@@ -197,12 +209,12 @@ def _is_flat(value: Any) -> bool:
     return kind in IMMUTABLE
 
 
-def digest(value: Any) -> str:
+def digest(value: Plain) -> str:
     """Equal for nested lists and tuples of values that are equal bit by bit; NaN is equal to itself."""
     return hashlib.sha256(json.dumps(value, default=_bits).encode()).hexdigest()[:32]
 
 
-def differ(a: Any, b: Any) -> bool:
+def differ(a: Plain, b: Plain) -> bool:
     """Whether two plain values differ in any bit."""
     return a is not b and digest(a) != digest(b)
 
@@ -231,19 +243,19 @@ def _restored(old: Any, value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def same_kind(old: Any, new: Any) -> bool:
+def same_kind(old: Plain, new: Plain) -> bool:
     """Whether one plain value may stand for another: ``None`` and any value may, and else those of the same kind."""
     kinds: tuple[Any, ...] = (SupportsFloat, str, dict, (list, tuple, set, deque, np.ndarray), type(old))
     return old is None or new is None or any(isinstance(old, kind) and isinstance(new, kind) for kind in kinds)
 
 
-def get_generator(env: Any) -> State | None:
+def get_generator(env: gym.Env) -> State | None:
     """The generator ``np_random`` of an environment; ``None``: it has not made one."""
     generator = env._np_random
-    return generator and {"seed": env._np_random_seed, "state": generator.bit_generator.state}
+    return None if generator is None else {"seed": env._np_random_seed, "state": generator.bit_generator.state}
 
 
-def set_generator(env: Any, state: State | None) -> None:
+def set_generator(env: gym.Env, state: State | None) -> None:
     """Put back what :func:`get_generator` returned; raises as :func:`~ppo_plus.generators.make_bit_generator`."""
     if state is None:
         env._np_random = None
@@ -257,12 +269,12 @@ def set_generator(env: Any, state: State | None) -> None:
     env._np_random_seed = state["seed"]
 
 
-def has_state(owner: Any) -> bool:
+def has_state(owner: Layer) -> bool:
     """Whether its class has ``get_state`` and ``set_state``; a wrapper also passes on those of what it wraps."""
     return all(callable(getattr(type(owner), name, None)) for name in ("get_state", "set_state"))
 
 
-def own_state(owner: Any) -> Any:
+def own_state(owner: Stateful) -> Plain:
     """What ``get_state`` returns; raises :class:`NotResumableError` unless these are plain values."""
     try:
         return plain(owner.get_state())
@@ -272,7 +284,7 @@ def own_state(owner: Any) -> Any:
         raise NotResumableError(f"{type(owner).__name__}.get_state() raised {error!r}") from error
 
 
-def lacks_state(owners: list[Any]) -> str:
+def lacks_state(owners: Sequence[Layer]) -> str:
     """The reason why these cannot resume."""
     names = [type(owner).__name__ for owner in owners]
     return f"{' and '.join(names)} {'have' if len(names) > 1 else 'has'} no get_state and set_state"

@@ -41,6 +41,7 @@ from ppo_plus.envs.resumable.attributes import (
     WORLDS,
     NotResumableError,
     State,
+    Stateful,
     changed_numbers,
     changing,
     class_name,
@@ -141,7 +142,7 @@ def _title(layer: VecEnv) -> str:
     return "DummyVecEnv or SubprocVecEnv" if class_name(layer) in VEC_ENVS else type(layer).__name__
 
 
-def _method_of_recorders(vec_env: Any) -> Callable[..., list[Any]]:
+def _method_of_recorders(vec_env: VecEnv) -> Callable[..., list[Any]]:
     """A function that calls a method of the :class:`Resumable` of each environment.
 
     :raises NotResumableError: a vector environment of SB3 has none as the outermost wrapper of each environment
@@ -166,8 +167,8 @@ class _Episode:
     #: The attributes of each layer before the reset, not copied.
     attributes: list[State] = field(default_factory=list)
     actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
-    #: What the reset or the last step returned; ``None``: neither was called.
-    last: Any = None
+    #: What the reset or the last step returned; empty: neither was called.
+    last: tuple[Any, ...] = ()
     #: Why the episode cannot be replayed, or ``None``.
     reason: str | None = None
 
@@ -189,12 +190,12 @@ class Resumable(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        inside = [layer for layer in layers(env) if not isinstance(layer, Resumable)]
+        inside: list[Any] = [layer for layer in layers(env) if not isinstance(layer, Resumable)]
         self._names = [type(layer).__name__ for layer in inside]
         self._base: Any = inside[-1].unwrapped
         with_state = [i for i, layer in enumerate(inside) if has_state(layer)]
         #: The outermost one that returns its own state and that of all it wraps; ``None``: the episode is replayed.
-        self._stateful: Any = inside[with_state[0]] if with_state else None
+        self._stateful: Stateful | None = inside[with_state[0]] if with_state else None
         #: The wrappers around it, or all of them.
         self._wrappers = inside[: with_state[0]] if with_state else inside[:-1]
         unknown = [layer for layer in self._wrappers if changing(layer) is None]
@@ -266,7 +267,7 @@ class Resumable(gym.Wrapper):
             state["wrappers"] = [*map(get_attributes, self._wrappers)]
             if self._reason is not None:
                 raise NotResumableError(self._reason)
-            if self._episode.last is not None:
+            if self._episode.last:
                 state["episode"] = self._episode_state(self._episode)
         except Exception as error:
             state["reason"] = self._reason_of(error)

@@ -16,7 +16,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTransposeImage
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from ppo_plus.envs.checks import TIMEOUT, check_shape
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, as_numpy, as_tensor
@@ -80,7 +80,7 @@ class TensorVecEnv(BatchedVecEnv):
         check_shape(obs, self.observation_space, self.num_envs)
         return obs
 
-    def step_tensors(self, actions: Any) -> Stepped:
+    def step_tensors(self, actions: Obs | np.ndarray) -> Stepped:
         """Take a step; the actions are those of the simulator, on any device.
 
         :raises ValueError: the tensors that it returns have other shapes than its spaces
@@ -108,12 +108,12 @@ class TensorVecEnv(BatchedVecEnv):
         final_obs = None if step.final_obs is None else self._layout(step.final_obs)
         return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, step.log, step.infos)
 
-    def reset(self) -> Any:
+    def reset(self) -> Obs:
         obs = self.reset_tensors()
         self.reset_infos = [{} for _ in range(self.num_envs)]
         return as_numpy(obs)
 
-    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+    def step_wait(self) -> VecEnvStepReturn:
         step = self.step_tensors(self._actions)
         return as_numpy(step.obs), as_numpy(step.rewards), as_numpy(step.dones), self.infos(step)
 

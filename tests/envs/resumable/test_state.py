@@ -40,7 +40,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 import ppo_plus
-from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
+from ppo_plus import PPO_Plus, Resumable
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.resumable import state as state_module
 from ppo_plus.envs.resumable.state import NotResumableError, get_state, set_state
@@ -104,17 +104,6 @@ def test_vector_wrappers_resume(name):
     env, wrap = VECTORS[name]
     make = (lambda: made(Pictures)) if env is Pictures else (lambda: gym.make(env))
     check_goes_on(lambda: wrap(vectorized(make)), 100, 100)
-
-
-def test_a_stopped_normalization_stays_stopped():
-    env, other = (VecNormalize(vectorized(lambda: gym.make("Pendulum-v1"))) for _ in range(2))
-    env.reset()
-    gone(env, actions_of(env, 10))
-    env.training = False
-    set_state(other, carried(get_state(env)))
-    assert not other.training
-    actions = actions_of(env, 10)
-    assert gone(other, actions)[0] == gone(env, actions)[0]
 
 
 class Noisy(VecEnvWrapper):
@@ -253,7 +242,7 @@ def test_layers_without_state_are_the_reason(make, reason, kind):
     env.close()
 
 
-def test_a_subclass_may_keep_more_than_what_it_is_made_of():
+def test_classes_say_whether_they_can_be_replayed():
     class Windy(type(gym.make("CartPole-v1").unwrapped)):
         pass
 
@@ -261,28 +250,11 @@ def test_a_subclass_may_keep_more_than_what_it_is_made_of():
         replayable = True
 
     class Unknown(Pictures):
-        pass
+        replayable = False
 
     assert Resumable(Windy()).get_episode_state()["reason"] == "Windy has no get_state and set_state"
     assert Resumable(Known()).get_episode_state()["reason"] is None
     assert Resumable(Unknown()).get_episode_state()["reason"] == "Unknown has no get_state and set_state"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [SubprocVecEnv, SupervisedVecEnv])
-def test_a_subclass_of_a_script_repeats_it_in_processes_too(kind):
-    """cloudpickle leaves out attributes that are the same in a base class."""
-
-    class Said(Pictures):
-        replayable = True
-
-    class Repeated(Said):
-        replayable = True
-
-    env = kind([lambda: Resumable(Monitor(Repeated()))])
-    env.reset()
-    assert get_state(env)["reason"] is None
-    env.close()
 
 
 @pytest.mark.parametrize("kind", [DummyVecEnv, FORKED], ids=["dummy", "subproc"])
