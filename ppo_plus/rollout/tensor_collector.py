@@ -4,7 +4,6 @@ What the host needs to know of a rollout (whether its numbers are finite, which 
 limits there were, what to log) is computed on the device and read in one copy.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import cached_property
 from operator import itemgetter
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.tensors.env import as_numpy
@@ -35,17 +34,6 @@ from ppo_plus.rollout.collector import (
 from ppo_plus.rollout.streams import stream_tensors
 from ppo_plus.trees import to_device, tree_leaves, tree_map
 from ppo_plus.update.minibatch import read
-
-
-def warn_of_numpy(env: VecEnv) -> None:
-    """Warn where a wrapper makes training step environments in tensors through NumPy."""
-    if isinstance(env, VecEnvWrapper) and isinstance(env.unwrapped, TensorVecEnv):
-        warnings.warn(
-            f"{type(env).__name__} works in NumPy, so environments in tensors are stepped through the host, which is "
-            "slow: leave it out, or wrap the simulator; in place of VecNormalize, pass normalize_observations=True and "
-            "normalize_values=True to PPO_Plus",
-            stacklevel=4,
-        )
 
 
 class Lazy:
