@@ -26,9 +26,9 @@ from ppo_plus.demonstrations.cloning import clone
 from ppo_plus.distributed.shared import SingleProcess, shared_training
 from ppo_plus.envs import normalization
 from ppo_plus.envs.checked_envs import CheckedEnvs
-from ppo_plus.envs.checks import of_ended, seed_envs
+from ppo_plus.envs.checks import of_ended
+from ppo_plus.envs.model_envs import ModelEnvs, checked_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
-from ppo_plus.envs.wrap import checked_env, wrap_env
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
@@ -39,11 +39,10 @@ from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.public import MODULES
-from ppo_plus.require import require_callable, require_int, require_number, require_spaces
+from ppo_plus.require import require_callable, require_int, require_number
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
-from ppo_plus.rollout.streams import complete_streams
 from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.model import layout
@@ -53,7 +52,7 @@ from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Update, Updater, interrupts_wait, torch_defaults
 
 
-class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
+class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
 
     Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them further
@@ -440,7 +439,11 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
 
         keep_training = self._synchronize(keep_training=True)
         if self.policy.streams is not None:
-            self._finish_streams(collector, keep_training)
+            shared = self.shared if keep_training else SingleProcess(self.ranks)
+            with interrupts_wait():
+                means = collector.complete_streams(shared.total)
+            for name, mean in means.items():
+                self.logger.record(f"rollout/ep_{name}_mean", mean)
         collector.estimate(rollout_buffer)
         callback.update_locals(locals())
         callback.on_rollout_end()
@@ -455,17 +458,6 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         act = prepare_act(self.policy, masks, self.compilation, may_move=watched)
         length, window = self.settings.steps_per_sequence, self._stats_window_size
         return RolloutPlan(self.policy, act, masks, rollout_buffer, self.device, self.sde_sample_freq, length, window)
-
-    @interrupts_wait()
-    def _finish_streams(self, collector: Collector, keep_training: bool) -> None:
-        """Complete the streams of a rollout, of all processes if they all have one."""
-        buffer, position = self.rollout_buffer, self.position
-        pool = (self.shared if keep_training else SingleProcess(self.ranks)).total
-        position.stream_sums, means = complete_streams(
-            self.policy, buffer, position.stream_sums, collector.dones(), pool
-        )
-        for name, mean in means.items():
-            self.logger.record(f"rollout/ep_{name}_mean", mean)
 
     def _synchronize(self, keep_training: bool) -> bool:
         """End a rollout in all processes: share episodes, statistics and timesteps.
@@ -676,46 +668,6 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         )
         self.shared.seed(self.env, self.seed)
         self._maybe_recommend_cpu()
-
-    def set_random_seed(self, seed: int | None = None) -> None:
-        """As SB3's; environments that cannot be seeded give a warning."""
-        with process.assigned(self, env=None):
-            super().set_random_seed(seed)
-        if self.env is not None and seed is not None:
-            seed_envs(self.env, seed)
-
-    @staticmethod
-    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        return wrap_env(env, verbose, monitor_wrapper)
-
-    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """Learn in another environment from now on.
-
-        :param env: with the same spaces, and as many environments
-        :param force_reset: start new episodes
-        :raises ValueError: it has others
-        """
-        env = self._wrap_env(env, self.verbose)
-        require_spaces(env, self.observation_space, self.action_space)
-        normalization.require_one_normalization(env, self.normalize_observations, self.normalize_values)
-        normalization.warn_of_statistics(self._trained_normalized, env)
-        if env.num_envs != self.n_envs:
-            raise ValueError(
-                f"env has n_envs={env.num_envs}, and the model was made for n_envs={self.n_envs}: pass as many, or "
-                f"save the model, and load it with these: {type(self).__name__}.load(path, env=env)"
-            )
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        super().set_env(env, force_reset)
-
-    def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
-        # Environments in tensors and the policy are on the same device.
-        in_tensors = isinstance(self.env, TensorVecEnv)
-        if self.device.type != "cpu" and not in_tensors and not process.has_convolutions(self.policy):
-            warnings.warn(
-                f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
-                'where training is also compiled by default: pass device="cpu", or compare the two',
-                stacklevel=6,
-            )
 
     @property
     def lr_schedule(self) -> Schedule:  # type: ignore[override]

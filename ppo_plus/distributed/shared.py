@@ -143,6 +143,7 @@ class SharedTraining(SingleProcess):
             seed_envs(env, (seed + self.ranks.rank * env.num_envs) % 2**32)
 
     def begin(self, env: VecEnv | None, policy: ActorCriticPolicy, facts: Mapping[str, Any]) -> None:
+        assert env is not None, "training has environments"
         self.ranks.require_same({**facts, "frozen weights": frozen(policy)})
         state = [*state_of(policy).values()]
         self.ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in state]})
@@ -176,6 +177,7 @@ class SharedTraining(SingleProcess):
         num_timesteps: int,
         window: int,
     ) -> tuple[bool, list[dict[str, Any]], int]:
+        assert env is not None, "training has environments"
         self.ranks.require_same({**facts, **self.scheduled, "frozen weights": frozen(policy)})
         statistics = running_statistics(unwrap_vec_normalize(env))
         moments = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]

@@ -21,11 +21,12 @@ from ppo_plus.compiling.torch_private import swapped, without_gradients
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import TIMEOUT, as_rewards, check_shape, is_reset, row_of
 from ppo_plus.envs.layers import layers
+from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import is_finite, not_finite, require_finite, to_network
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry, PolicyOutput
 from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
-from ppo_plus.rollout.streams import stream_columns
+from ppo_plus.rollout.streams import complete_streams, stream_columns
 from ppo_plus.trees import mapped, to_device, tree_leaves, tree_map
 
 #: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
@@ -375,6 +376,16 @@ class Collector:
             if len(rows) and part.episodic:
                 part.bootstrap_timeouts(rows, columns, final_values[:, k])
             part.estimate(last_values[:, k : k + 1], starts)
+
+    def complete_streams(self, total: Callable[[Moments], Moments]) -> dict[str, float]:
+        """Compute the streams of the rollout; the mean sum of each over the episodes that have ended, by name.
+
+        :param total: returns the moments of all processes together, given those of this one
+        """
+        policy, position = self._plan.policy, self.position
+        sums, means = complete_streams(policy, self._plan.buffer, position.stream_sums, self.dones(), total)
+        position.stream_sums = sums
+        return means
 
     def _last_values(self) -> th.Tensor:
         """The present values of the last observations, ``(N, K)`` with ``K - 1`` streams."""
