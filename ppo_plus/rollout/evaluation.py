@@ -17,18 +17,18 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import (
-    SubprocVecEnv,
     VecEnv,
     VecNormalize,
     VecTransposeImage,
     unwrap_vec_normalize,
 )
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import TIMEOUT, monitored
 from ppo_plus.envs.layers import layers, share_layers
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
-from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
+from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.model import Model
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.process import assigned
@@ -137,7 +137,7 @@ class Masked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def predict(self, observation: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def predict(self, observation: VecEnvObs, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         masks = self.source.read(self.env, observation, self.n_steps)
         self.n_steps += 1
         return self.model.predict(observation, *args, action_masks=masks, **kwargs)  # type: ignore[no-any-return]
@@ -189,17 +189,7 @@ def with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
 @contextmanager
 def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
     """The training environment to play in: the statistics of ``VecNormalize`` and of Gymnasium's
-    ``NormalizeObservation`` and ``NormalizeReward`` are used, but do not change. Those in worker processes would, so a
-    warning says what changes there.
-    """
-    if isinstance(env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
-        kinds = (NormalizeObservation, NormalizeReward)
-        if touched := [kind.__name__ for kind in kinds if any(env.env_is_wrapped(kind))]:
-            warnings.warn(
-                f"evaluate plays in the training environment, whose worker processes have {' and '.join(touched)}, so "
-                "their statistics change: pass evaluate(env=...), or use VecNormalize",
-                stacklevel=5,
-            )
+    ``NormalizeObservation`` and ``NormalizeReward`` are used, but do not change, except in worker processes."""
     with ExitStack() as undo:
         for layer in layers(env):
             if isinstance(layer, RUNNING):

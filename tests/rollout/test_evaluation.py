@@ -23,7 +23,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
-    SubprocVecEnv,
     VecEnv,
     VecEnvWrapper,
     VecFrameStack,
@@ -502,10 +501,7 @@ def test_an_episode_that_a_wrapper_around_the_monitor_ends_counts(kind, tmp_path
     model = PPO_Plus("MlpPolicy", ENDED_OUTSIDE[kind](make), n_steps=16, batch_size=16, device="cpu")
     assert model.evaluate(3) == (RETURN, 0.0)
     callback = EvalAfterUpdates(ENDED_OUTSIDE[kind](make), eval_freq=16, n_eval_episodes=2)
-    callbacks = [callback]
-    if kind not in ("subproc", "same step", "next step"):
-        callbacks.append(EvalCallback(ENDED_OUTSIDE[kind](make), eval_freq=8))
-    model.learn(32, callbacks)
+    model.learn(32, callback)
     assert callback.last_mean_reward == RETURN
     # Processes of SB3's do not say when they reset their `Monitor`.
     if kind != "subproc":
@@ -673,12 +669,3 @@ def test_other_statistics_in_an_environment_give_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.evaluate(1, env=other)
-
-
-@pytest.mark.slow
-def test_statistics_in_worker_processes_give_a_warning():
-    env = make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv, wrapper_class=NormalizeObservation)
-    model = make(env, n_steps=32).learn(64)
-    with pytest.warns(UserWarning, match="worker processes have NormalizeObservation"):
-        model.evaluate(2)
-    env.close()
