@@ -98,7 +98,9 @@ def _checked(model: Model, name: str, given: Mapping[str, Any]) -> dict[str, Any
     n, distribution, masks = _count(given["actions"]), model.policy.distribution, given.get(MASKS)
     if not n:
         raise ValueError(f"{name} is empty: give it at least one transition")
-    data = {key: _rows(f"{name}[{key!r}]", given[key], known[key], n, key != names[0]) for key in known if key in given}
+    data: dict[str, Any] = {
+        key: _rows(f"{name}[{key!r}]", given[key], known[key], n, key != names[0]) for key in known if key in given
+    }
     if masks is not None:
         data[MASKS] = masks = as_masks(f"{name}[{MASKS!r}]", masks, distribution.mask_layout)
     elif model.action_mask_key is not None:

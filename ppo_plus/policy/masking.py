@@ -174,8 +174,8 @@ def nothing_allowed(masks: Rows, layout: MaskLayout) -> Rows:
     choices: list[int] = choices_of(layout)
     if isinstance(masks, th.Tensor):
         return ~th.stack([part.any(dim=-1) for part in th.split(masks, choices, dim=-1)]).all(dim=0)
-    allowed: np.ndarray = np.logical_or.reduceat(masks, np.cumsum([0, *choices[:-1]]), axis=-1)
-    return ~np.asarray(allowed.all(axis=-1))
+    allowed = np.asarray(np.logical_or.reduceat(masks, np.cumsum([0, *choices[:-1]]), axis=-1).all(axis=-1))
+    return ~allowed
 
 
 def check_mask_key(key: str, observation_space: spaces.Space[Any], layout: MaskLayout) -> None:
