@@ -48,7 +48,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"ppo_plus\.ppo\.SelfPPO_Plus|VecEnv|ppo_plus\.formulas\.schedules\.\w+",
+        r"VecEnv|MaskLayout|ppo_plus\.formulas\.(schedules\.\w+|losses\.Distribution)",
     ),
     # Internal parts of a model.
     (

@@ -1,10 +1,15 @@
 """A call of ``learn``: its progress and its callbacks. An interrupted one is resumed by
 :mod:`ppo_plus.saving.checkpoint.checkpoint`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+
+from ppo_plus.distributed.ranks import Ranks
+from ppo_plus.process import keep_freed_memory
 
 #: Attributes that SB3 sets on every callback.
 SET_BY_SB3 = frozenset({"model", "logger", "training_env", "locals", "globals", "parent"})
@@ -55,6 +60,20 @@ class Call:
                 f"{self.total_timesteps}. Pass the same; learn(..., reset_num_timesteps=False) after it trains further"
             )
         return self
+
+    @contextmanager
+    def running(self, ranks: Ranks) -> Iterator["Call"]:
+        """The call while it runs. An error ends training in the other processes, too."""
+        keep_freed_memory()
+        try:
+            yield self
+        except BaseException:
+            ranks.leave()
+            raise
+        finally:
+            self.close_bars()
+            if self.resumed is None:  # otherwise it can be resumed again
+                self.total_timesteps, self.iteration, self.callbacks, self.configured = None, 0, [], []
 
     def watch(self, callback: BaseCallback) -> None:
         """Set the callback of this call, and order it: what takes checkpoints (``comes_first``) comes first, since what

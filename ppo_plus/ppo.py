@@ -1,11 +1,7 @@
-"""``PPO_Plus``: proximal policy optimization for Stable-Baselines3.
-
-This file has the whole algorithm: it collects rollouts, trains on them and keeps SB3's interface.
-"""
+"""``PPO_Plus``: proximal policy optimization for Stable-Baselines3, from rollouts to weights."""
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from operator import attrgetter
@@ -22,22 +18,18 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus import process
 from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
 from ppo_plus.demonstrations.cloning import clone
 from ppo_plus.distributed.shared import SingleProcess, shared_training
+from ppo_plus.envs import normalization
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import of_ended, seed_envs
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import as_vec_env, with_dicts
-from ppo_plus.envs.normalization import (
-    check_normalization,
-    normalized_by,
-    require_one_normalization,
-    warn_of_statistics,
-)
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
@@ -48,14 +40,6 @@ from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
-from ppo_plus.process import (
-    assigned,
-    computing,
-    has_convolutions,
-    interrupts_wait,
-    keep_freed_memory,
-    torch_defaults,
-)
 from ppo_plus.public import MODULES
 from ppo_plus.require import require_callable, require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
@@ -67,9 +51,8 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
 from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, check_env, known_names_only, schedule_of
-from ppo_plus.trees import tree_map
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
-from ppo_plus.update.update import Update, Updater
+from ppo_plus.update.update import Update, Updater, interrupts_wait, torch_defaults
 
 
 class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
@@ -117,17 +100,14 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.formulas.exploration`) in place of ``use_sde``
-    :param compile: compile acting and updating. With LSTMs and GRUs, the part of an update after these layers is
-        compiled; with memory, no update of a rollout with steps that only reset. ``"auto"``: on a CPU, from the call of
-        ``learn`` on with which the model has planned enough gradient steps to save time
-        (:data:`ppo_plus.compiling.compiled.WORTH_COMPILING`); ``True``: always, with an error if it cannot;
-        ``False``: never. On an NVIDIA GPU, only ``True`` compiles. :attr:`compiled` says which
-    :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
-        minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
-    :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
-        so many steps, each starting from what was remembered there, and ``batch_size`` transitions of whole sequences
-        make a minibatch. It divides ``n_steps`` and ``batch_size``. ``"auto"``: the largest number up to
-        :data:`ppo_plus.settings.MAX_AUTO_SEQUENCE` that does
+    :param compile: compile acting and updating. ``"auto"``: on a CPU, from the call of ``learn`` on with which enough
+        gradient steps are planned to save time (:data:`ppo_plus.compiling.compiled.WORTH_COMPILING`); ``True``: always,
+        with an error if it cannot; ``False``: never. :attr:`compiled` says which
+    :param n_threads: torch's threads during ``learn``. ``"auto"``: one on a CPU where the work per minibatch is small,
+        so that threads would mostly wait for each other; else those that torch is set to
+    :param sequence_length: with memory: steps through which gradients flow back. Rollouts are cut into sequences of so
+        many steps, each starting from what was remembered there. It divides ``n_steps`` and ``batch_size``.
+        ``"auto"``: the largest number up to :data:`ppo_plus.settings.MAX_AUTO_SEQUENCE` that does
     :param action_mask_key: the entry of Dict observations that is the action mask, and so no feature; ``None``: masks
         come from the environments' method ``action_masks()``, if they have it (:mod:`ppo_plus.policy.masking`)
     :param normalize_observations: normalize observations inside the policy, by moments that are saved with its weights
@@ -290,11 +270,12 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         """
         settings = self._refresh()
         settings.check_schedules()
-        settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
+        settings.check_envs(self.env, self.n_envs)
         check_callback(callback)
         require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
         require_int("log_interval", log_interval, 1, or_none=True)
-        with self._running(total_timesteps) as call:
+        self.call = self.call.begun(total_timesteps)
+        with process.computing(settings.threads(self.policy, self.device)), self.call.running(self.ranks) as call:
             total_timesteps, callback = self._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
@@ -317,23 +298,6 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
             call.between_rollouts = True
         return self
 
-    @contextmanager
-    def _running(self, total_timesteps: int) -> Iterator[Call]:
-        """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
-        keep_freed_memory()
-        with computing(self.settings.threads(self.policy, self.device)):
-            try:
-                self.call = self.call.begun(total_timesteps)
-                yield self.call
-            except BaseException:
-                self.ranks.leave()
-                raise
-            finally:
-                self.call.close_bars()
-                if self.call.resumed is None:  # otherwise it can be resumed again
-                    # An error may have left a rollout unfinished.
-                    self.call = Call(between_rollouts=self.call.between_rollouts)
-
     def _setup_learn(
         self,
         total_timesteps: int,
@@ -345,27 +309,21 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         require_number("total_timesteps", total_timesteps, 0, 1e18, above=True)
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
-        self._trained_normalized = bool(normalized_by(self.env))
+        self._trained_normalized = bool(normalization.normalized_by(self.env))
         self._fit_buffer()
         continues = self.call.resumed is not None
         self._plan_compiling(0 if continues else total_timesteps)
         if not continues:
             self.updater.n_skipped = 0
         begins = (reset_num_timesteps and not continues) or self._last_obs is None
-        if begins:
-            self.position.carry = self.position.stream_sums = None
-        # A copy of the model may have been made elsewhere.
-        self.position.carry = tree_map(lambda tensor: tensor.to(self.device), self.position.carry)
+        self.position.begin(self.device, forget=begins)
         if not self.ranks.leads:
             # The caller of ``load`` may have said otherwise.
             self.verbose, self.tensorboard_log = 0, None
         names = ("observation_space", "action_space", "n_envs", "num_timesteps")
-        facts = self.settings.shared_by_processes | {name: getattr(self, name) for name in names}
-        facts |= {
-            "total_timesteps": total_timesteps,
-            "kl_control": self.updater.kl_memory and self.updater.kl_memory[1],
-        }
-        self.shared.begin(self.env, self.policy, facts)
+        facts = {name: getattr(self, name) for name in names} | {"total_timesteps": total_timesteps}
+        facts["kl_control"] = self.updater.kl_memory and self.updater.kl_memory[1]
+        self.shared.begin(self.env, self.policy, self.settings.shared_by_processes | facts)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         checked = CheckedEnvs(self.env, self._steps)
@@ -410,7 +368,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         settings = Settings.of(self, self.settings)
         if settings is not self.settings:
             settings.check_unchanged(self.settings)
-            settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
+            settings.check_envs(self.env, self.n_envs)
             self.settings = settings
         self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
         return self.settings
@@ -517,13 +475,9 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         :param keep_training: whether this process wants to continue
         :return: whether all of them do
         """
+        facts, window = self.settings.shared_by_processes, self._stats_window_size
         keep_training, infos, self.num_timesteps = self.shared.synchronize(
-            self.env,  # type: ignore[arg-type]
-            self.policy,
-            self.settings.shared_by_processes,
-            keep_training,
-            self.num_timesteps,
-            self._stats_window_size,
+            self.env, self.policy, facts, keep_training, self.num_timesteps, window
         )
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return keep_training
@@ -550,11 +504,12 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
             return  # all steps of the rollout only reset
         policy.set_training_mode(True)
         self._normalize(self.rollout_buffer)
-        policy.before_update(self.rollout_buffer.transitions, self.shared.total)
+        with interrupts_wait():
+            policy.before_update(self.rollout_buffer.transitions, self.shared.total)
         numbers = settings.at(self._current_progress_remaining)
         self.shared.scheduled = numbers
-        control, reads = settings.control, Reads(objects={"loss": settings.loss}, changing=[self])
-        reduction = self.shared.reduction
+        control, reduction = settings.control, self.shared.reduction
+        reads = Reads(objects={"loss": settings.loss}, changing=[self])
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)
         utils.update_learning_rate(policy.optimizer, numbers["learning_rate"])
         if type(self)._update_learning_rate is not OnPolicyAlgorithm._update_learning_rate:
@@ -567,8 +522,9 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
                 update.run(epoch)
                 if update.stopped:
                     break
-        self.shared.end_update(policy)
-        policy.after_update(self.rollout_buffer.transitions, self.shared.total)
+        with interrupts_wait():
+            self.shared.end_update(policy)
+            policy.after_update(self.rollout_buffer.transitions, self.shared.total)
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
         self.call.between_rollouts = True
@@ -678,17 +634,16 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         (:mod:`ppo_plus.demonstrations.cloning`). Where rewards and ends of episodes are known, the critic learns their
         returns. Afterwards the optimizer is reset, and the random generators of the process are unchanged.
 
-        :param dataset: a dict with ``observations`` and ``actions``, and optionally ``rewards``, ``terminations``,
-            ``truncations`` and ``action_masks``: a row per transition, in the order of the episodes; the return of
-            :func:`ppo_plus.record_demonstrations`; a list of such dicts; or a data set of Minari. Observations,
-            actions and rewards are those of the environment, before ``VecNormalize``, and are added to the statistics
-            by which they are normalized
+        :param dataset: what :func:`ppo_plus.record_demonstrations` returns; a dict with ``observations`` and
+            ``actions``, and optionally ``rewards``, ``terminations``, ``truncations`` and ``action_masks``, a row per
+            transition; a list of such dicts; or a data set of Minari. They are those of the environment, before
+            ``VecNormalize``, and are added to the statistics of normalization
         :param n_epochs: passes over the data, at most, at least 1
         :param batch_size: transitions per minibatch, at least 1; with memory, those of at least one episode
         :param learning_rate: constant, above 0
         :param validation_split: share of episodes (or transitions, if ends are unknown) to validate by, in ``[0, 1)``
-        :param patience: epochs without a lower validation loss after which it ends, at least 1; ``None``: never. The
-            weights of the lowest validation loss are kept
+        :param patience: epochs without a lower validation loss after which it ends with the weights of the lowest, at
+            least 1; ``None``: never
         :param progress_bar: show one
         :return: the model
         :raises ValueError: an argument is out of range, or a row does not fit the spaces: names the row
@@ -708,7 +663,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
             self.learning_rate = self.lr_schedule
         settings = self.settings = Settings.of(self)
         vars(self).pop("rollout_buffer", None)
-        settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
+        settings.check_envs(self.env, self.n_envs)
         settings.check_device(self.device)
         self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
         self.set_random_seed(self.seed)
@@ -726,7 +681,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """As SB3's; environments that cannot be seeded give a warning."""
-        with assigned(self, env=None):
+        with process.assigned(self, env=None):
             super().set_random_seed(seed)
         if self.env is not None and seed is not None:
             seed_envs(self.env, seed)
@@ -748,7 +703,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
             (single,), verbose = dummy.envs, 0
             made = LeanVecEnv([lambda: single])
         wrapped = OnPolicyAlgorithm._wrap_env(with_dicts(made), verbose, monitor_wrapper)
-        check_normalization(wrapped)
+        normalization.check_normalization(wrapped)
         warn_of_numpy(wrapped)
         return wrapped
 
@@ -761,19 +716,20 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         """
         env = self._wrap_env(env, self.verbose)
         require_spaces(env, self.observation_space, self.action_space)
-        require_one_normalization(env, self.normalize_observations, self.normalize_values)
-        warn_of_statistics(self._trained_normalized, env)
-        self.observation_space, self.action_space = env.observation_space, env.action_space
+        normalization.require_one_normalization(env, self.normalize_observations, self.normalize_values)
+        normalization.warn_of_statistics(self._trained_normalized, env)
         if env.num_envs != self.n_envs:
             raise ValueError(
                 f"env has n_envs={env.num_envs}, and the model was made for n_envs={self.n_envs}: pass as many, or "
                 f"save the model, and load it with these: {type(self).__name__}.load(path, env=env)"
             )
+        self.observation_space, self.action_space = env.observation_space, env.action_space
         super().set_env(env, force_reset)
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
         # Environments in tensors and the policy are on the same device.
-        if self.device.type != "cpu" and not isinstance(self.env, TensorVecEnv) and not has_convolutions(self.policy):
+        in_tensors = isinstance(self.env, TensorVecEnv)
+        if self.device.type != "cpu" and not in_tensors and not process.has_convolutions(self.policy):
             warnings.warn(
                 f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
                 'where training is also compiled by default: pass device="cpu", or compare the two',

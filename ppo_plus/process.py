@@ -1,14 +1,10 @@
-"""What training sets in the process that it runs in: torch's defaults, threads and precision, Ctrl-C, and what the
-allocator keeps."""
+"""What training sets in the process that it runs in: threads, cuDNN's precision, and what the allocator keeps."""
 
 import ctypes
 import os
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +17,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 #: Weights times transitions that are computed at once from which on several threads are faster than one.
 WORTH_THREADS = 20_000_000
-#: Seconds after which code that does not answer Ctrl-C is interrupted wherever it is.
-PATIENCE = 1.0
 CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 
 
@@ -108,44 +102,3 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "gnu_get_libc_version"):
         libc.mallopt(M_MMAP_THRESHOLD, 2**25)
         libc.mallopt(M_TRIM_THRESHOLD, 2**30)
-
-
-@contextmanager
-def interrupts_wait() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C wait in the block until what the block gets is called, or the block ends: so it finds nothing halfway.
-    A second one that comes :data:`PATIENCE` seconds later or more does not wait, since the code may hang."""
-    handler: Any = signal.getsignal(signal.SIGINT)
-    came: list[float] = []
-
-    def answer() -> None:
-        if came:
-            came.clear()
-            handler(signal.SIGINT, None)
-
-    def receive(number: int, frame: Any) -> None:
-        came.append(time.monotonic())
-        if came[-1] - came[0] > PATIENCE:
-            answer()
-
-    # Python handles signals in the main thread.
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield answer
-        return
-    signal.signal(signal.SIGINT, receive)
-    try:
-        yield answer
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        answer()
-
-
-@contextmanager
-def torch_defaults() -> Iterator[None]:
-    """In the block, torch makes tensors in single precision on the CPU and records gradients, whatever else was set."""
-    before, elsewhere = th.get_default_dtype(), th.get_default_device().type != "cpu"
-    with th.inference_mode(False), th.enable_grad(), th.device("cpu") if elsewhere else nullcontext():
-        try:
-            th.set_default_dtype(th.float32)
-            yield
-        finally:
-            th.set_default_dtype(before)

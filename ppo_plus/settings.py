@@ -6,14 +6,13 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import wraps
+from functools import cached_property, wraps
 from operator import attrgetter, is_
 from typing import Any, ParamSpec
 
 import gymnasium as gym
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.utils import get_device
@@ -52,13 +51,15 @@ from ppo_plus.require import (
     require_number,
     require_one_of,
 )
-from ppo_plus.rollout.buffer import RolloutBuffer, least_bytes, own_buffer_class
+from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
 #: The names in ``train/<name>_loss`` and ``rollout/ep_<name>_mean`` that are not those of streams.
 RESERVED = ("value", "policy_gradient", "entropy", "rew", "len")
 
+#: What a rollout has at most, so that a number with zeros too many is not the allocator's error.
+MAX_TRANSITIONS = 10**9
 #: The arguments that shape the policy, besides its class and ``policy_kwargs``.
 SHAPING = frozenset("action_mask_key exploration normalize_observations normalize_values streams use_sde".split())
 #: The arguments that may differ between processes that train one model.
@@ -120,12 +121,6 @@ class Settings:
     normalize_observations: bool | dict[str, Any] = _fixed()
     normalize_values: bool | dict[str, Any] = _fixed()
     streams: Sequence[Stream] = _fixed()
-    #: The arguments that may change over time, as schedules; ``None`` where the argument is.
-    schedules: dict[str, Schedule | None] = field(init=False, repr=False, compare=False)
-    #: What ``target_kl`` does.
-    control: KLControl = field(init=False, repr=False, compare=False)
-    #: The objective; without entropy bonus where that has no part in it (SB3's default).
-    loss: PPOLoss = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("use_sde", "normalize_advantage", "recompute_advantages", "compile"):
@@ -135,18 +130,29 @@ class Settings:
         _check_kinds(self)
         _check_ranges(self)
         _check_exploration(self)
-        vars(self).update(
-            schedules={name: schedule_of(name, getattr(self, name)) for name in LOWEST},
-            control=make_kl_control(self.kl_control, self.target_kl is not None),
-            loss=PPOLoss(
-                value_clip=self.value_clip,  # type: ignore[arg-type]
-                normalize_advantage=self.normalize_advantage in (True, "minibatch"),
-                entropy_bonus=not (isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0),
-                streams=tuple(str(stream.name) for stream in self.streams),
-            ),
-        )
         _check_kl_control(self)
         _check_sequences(self)
+        _ = self.schedules
+
+    @cached_property
+    def schedules(self) -> dict[str, Schedule | None]:
+        """The arguments that may change over time, as schedules; ``None`` where the argument is."""
+        return {name: schedule_of(name, getattr(self, name)) for name in LOWEST}
+
+    @cached_property
+    def control(self) -> KLControl:
+        """What ``target_kl`` does."""
+        return make_kl_control(self.kl_control, self.target_kl is not None)
+
+    @cached_property
+    def loss(self) -> PPOLoss:
+        """The objective; without entropy bonus where that has no part in it (SB3's default)."""
+        return PPOLoss(
+            value_clip=self.value_clip,  # type: ignore[arg-type]
+            normalize_advantage=self.normalize_advantage in (True, "minibatch"),
+            entropy_bonus=not (isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0),
+            streams=tuple(str(stream.name) for stream in self.streams),
+        )
 
     @classmethod
     def of(cls, model: Any, before: "Settings | None" = None) -> "Settings":
@@ -231,13 +237,13 @@ class Settings:
         n_minibatches = math.ceil(n_transitions / self.batch_size)
         return math.ceil(total_timesteps / n_transitions) * self.n_epochs * n_minibatches
 
-    def check_spaces(
-        self, observation_space: spaces.Space, action_space: spaces.Space, env: VecEnv | None, n_envs: int
-    ) -> None:
+    def check_envs(self, env: VecEnv | None, n_envs: int) -> None:
         """:raises ValueError: the arguments do not fit the environments"""
-        _check_memory(self.n_steps, n_envs, observation_space, action_space)
         require_one_normalization(env, self.normalize_observations, self.normalize_values)
         by_rollout, n_transitions = self.normalize_advantage == "rollout", self.n_steps * n_envs
+        if n_transitions > MAX_TRANSITIONS:
+            many = f"n_steps={self.n_steps} times n_envs={n_envs} makes rollouts of more than {MAX_TRANSITIONS:,}"
+            raise ValueError(f"{many} transitions: use fewer steps, such as n_steps=2048")
         if self.normalize_advantage and (n_transitions if by_rollout else min(n_transitions, self.batch_size)) < 2:
             raise ValueError(
                 f"batch_size={self.batch_size} with n_steps={self.n_steps} times n_envs={n_envs} leaves nothing to "
@@ -330,20 +336,6 @@ def _check_ranges(settings: Settings) -> None:
             raise ValueError(
                 f"n_threads={settings.n_threads} must be at most {MAX_THREADS}: this machine has {os.cpu_count()} cores"
             )
-
-
-def _check_memory(n_steps: int, n_envs: int, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        # Not every system reports its memory.
-        return
-    needed = n_steps * n_envs * least_bytes(observation_space, action_space)
-    if needed > memory:
-        raise ValueError(
-            f"n_steps={n_steps} times n_envs={n_envs} makes rollouts of {needed / 1e9:,.0f} GB, but this machine has "
-            f"{memory / 1e9:,.0f} GB of memory: use fewer steps, such as n_steps=2048"
-        )
 
 
 def _check_exploration(settings: Settings) -> None:

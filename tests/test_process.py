@@ -1,14 +1,13 @@
 """What training sets in its process."""
 
 import ctypes
-import signal
 import subprocess
 import sys
 
 import pytest
 import torch as th
 
-from ppo_plus.process import full_precision, interrupts_wait, torch_threads
+from ppo_plus.process import full_precision, torch_threads
 
 FAULTS = """
 import resource
@@ -77,25 +76,3 @@ def test_blocks_of_threads_may_be_nested():
         assert th.get_num_threads() == other
         raise KeyError
     assert th.get_num_threads() == before
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_an_interrupt_waits_for_an_answer_or_the_end(answers):
-    reached = []
-    with pytest.raises(KeyboardInterrupt), interrupts_wait() as answer, interrupts_wait():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        reached.append("halfway")
-        if answers:
-            answer()  # what the inner block has got waits for its end
-        reached.append("the end")
-    assert reached == ["halfway", "the end"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_later_interrupt_does_not_wait(monkeypatch):
-    monkeypatch.setattr("ppo_plus.process.PATIENCE", 0.0)
-    with pytest.raises(KeyboardInterrupt), interrupts_wait():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("it has waited")

@@ -8,14 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, IMAGE, VECTOR, RandomEnv, vec
-from gymnasium import spaces
+from envs import ACTIONS, VECTOR, RandomEnv, vec
 from stable_baselines3.common.callbacks import CallbackList, EvalCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import Cost, PPO_Plus
 from ppo_plus.formulas.losses import Coefficients
-from ppo_plus.rollout.buffer import least_bytes
 from ppo_plus.settings import MAX_THREADS, SCHEDULED
 
 
@@ -54,13 +52,6 @@ def test_a_model_that_is_loaded_does_not_warn_again(tmp_path):
 
 def test_a_model_of_a_larger_machine_can_be_made_here():
     assert make(n_threads=256).n_threads == 256
-
-
-def test_memory_of_a_transition_counts_observation_and_action():
-    numbers = 4 * 6
-    assert least_bytes(spaces.Box(-1, 1, (3,), np.float64), spaces.Box(-1, 1, (2,))) == 4 * 3 + 4 * 2 + numbers
-    assert least_bytes(IMAGE, spaces.Discrete(5)) == 3 * 36 * 36 + 4 + numbers
-    assert least_bytes(spaces.Dict(a=IMAGE, b=spaces.Discrete(2)), spaces.Discrete(5)) == 3 * 36 * 36 + 4 + 4 + numbers
 
 
 # --- names, environments, devices and callbacks ----------------------------------------------------------------------
@@ -107,7 +98,7 @@ RAISES = [
     ),
     ({"n_threads": MAX_THREADS + 1}, ValueError, f"n_threads={MAX_THREADS + 1} must be at most {MAX_THREADS}"),
     *(
-        ({"n_steps": n}, ValueError, f"n_steps={n} times n_envs=1 .* GB of memory: use fewer steps")
+        ({"n_steps": n}, ValueError, f"n_steps={n} times n_envs=1 .* transitions: use fewer steps")
         for n in (99_999_999_999, np.int64(99_999_999_999), 10**30)
     ),
     *(

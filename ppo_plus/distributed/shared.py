@@ -53,7 +53,7 @@ class SingleProcess:
     def seed(self, env: VecEnv | None, seed: int | None) -> None:
         """Draw other numbers than the other processes from now on: noise, minibatches, and what environments draw."""
 
-    def begin(self, env: VecEnv, policy: ActorCriticPolicy, facts: Mapping[str, Any]) -> None:
+    def begin(self, env: VecEnv | None, policy: ActorCriticPolicy, facts: Mapping[str, Any]) -> None:
         """Start training: all processes take the weights and normalization statistics of rank 0.
 
         :raises RanksError: ``facts``, or the shapes of their networks, optimizers or statistics, differ
@@ -78,7 +78,7 @@ class SingleProcess:
 
     def synchronize(
         self,
-        env: VecEnv,
+        env: VecEnv | None,
         policy: ActorCriticPolicy,
         facts: Mapping[str, Any],
         keep_training: bool,
@@ -142,7 +142,7 @@ class SharedTraining(SingleProcess):
         if seed is not None and env is not None:
             seed_envs(env, (seed + self.ranks.rank * env.num_envs) % 2**32)
 
-    def begin(self, env: VecEnv, policy: ActorCriticPolicy, facts: Mapping[str, Any]) -> None:
+    def begin(self, env: VecEnv | None, policy: ActorCriticPolicy, facts: Mapping[str, Any]) -> None:
         self.ranks.require_same({**facts, "frozen weights": frozen(policy)})
         state = [*state_of(policy).values()]
         self.ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in state]})
@@ -169,7 +169,7 @@ class SharedTraining(SingleProcess):
 
     def synchronize(
         self,
-        env: VecEnv,
+        env: VecEnv | None,
         policy: ActorCriticPolicy,
         facts: Mapping[str, Any],
         keep_training: bool,

@@ -40,7 +40,6 @@ from ppo_plus.policy.observations import (
     visible_spaces,
 )
 from ppo_plus.policy.streams import Streams
-from ppo_plus.process import interrupts_wait
 from ppo_plus.trees import to_device
 
 #: Memory of a policy: any nesting of tensors whose first dimension is the environment; empty without memory.
@@ -420,7 +419,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         observations, and what is counted once for all its minibatches in ``rollout.carry.memory``."""
         return rollout._replace(masks=self._masks(rollout.observations, rollout.masks))
 
-    @interrupts_wait()
     def before_update(self, transitions: Callable[[str], Any], total: Callable[[Moments], Moments]) -> None:
         """Add the returns of a rollout to the moments that values are normalized by, if they are.
 
@@ -431,7 +429,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             last = [self.value_net, *([self.streams.head] if self.streams else [])]
             self.value_normalizer.rescale(last, total(Moments.of(transitions("returns"))))
 
-    @interrupts_wait()
     def after_update(self, transitions: Callable[[str], Any], total: Callable[[Moments], Moments]) -> None:
         """Add the observations of a rollout to the moments that they are normalized by, if they are; arguments as of
         :meth:`before_update`."""

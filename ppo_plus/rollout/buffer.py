@@ -7,7 +7,6 @@ reads or overrides those keeps working. For environments in tensors, the storage
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
@@ -18,8 +17,6 @@ from gymnasium import spaces
 from stable_baselines3.common import buffers as sb3
 
 from ppo_plus.formulas.losses import gae, normalize
-from ppo_plus.policy.distributions import make_distribution
-from ppo_plus.policy.observations import parts_of
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry, Memory
 from ppo_plus.trees import mapped, to_device, tree_flatten, tree_map
 from ppo_plus.update.minibatch import Batch, pick, steps_per_sequence
@@ -36,14 +33,6 @@ AT_ONCE = 1024
 NUMBERS = ("rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
 #: Arrays that an estimate of advantages reads or writes.
 ESTIMATED = ("rewards", "values", "advantages", "returns")
-
-
-def least_bytes(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
-    """Lower bound on the bytes of a transition: its observation, its action and six numbers."""
-    parts = parts_of(observation_space).values()
-    # Floats are stored as float32.
-    observation: int = sum(math.prod(part.shape or ()) * min(np.dtype(part.dtype).itemsize, 4) for part in parts)
-    return observation + 4 * (make_distribution(action_space).action_dim + 6)
 
 
 def _stored(name: str) -> property:
@@ -229,7 +218,7 @@ class RolloutBuffer:
 
     def estimate(self, last_values: th.Tensor, starts: th.Tensor) -> None:
         """Estimate the advantages of the transitions by :meth:`compute_returns_and_advantage`, as if the rows that are
-        not :attr:`valid` were not there: moved before all others, they change no estimate but their own.
+        not ``valid`` were not there: moved before all others, they change no estimate but their own.
 
         :param last_values: as of that method
         :param starts: which of the observations after the last step begin an episode, booleans ``(N,)``

@@ -53,6 +53,11 @@ class Position:
         #: Whether :meth:`warn_once` has warned.
         self.has_warned = False
 
+    def begin(self, device: th.device, forget: bool) -> None:
+        """Begin a call of ``learn`` on a device; ``forget`` memory and noise if its episodes are new ones."""
+        self.carry = None if forget else tree_map(lambda tensor: tensor.to(device), self.carry)
+        self.stream_sums = None if forget else self.stream_sums
+
     def warn_once(self, message: str) -> None:
         """Warn of time limits that cannot be recognized, once for a model."""
         if not self.has_warned:

@@ -1,8 +1,11 @@
 """Updates of a policy: minibatch by minibatch, until the epochs or the KL control end them."""
 
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +18,6 @@ from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.policy.policies import ActorCriticPolicy
-from ppo_plus.process import interrupts_wait
 from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.minibatch import (
     FINITE,
@@ -42,6 +44,8 @@ GradientFunction = Callable[[Batch, KLState, th.Tensor], LossAndGradient]
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
+#: Seconds after which code that does not answer Ctrl-C is interrupted wherever it is.
+PATIENCE = 1.0
 #: Beyond this mean standard deviation of actions, a warning says so.
 LARGE_STD = 1000.0
 
@@ -53,6 +57,47 @@ def coefficients_of(values: Mapping[str, Any]) -> Coefficients:
         # At the end of a schedule it may be 0: rounding alone would then decide which ratios are clipped.
         tensors["clip_range"] = tensors["clip_range"].clamp(min=1e-5)
     return Coefficients(**{"clip_range": None, "clip_range_vf": None, **tensors})
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[Callable[[], None]]:
+    """Let Ctrl-C wait in the block until what the block gets is called, or the block ends: so it finds nothing halfway.
+    A second one that comes :data:`PATIENCE` seconds later or more does not wait, since the code may hang."""
+    handler: Any = signal.getsignal(signal.SIGINT)
+    came: list[float] = []
+
+    def answer() -> None:
+        if came:
+            came.clear()
+            handler(signal.SIGINT, None)
+
+    def receive(number: int, frame: Any) -> None:
+        came.append(time.monotonic())
+        if came[-1] - came[0] > PATIENCE:
+            answer()
+
+    # Python handles signals in the main thread.
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield answer
+        return
+    signal.signal(signal.SIGINT, receive)
+    try:
+        yield answer
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        answer()
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """In the block, torch makes tensors in single precision on the CPU and records gradients, whatever else was set."""
+    before, elsewhere = th.get_default_dtype(), th.get_default_device().type != "cpu"
+    with th.inference_mode(False), th.enable_grad(), th.device("cpu") if elsewhere else nullcontext():
+        try:
+            th.set_default_dtype(th.float32)
+            yield
+        finally:
+            th.set_default_dtype(before)
 
 
 class Updater:

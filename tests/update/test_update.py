@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import signal
 import warnings
 
 import pytest
@@ -13,7 +14,7 @@ from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
 from ppo_plus.formulas.losses import clip_fraction
 from ppo_plus.update.minibatch import COUNTED, UpdateRule, packed
-from ppo_plus.update.update import MAX_SKIPPED, Update, Updater, coefficients_of, in_place
+from ppo_plus.update.update import MAX_SKIPPED, Update, Updater, coefficients_of, in_place, interrupts_wait
 
 
 def remembering(control, running=False, beta=4.0, lr_scale=0.5):
@@ -109,3 +110,25 @@ def test_rounding_does_not_decide_what_is_clipped_at_the_end_of_a_schedule():
     coefficients = coefficients_of({"clip_range": 0.0, "ent_coef": 0.0, "vf_coef": 0.5})
     log_ratio = th.tensor([3e-8, -3e-8, 1e-3])
     assert clip_fraction(log_ratio, coefficients.clip_range) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_interrupt_waits_for_an_answer_or_the_end(answers):
+    reached = []
+    with pytest.raises(KeyboardInterrupt), interrupts_wait() as answer, interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        reached.append("halfway")
+        if answers:
+            answer()  # what the inner block has got waits for its end
+        reached.append("the end")
+    assert reached == ["halfway", "the end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_later_interrupt_does_not_wait(monkeypatch):
+    monkeypatch.setattr("ppo_plus.update.update.PATIENCE", 0.0)
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it has waited")
