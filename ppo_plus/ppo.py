@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import torch as th
 from stable_baselines3.common import utils
-from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
@@ -28,9 +27,8 @@ from ppo_plus.distributed.shared import SingleProcess, shared_training
 from ppo_plus.envs import normalization
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import of_ended, seed_envs
-from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.make_vec import as_vec_env, with_dicts
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
+from ppo_plus.envs.wrap import checked_env, wrap_env
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
@@ -46,11 +44,11 @@ from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
 from ppo_plus.rollout.streams import complete_streams
-from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector, warn_of_numpy
+from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
-from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, check_env, known_names_only, schedule_of
+from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, known_names_only, schedule_of
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Update, Updater, interrupts_wait, torch_defaults
 
@@ -200,7 +198,7 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         if not self.ranks.leads:
             verbose, tensorboard_log = 0, None
         if env is not None:
-            env = self._checked_env(env, verbose)
+            env = checked_env(env, verbose)
         elif _init_setup_model:
             raise TypeError("env=None: pass an environment, or the id of one")
         check_device(device)
@@ -636,8 +634,8 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
 
         :param dataset: what :func:`ppo_plus.record_demonstrations` returns; a dict with ``observations`` and
             ``actions``, and optionally ``rewards``, ``terminations``, ``truncations`` and ``action_masks``, a row per
-            transition; a list of such dicts; or a data set of Minari. They are those of the environment, before
-            ``VecNormalize``, and are added to the statistics of normalization
+            transition; a list of such dicts or of trajectories of imitation; or a data set of Minari. They are those of
+            the environment, before ``VecNormalize``, and are added to the statistics of normalization
         :param n_epochs: passes over the data, at most, at least 1
         :param batch_size: transitions per minibatch, at least 1; with memory, those of at least one episode
         :param learning_rate: constant, above 0
@@ -686,26 +684,9 @@ class PPO_Plus(ModelFiles, OnPolicyAlgorithm):
         if self.env is not None and seed is not None:
             seed_envs(self.env, seed)
 
-    @classmethod
-    def _checked_env(cls, env: GymEnv | str, verbose: int) -> GymEnv:
-        """The environment, made if it was an id, once its spaces are known to be supported."""
-        made = as_vec_env(maybe_make_env(env, verbose))
-        check_env(made)
-        return made
-
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """As SB3's, also for ids of environments and for vector environments of Gymnasium."""
-        made = PPO_Plus._checked_env(env, verbose)
-        if not isinstance(made, VecEnv):
-            # SB3 puts it into a Monitor, and says so.
-            dummy: Any = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper).unwrapped
-            (single,), verbose = dummy.envs, 0
-            made = LeanVecEnv([lambda: single])
-        wrapped = OnPolicyAlgorithm._wrap_env(with_dicts(made), verbose, monitor_wrapper)
-        normalization.check_normalization(wrapped)
-        warn_of_numpy(wrapped)
-        return wrapped
+        return wrap_env(env, verbose, monitor_wrapper)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """Learn in another environment from now on.

@@ -10,16 +10,13 @@ from functools import cached_property, wraps
 from operator import attrgetter, is_
 from typing import Any, ParamSpec
 
-import gymnasium as gym
 import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.utils import get_device
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.envs.checks import check_spaces
-from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import require_one_normalization
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
@@ -409,22 +406,6 @@ def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
         raise TypeError(f"{unknown}={kwargs[unknown]!r} is not an argument of PPO_Plus: {remedy}")
 
     return checked
-
-
-def check_env(env: Any) -> None:
-    """:raises TypeError: no environment. :raises ValueError: its spaces are not supported"""
-    if not isinstance(env, (gym.Env, VecEnv)):
-        remedy = "shimmy's GymV21CompatibilityV0(env=env) and GymV26CompatibilityV0 convert those of the old gym"
-        if callable(env):
-            remedy = "call it, env(), or make several of them, ppo_plus.make_vec(env, n_envs=8)"
-        elif isinstance(env, (list, tuple)):
-            remedy = "make one of them all, ppo_plus.make_vec(env_id, n_envs=8), or of functions DummyVecEnv(functions)"
-        raise TypeError(f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment: {remedy}")
-    for layer in layers(env):
-        if isinstance(layer, VecEnvWrapper) and not isinstance(layer.venv, VecEnv):
-            name = type(layer).__name__
-            raise TypeError(f"env={name}({layer.venv!r}) needs a VecEnv: wrap {name}(ppo_plus.as_vec_env(env))")
-    check_spaces(env)
 
 
 def check_device(device: th.device | str) -> None:

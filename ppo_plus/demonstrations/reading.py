@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from stable_baselines3.common.preprocessing import is_image_space, maybe_transpose
 
+from ppo_plus.envs.checks import TIMEOUT
 from ppo_plus.envs.normalization import observation_moments
 from ppo_plus.model import Model
 from ppo_plus.policy.masking import as_masks
@@ -18,8 +19,8 @@ from ppo_plus.policy.observations import is_finite, to_network
 from ppo_plus.require import LARGEST, require_spaces
 from ppo_plus.trees import mapped, tree_leaves, tree_map
 
-#: The entries of a data set; there may be :data:`MASKS`, too.
-NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
+#: The entries of a data set, and what imitation calls them.
+NAMES = {"observations": "obs", "actions": "acts", "rewards": "rews", "terminations": "", "truncations": ""}
 MASKS = "action_masks"
 #: The spaces of a reward, and of whether an episode ends.
 REWARD, END = spaces.Box(-LARGEST, LARGEST, (), np.float64), spaces.Discrete(2)
@@ -72,16 +73,21 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
 
 
 def _episode(episode: Any) -> dict[str, Any]:
-    """The entries of an episode of Minari, or of a dict of one or several episodes."""
-    is_dict = isinstance(episode, Mapping)
-    data = dict(episode) if is_dict else {name: getattr(episode, name) for name in NAMES if hasattr(episode, name)}
+    """The entries of a trajectory of imitation, an episode of Minari, or a dict of one or several episodes."""
+    get = episode.get if isinstance(episode, Mapping) else lambda name: getattr(episode, name, None)
+    found = {name: get(name) if get(name) is not None else get(short) for name, short in NAMES.items()}
+    data = {name: rows for name, rows in found.items() if rows is not None}
+    data |= episode if isinstance(episode, Mapping) else {}
     if {"observations", "actions"} <= data.keys():
-        n = _count(data["actions"])
+        n, infos = _count(data["actions"]), get("infos")
         data["observations"] = mapped(lambda rows: rows[:n] if len(rows) == n + 1 else rows, data["observations"])
-        data.setdefault("truncations", np.arange(n) == n - 1)
-        if "terminations" not in data:
+        # imitation does not say how an episode has ended, but its infos may.
+        terminated = bool(get("terminal")) and not (infos is not None and infos[-1].get(TIMEOUT, False))
+        last = np.arange(n) == n - 1
+        data.setdefault("truncations", last)
+        if get("terminal") is None and "terminations" not in data:
             data.pop("rewards", None)  # returns are unknown where the way an episode ended is
-            data["terminations"] = np.zeros(n, dtype=bool)
+        data.setdefault("terminations", last & terminated)
     return data
 
 

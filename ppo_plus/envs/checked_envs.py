@@ -1,7 +1,7 @@
 """A context in which the mistakes of environments are errors that say what to do, and checks of what they returned."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, unwrap_vec_normalize
 
-from ppo_plus.envs.checks import InvalidOutput, check_info, check_obs, check_shape, described, explanation
+from ppo_plus.envs.checks import check_info, check_shape, described, explanation
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.lean_vec_env import faster_methods
 from ppo_plus.policy.observations import NotFiniteError, require_finite
@@ -30,7 +30,7 @@ class CheckedEnvs:
         self._statistics = {name: copy.deepcopy(values[name]) for name in statistics if name in values}
         owners = (layer for layer in layers(env) if isinstance(layer, (DummyVecEnv, SyncVectorEnv)))
         #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
-        self._owner: Any = next(owners, None)
+        self._owner = next(owners, None)
         #: What a ``DummyVecEnv`` has within the context only. One of the user cannot be exchanged, since callbacks and
         #: wrappers have it, and steps of SB3's copy everything; outside of the context, nothing of it is changed.
         self._lent = faster_methods(self._owner) if isinstance(self._owner, DummyVecEnv) else {}
@@ -49,12 +49,13 @@ class CheckedEnvs:
         for name in self._added:
             vars(self._owner).pop(name, None)
         if isinstance(error, (EOFError, ConnectionError)) and isinstance(self._env.unwrapped, SubprocVecEnv):
-            raise _death(self._env.unwrapped, self._step()) from error
+            error.add_note(
+                f"A worker process of SubprocVecEnv died at step {self._step()}. With ppo_plus.SupervisedVecEnv(..., "
+                "restarts=N), training continues with a new environment."
+            )
         if self._owner is None or not isinstance(error, Exception):
             return
         i = error.env if isinstance(error, NotFiniteError) else current
-        if isinstance(self._owner, SyncVectorEnv):
-            i, error = next(_misfits(self._owner), (i, error))
         explained = explanation(error, self._owner if i is None else self._owner.envs[i])
         if i is not None and not hasattr(error, "__notes__"):
             env = self._owner.envs[i].unwrapped
@@ -93,29 +94,3 @@ class CheckedEnvs:
         if obs is not None:
             check_shape(obs, self._env.observation_space, self._env.num_envs)
             self.require_finite(obs)
-
-
-def _misfits(env: SyncVectorEnv) -> Iterator[tuple[int, InvalidOutput]]:
-    """What is wrong with the latest observations of Gymnasium's environments, which it writes into one array."""
-    for i, obs in enumerate(getattr(env, "_env_obs", ())):
-        if obs is not None:
-            try:
-                check_obs(obs, env.single_observation_space, values=False)
-            except InvalidOutput as error:
-                yield i, error
-
-
-def _death(env: SubprocVecEnv, step: int) -> RuntimeError:
-    """The error that says which worker processes have died; the others are ended."""
-    for process in env.processes:
-        process.join(0.5)
-    codes = {i: process.exitcode for i, process in enumerate(env.processes) if process.exitcode is not None}
-    for process in env.processes:
-        process.kill()
-        process.join(1.0)
-    env.closed = True  # its `close` would wait for answers
-    dead = " and ".join(f"environment {i} (exit code {code})" for i, code in codes.items())
-    return RuntimeError(
-        f"the worker process of {dead or 'an environment'} of SubprocVecEnv died at step {step}, and the others were "
-        "ended. With ppo_plus.SupervisedVecEnv(..., restarts=N), training continues with a new environment"
-    )

@@ -17,10 +17,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import ClipAction
 from stable_baselines3.common.env_util import is_wrapped, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.observations import canonical_space, is_finite, why_not_finite
@@ -172,7 +174,7 @@ def check_reward(reward: Any) -> float:
     return reward
 
 
-def row_of(obs: Any, i: int) -> Any:
+def row_of(obs: VecEnvObs, i: int) -> Any:
     """A copy of the observation of environment ``i``, from those of all."""
     return mapped(lambda array: np.array(array[i]), obs)
 
@@ -182,11 +184,11 @@ def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return shape == expected or math.prod(shape) == math.prod(expected) == 1
 
 
-def _can_represent(dtype: Any, array: np.ndarray) -> bool:
+def _can_represent(dtype: np.dtype[Any] | None, array: np.ndarray) -> bool:
     """Whether a dtype can represent the values of an array, apart from the rounding of floats."""
     if array.dtype.kind not in "biuf":
         return False
-    return np.dtype(dtype).kind == "f" or bool((array.astype(dtype) == array).all())
+    return dtype is None or dtype.kind == "f" or bool((array.astype(dtype) == array).all())
 
 
 def is_reset(info: Info) -> bool:
@@ -200,7 +202,7 @@ def monitored(info: Info) -> Info | None:
     return entry if isinstance(entry, dict) and {"r", "l"} <= entry.keys() else None
 
 
-def of_ended(infos: Sequence[Info], dones: Any = None) -> list[Info]:
+def of_ended(infos: Sequence[Info], dones: np.ndarray | None = None) -> list[Info]:
     """What is logged of episodes: their success, and what a ``Monitor`` says of them, in its form only.
 
     :param dones: which of the infos are of an episode that has ended; ``None``: all
@@ -210,11 +212,11 @@ def of_ended(infos: Sequence[Info], dones: Any = None) -> list[Info]:
 
 
 @contextmanager
-def counted(env: Any, info: Info) -> Iterator[None]:
+def counted(env: gym.Env, info: Info) -> Iterator[None]:
     """While an environment is reset after an episode: an episode that was ended by a wrapper around the ``Monitor``,
     such as a ``TimeLimit``, counts, too. One that ends when a life is lost does not reset the ``Monitor``."""
-    monitor: Any = unwrap_wrapper(env, Monitor)
-    if monitor is None or monitor.needs_reset:
+    monitor = unwrap_wrapper(env, Monitor)
+    if not isinstance(monitor, Monitor) or monitor.needs_reset:
         yield
         return
     # The user's, or that of an earlier episode.
@@ -229,7 +231,7 @@ def counted(env: Any, info: Info) -> Iterator[None]:
             monitor.results_writer.write_row(info["episode"])
 
 
-def check_spaces(env: Any) -> None:
+def check_spaces(env: gym.Env | VecEnv) -> None:
     """:raises ValueError: PPO_Plus does not support the spaces of an environment"""
     canonical_space(env.observation_space)
     try:
@@ -253,12 +255,12 @@ def seed_envs(env: VecEnv, seed: int) -> None:
         )
 
 
-def described(i: int, env: Any, seed: int | None, step: int) -> str:
+def described(i: int, env: gym.Env | str, seed: int | None, step: int) -> str:
     """Environment ``i`` in a message: what it is, the seed of its last reset if it is known, the steps taken."""
     return f"environment {i}, {env}, {'unseeded' if seed is None else f'seed {seed}'}, step {step}"
 
 
-def explanation(error: Exception, env: Any) -> Exception | None:
+def explanation(error: Exception, env: gym.Env | VectorEnv | VecEnv) -> Exception | None:
     """What an error of the code that called an environment means, with the remedy; ``None``: unknown, or its own."""
     text, name = str(error), f"env={env.unwrapped!r}"
     if isinstance(error, InvalidOutput):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.vector import SyncVectorEnv, VectorWrapper
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
+from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 
 class Adapter:
@@ -17,9 +17,13 @@ class Adapter:
     env: Any
 
 
-def layers(env: Any) -> Iterator[Any]:
+#: An environment of any kind.
+Layer = gym.Env | VectorEnv | VecEnv | Adapter
+
+
+def layers(env: Layer | None) -> Iterator[Layer]:
     """The environment and all that it wraps, from the outermost on, each object once."""
-    waiting, seen = [env], set[int]()
+    waiting, seen = [] if env is None else [env], set[int]()
     while waiting:
         layer = waiting.pop()
         if id(layer) not in seen:
@@ -28,12 +32,12 @@ def layers(env: Any) -> Iterator[Any]:
             waiting += reversed(wrapped_by(layer))
 
 
-def share_layers(one: Any, other: Any) -> bool:
+def share_layers(one: Layer, other: Layer) -> bool:
     """Whether two environments wrap the same one, or one of them wraps the other."""
     return not {*map(id, layers(one))}.isdisjoint(map(id, layers(other)))
 
 
-def wrapped_by(layer: Any) -> list[Any]:
+def wrapped_by(layer: Layer) -> list[Layer]:
     """What a layer wraps."""
     # Not by `vars`: once an object's dict has been asked for, its attributes take longer to read.
     if isinstance(layer, (DummyVecEnv, SyncVectorEnv)):

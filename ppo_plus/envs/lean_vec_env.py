@@ -26,6 +26,7 @@ from ppo_plus.envs.checks import (
     copied,
     counted,
 )
+from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.envs.resumable.state import Resumable, as_resumable
 
 
@@ -47,7 +48,7 @@ class LeanVecEnv(DummyVecEnv):
         self._resumables = [old if env is old or env is old.env else as_resumable(env) for old, env in pairs]
         return self._resumables
 
-    def resumable_method(self, name: str, *args: Any, indices: VecEnvIndices = None) -> list[Any]:
+    def resumable_method(self, name: str, *args: State, indices: VecEnvIndices = None) -> list[Any]:
         """Call a method of the recorders of environments."""
         recorded = self.recorded()
         return [getattr(recorded[i], name)(*args) for i in self._get_indices(indices)]

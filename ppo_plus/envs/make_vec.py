@@ -138,7 +138,7 @@ def as_vec_env(env: Any) -> Any:
     return env
 
 
-def _takes_tensors(env: Any) -> bool:
+def _takes_tensors(env: VectorEnv[Any, Any, Any]) -> bool:
     """Whether a vector environment takes and returns tensors: it has a device, or one of its wrappers converts."""
     if isinstance(getattr(env, "device", None), th.device):
         return True

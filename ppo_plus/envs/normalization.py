@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus.envs.layers import layers
@@ -29,16 +30,16 @@ def check_normalization(env: VecEnv) -> None:
         warnings.warn(
             "VecNormalize counts a return of 0 for each step that only resets an environment, which distorts the scale "
             "of rewards: pass norm_reward=False to it and normalize_values=True to PPO_Plus, or mode SAME_STEP",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
-def normalized_by(env: Any) -> list[Any]:
+def normalized_by(env: VecEnv | None) -> list[RunningMeanStd]:
     """The running statistics by which a ``VecNormalize`` normalizes the observations of an environment."""
-    return [*observation_moments(unwrap_vec_normalize(env)).values()]
+    return [] if env is None else [*observation_moments(unwrap_vec_normalize(env)).values()]
 
 
-def warn_of_statistics(trained: bool | None, env: Any) -> None:
+def warn_of_statistics(trained: bool | None, env: VecEnv | None) -> None:
     """Warn if a policy would see other numbers in an environment than it was trained on.
 
     :param trained: whether those were normalized; ``None``: it is unknown
@@ -58,7 +59,9 @@ def warn_of_statistics(trained: bool | None, env: Any) -> None:
     )
 
 
-def require_one_normalization(env: Any, normalize_observations: Any, normalize_values: Any = False) -> None:
+def require_one_normalization(
+    env: VecEnv | None, normalize_observations: bool | dict[str, Any], normalize_values: bool | dict[str, Any] = False
+) -> None:
     """:raises ValueError: a ``VecNormalize`` normalizes what the policy with these arguments normalizes itself"""
     wrappers = [layer for layer in layers(env) if isinstance(layer, VecNormalize)]
     values = (normalize_observations, normalize_values)
@@ -77,19 +80,19 @@ def are_finite(normalize: VecNormalize) -> bool:
     return all(np.isfinite(part).all() for part in parts)
 
 
-def running_statistics(normalize: VecNormalize | None) -> list[Any]:
+def running_statistics(normalize: VecNormalize | None) -> list[RunningMeanStd]:
     """The running statistics of returns and observations that a ``VecNormalize`` normalizes by, if there is one."""
     return [] if normalize is None else [normalize.ret_rms, *observation_moments(normalize).values()]
 
 
-def mean_seen(rms: Any) -> Any:
+def mean_seen(rms: RunningMeanStd) -> np.ndarray:
     """The mean of the numbers that a ``VecNormalize`` has seen, without the 0 that it begins with (1e-4 times)."""
     return rms.mean * rms.count / max(rms.count - 1e-4, 1e-4)
 
 
-def observation_moments(normalize: Any) -> dict[str, Any]:
+def observation_moments(normalize: VecNormalize | None) -> dict[str, RunningMeanStd]:
     """The running statistics by which a ``VecNormalize`` normalizes observations, if there is one that does, by entry
     (``""``: the whole)."""
-    if not getattr(normalize, "norm_obs", False) or "obs_rms" not in vars(normalize):
+    if normalize is None or not normalize.norm_obs or "obs_rms" not in vars(normalize):
         return {}
     return normalize.obs_rms if isinstance(normalize.obs_rms, dict) else {"": normalize.obs_rms}

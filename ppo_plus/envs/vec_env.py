@@ -32,7 +32,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import AUTORESET, TIMEOUT, monitored, row_of
+from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Info, monitored, row_of
 from ppo_plus.envs.layers import Adapter
 from ppo_plus.trees import mapped
 
@@ -45,7 +45,7 @@ class BatchedVecEnv(Adapter, VecEnv):
 
     def __init__(self, env: Any, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space):
         self.env = env
-        self._actions: Any = None
+        self._actions: np.ndarray | tuple[Any, ...] | dict[str, Any] | None = None
         self._start_time = time.time()
         super().__init__(num_envs, observation_space, action_space)
 
@@ -62,7 +62,7 @@ class BatchedVecEnv(Adapter, VecEnv):
             raise ValueError(f"options={self._options!r} must be the same for all environments of {self.env}")
         return {"options": self._options[0]} if self._options[0] else {}
 
-    def step_async(self, actions: Any) -> None:
+    def step_async(self, actions: np.ndarray | Sequence[Any] | dict[str, Any]) -> None:
         """Prepare a step.
 
         :param actions: array ``(N, ...)``, or for Dict and Tuple spaces a list of ``N`` actions, or a batch
@@ -90,13 +90,6 @@ class BatchedVecEnv(Adapter, VecEnv):
         """Whether the environments are wrapped; always true of ``Monitor``, whose work the adapter does."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
 
-    def render(self, mode: str | None = None) -> np.ndarray | None:
-        if self.render_mode in (None, "rgb_array") or mode not in (None, self.render_mode):
-            return super().render(mode)
-        # It draws all environments at once.
-        self.env.render()
-        return None
-
     def close(self) -> None:
         self.env.close()
 
@@ -110,8 +103,8 @@ class GymVectorEnv(BatchedVecEnv):
     Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, natively vectorized environments
     (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in the autoreset modes ``SAME_STEP``
     and ``NEXT_STEP`` (see :mod:`ppo_plus.envs.vec_env`), and owns them from now on. ``env_method`` reaches the single
-    environments of a ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once, and ``get_attr`` and ``set_attr`` those of a
-    ``SyncVectorEnv``; for the attributes of an ``AsyncVectorEnv`` use its own ``get_attr`` and ``set_attr``.
+    environments of a ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once; for attributes, use their own ``get_attr``
+    and ``set_attr``.
 
     What the environment calls ``info`` are *columns*: an array with a row per environment for each key, and under
     ``"_" + key`` which of the rows are set.
@@ -186,7 +179,7 @@ class GymVectorEnv(BatchedVecEnv):
             self.resetting = dones
         return obs, rewards.astype(np.float32), dones | resetting, infos
 
-    def _end_episodes(self, ended: list[int], obs: Any, columns: dict[str, Any], infos: list[dict[str, Any]]) -> None:
+    def _end_episodes(self, ended: list[int], obs: Any, columns: Info, infos: list[Info]) -> None:
         """Put final observations and infos of the environments ``ended`` where SB3 expects them, in ``infos``."""
         resets = self.autoreset == AutoresetMode.SAME_STEP
         if resets and "final_obs" not in columns:
@@ -205,19 +198,6 @@ class GymVectorEnv(BatchedVecEnv):
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return list(self.env.render())
-
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        base = self.env.unwrapped
-        if attr_name == "render_mode" or not isinstance(base, SyncVectorEnv):
-            return super().get_attr(attr_name, indices)
-        return [base.envs[i].get_wrapper_attr(attr_name) for i in self._get_indices(indices)]
-
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        base = self.env.unwrapped
-        if not isinstance(base, SyncVectorEnv):
-            return super().set_attr(attr_name, value, indices)
-        for i in self._get_indices(indices):
-            base.envs[i].set_wrapper_attr(attr_name, value)
 
     def has_attr(self, attr_name: str) -> bool:
         in_all = self._singles and all(self.env.unwrapped.call("has_wrapper_attr", attr_name))

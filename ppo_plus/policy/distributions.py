@@ -512,11 +512,16 @@ def make_distribution(
 
 
 def _check_box(space: spaces.Box, name: str) -> None:
-    """:raises ValueError: without finite bounds or without components"""
+    """:raises ValueError: without finite bounds or without components, or integers that floats cannot hold"""
     infinite = [bound for bound in ("low", "high") if not np.isfinite(getattr(space, bound)).all()]
     if infinite:
         which = " and ".join(infinite)
         raise ValueError(f"{name}={space} has an infinite {which}: give the environment's Box finite ones")
+    bounds = [space.low.astype(np.float64), space.high.astype(np.float64)]
+    if np.issubdtype(space.dtype, np.integer) and np.abs(bounds).max(initial=0) > 2**53:
+        raise ValueError(
+            f"{name}={space} has integers beyond ±2**53, which floats cannot tell apart: give the Box narrower bounds"
+        )
     if np.prod(space.shape) == 0:
         raise ValueError(f"{name}={space} is empty: give it a shape without 0")
 

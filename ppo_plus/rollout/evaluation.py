@@ -15,8 +15,10 @@ from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from gymnasium.wrappers import vector as vectorized
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import (
+    SubprocVecEnv,
     VecEnv,
     VecNormalize,
     VecTransposeImage,
@@ -28,7 +30,7 @@ from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import TIMEOUT, monitored
 from ppo_plus.envs.layers import layers, share_layers
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
-from ppo_plus.envs.supervised.vec_env import RESTART
+from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.model import Model
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.process import assigned
@@ -188,11 +190,25 @@ def with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
 
 @contextmanager
 def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
-    """The training environment to play in: the statistics of ``VecNormalize`` and of Gymnasium's
-    ``NormalizeObservation`` and ``NormalizeReward`` are used, but do not change, except in worker processes."""
+    """The training environment to play in: a ``Monitor`` records nothing, and the statistics of ``VecNormalize`` and of
+    Gymnasium's ``NormalizeObservation`` and ``NormalizeReward`` are used, but do not change. Those in worker processes
+    would, so a warning says what changes there.
+    """
+    if isinstance(env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
+        kinds = (NormalizeObservation, NormalizeReward)
+        if touched := [kind.__name__ for kind in kinds if any(env.env_is_wrapped(kind))]:
+            warnings.warn(
+                f"evaluate plays in the training environment, whose worker processes have {' and '.join(touched)}, so "
+                "their statistics change: pass evaluate(env=...), or use VecNormalize",
+                stacklevel=5,
+            )
     with ExitStack() as undo:
         for layer in layers(env):
-            if isinstance(layer, RUNNING):
+            if isinstance(layer, Monitor):
+                lists = {name: value.copy() for name, value in vars(layer).items() if isinstance(value, list)}
+                undo.callback(vars(layer).update, vars(layer) | lists)
+                layer.results_writer = None
+            elif isinstance(layer, RUNNING):
                 undo.callback(vars(layer).update, dict(vars(layer)))
                 layer.update_running_mean = False
         with frozen(env):

@@ -4,15 +4,14 @@ What the host needs to know of a rollout (whether its numbers are finite, which 
 limits there were, what to log) is computed on the device and read in one copy.
 """
 
-import warnings
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.tensors.env import as_numpy
@@ -37,17 +36,6 @@ from ppo_plus.trees import to_device, tree_leaves, tree_map
 from ppo_plus.update.minibatch import read
 
 
-def warn_of_numpy(env: VecEnv) -> None:
-    """Warn where a wrapper makes training step environments in tensors through NumPy."""
-    if isinstance(env, VecEnvWrapper) and isinstance(env.unwrapped, TensorVecEnv):
-        warnings.warn(
-            f"{type(env).__name__} works in NumPy, so environments in tensors are stepped through the host, which is "
-            "slow: leave it out, or wrap the simulator; in place of VecNormalize, pass normalize_observations=True and "
-            "normalize_values=True to PPO_Plus",
-            stacklevel=4,
-        )
-
-
 class Lazy:
     """A value that is computed on first access."""
 
@@ -61,13 +49,18 @@ class Lazy:
 
 
 class LazyLocals(dict[str, Any]):
-    """A dict that returns the value of a :class:`Lazy` entry when that is read by its key."""
+    """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
+
+    # A dict's own methods read the entries themselves, those of a mapping call `__getitem__`.
+    get, values, items = MutableMapping.get, MutableMapping.values, MutableMapping.items  # type: ignore[assignment]
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
         return value.value if isinstance(value, Lazy) else value
 
-    get = MutableMapping.get  # type: ignore[assignment]  # a dict's own does not call `__getitem__`
+    def __iter__(self) -> Iterator[str]:
+        # Because this method is defined, `dict(locals)` and `{**locals}` read each value.
+        return super().__iter__()
 
 
 class TensorCollector(Collector):

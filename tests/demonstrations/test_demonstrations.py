@@ -594,6 +594,23 @@ def test_a_dict_in_a_list_may_have_several_episodes():
     assert one["truncations"][-1] == 0
 
 
+def test_trajectories_of_imitation():
+    types = pytest.importorskip("imitation.data.types")
+    infos = [None, np.array([{}] * 4 + [{"TimeLimit.truncated": True}]), np.array([{}] * 6)]
+    trajectories = [
+        types.TrajectoryWithRew(obs=obs, acts=acts, rews=rews, infos=info, terminal=i < 2)
+        for i, ((obs, acts, rews), info) in enumerate(zip(episodes(), infos, strict=True))
+    ]
+    check(make_model(env=vec(BOX)), trajectories, [True, False, False])
+    # Dict observations.
+    space = spaces.Dict(vector=VECTOR)
+    dicts = [
+        types.Trajectory(obs=types.DictObs({"vector": obs}), acts=acts, infos=None, terminal=True)
+        for obs, acts, _ in episodes()
+    ]
+    make_model(env=vec(BOX, space), policy="MultiInputPolicy").pretrain(dicts, n_epochs=1)
+
+
 def test_a_data_set_of_minari(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
@@ -610,6 +627,13 @@ def test_a_data_set_of_minari(tmp_path, monkeypatch):
     ]
     dataset = minari.create_dataset_from_buffers("follow/test-v0", buffers, action_space=BOX, observation_space=VECTOR)
     check(make_model(env=vec(BOX)), dataset, [True, False, False])
+
+
+class Trajectory:
+    """As imitation's, which need not be installed."""
+
+    def __init__(self, obs, acts, rews, terminal=False, infos=None):
+        self.obs, self.acts, self.rews, self.terminal, self.infos = obs, acts, rews, terminal, infos
 
 
 class Data:
@@ -629,6 +653,12 @@ class MinariEpisode:
 
 def test_episodes_as_objects_and_dicts():
     model = make_model(env=vec(BOX))
+    infos = [None, [{}] * 4 + [{"TimeLimit.truncated": True}], [{}] * 6]
+    check(
+        model,
+        [Trajectory(*each, i < 2, info) for i, (each, info) in enumerate(zip(episodes(), infos, strict=True))],
+        [True, False, False],
+    )
     check(model, Data(), [True, False, False])
     dicts = [
         dict(observations=obs, actions=acts, rewards=rews, terminations=np.arange(len(acts)) == len(acts) - 1)

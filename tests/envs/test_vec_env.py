@@ -365,16 +365,6 @@ def test_vec_normalize_on_top():
             assert_same(info.get("terminal_observation"), other.get("terminal_observation"))
 
 
-def test_vec_normalize_with_next_step():
-    env = VecNormalize(GymVectorEnv(vector(2, AutoresetMode.NEXT_STEP)))
-    env.reset()
-    for _ in range(40):
-        obs, _, dones, infos = env.step(np.ones(2, int))
-        for i in np.flatnonzero(dones):
-            if "autoreset" not in infos[i]:
-                np.testing.assert_allclose(infos[i]["terminal_observation"], obs[i], rtol=1e-6)
-
-
 def test_sb3_learns_the_same_as_on_dummy():
     weights = []
     for env in (GymVectorEnv(vector(2, AutoresetMode.SAME_STEP)), dummy(2)):
@@ -450,16 +440,6 @@ def test_access_to_the_environments(kind):
     env.close()
 
 
-def test_attributes_of_environments_in_this_process():
-    env = GymVectorEnv(vector(3, AutoresetMode.SAME_STEP))
-    env.set_attr("bonus", 10.0)
-    assert env.get_attr("bonus", indices=[0, 0]) == [10.0, 10.0]
-    env.set_attr("bonus", 1.0, indices=[1, -2])
-    assert env.get_attr("bonus") == [10.0, 1.0, 10.0]
-    env.set_attr("new", abs, indices=0)
-    assert env.get_attr("new", 0) == [abs] and not env.has_attr("new")
-
-
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 def test_environments_are_accessed_all_at_once(kind):
     env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, kind))
@@ -484,12 +464,6 @@ def test_rendering(kind):
     assert [image.shape for image in env.get_images()] == [(4, 6, 3)] * 2
     assert env.render().max() == 1
     env.close()
-
-
-def test_no_rendering():
-    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP))
-    with pytest.warns(UserWarning, match="no `render_mode` was passed"):
-        assert env.render() is None
 
 
 # --- environments that are vectors by themselves ---------------------------------------------------------------------
@@ -569,13 +543,6 @@ def test_options_are_passed_where_there_are_any():
     for options in ({"options": {"shift": 1.0}}, {}):
         env.reset()
         assert env.env.options == options
-
-
-def test_one_that_draws_itself_is_asked_to():
-    fixed = Fixed({"autoreset_mode": AutoresetMode.NEXT_STEP})
-    fixed.render_mode = "human"
-    env = GymVectorEnv(fixed)
-    assert env.render() is env.render("human") is None and fixed.n_renders == 2
 
 
 def test_what_only_the_other_mode_gives_is_ignored():

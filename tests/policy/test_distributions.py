@@ -695,6 +695,7 @@ def test_masked_numbers_are_sb3_contribs(name):
         ),
         (spaces.Box(0.0, np.inf, (2,)), r"action_space=Box\(0.0, inf.* an infinite high: "),
         (spaces.Box(np.float32([0, -np.inf]), np.float32([1, 1])), r"action_space=Box.* an infinite low: "),
+        (spaces.Box(-(2**60), 2**60, (1,), np.int64), r"integers beyond ±2\*\*53"),
         (spaces.Box(-1.0, 1.0, (2, 0)), r"action_space=Box.* is empty"),
     ],
 )

@@ -23,6 +23,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
+    SubprocVecEnv,
     VecEnv,
     VecEnvWrapper,
     VecFrameStack,
@@ -656,6 +657,19 @@ def test_statistics_of_wrappers_do_not_change(fails, monkeypatch):
     assert not np.array_equal(state()[2], before[2])  # counted again
 
 
+def test_a_monitor_does_not_record_evaluated_episodes(tmp_path):
+    monitor = Monitor(gym.make("CartPole-v1"), str(tmp_path / "one"))
+    model = make(DummyVecEnv([lambda: monitor]), n_steps=32).learn(64)
+
+    def recorded():
+        return (tmp_path / "one.monitor.csv").read_text(), monitor.total_steps, [*monitor.episode_returns]
+
+    before = recorded()
+    assert model.evaluate(2)[0] > 0 and recorded() == before
+    model.learn(256)
+    assert all(new > old for new, old in zip(recorded(), before, strict=True))
+
+
 def test_other_statistics_in_an_environment_give_a_warning():
     def normalized():
         return NormalizeObservation(gym.make("CartPole-v1"))
@@ -669,3 +683,12 @@ def test_other_statistics_in_an_environment_give_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.evaluate(1, env=other)
+
+
+@pytest.mark.slow
+def test_statistics_in_worker_processes_give_a_warning():
+    env = make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv, wrapper_class=NormalizeObservation)
+    model = make(env, n_steps=32).learn(64)
+    with pytest.warns(UserWarning, match="worker processes have NormalizeObservation"):
+        model.evaluate(2)
+    env.close()

@@ -442,12 +442,15 @@ def test_a_model_can_switch_between_numpy_and_tensors():
     assert isinstance(model.env.envs[0].unwrapped, Twin)
 
 
-def test_values_are_made_when_they_are_read():
+def test_readers_see_nothing_but_the_value():
     made = []
     seen = LazyLocals(a=Lazy(lambda: made.append("a") or 1), b=2)
     assert made == []
     assert seen["a"] == 1 and seen["a"] == 1 and made == ["a"]
-    assert seen.get("a") == 1 and seen.get("b") == 2 and seen.get("c", 3) == 3
+    looks = (dict(seen), {**seen}, dict(seen.items()), seen.copy(), {} | dict(seen))
+    assert all(look == {"a": 1, "b": 2} for look in looks)
+    assert list(seen.values()) == [1, 2] and seen.get("a") == 1 and seen.get("c", 3) == 3
+    assert seen.setdefault("a", 4) == 1 and seen.pop("a") == 1 and seen.pop("a", None) is None
 
 
 def test_updating_does_not_make_the_values():

@@ -9,16 +9,18 @@ import hashlib
 import json
 import time
 from collections import OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import is_dataclass
-from typing import Any, SupportsFloat
+from typing import Any, Protocol, SupportsFloat
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers.utils import RunningMeanStd as GymRunningMeanStd
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
 from ppo_plus.envs.checks import IMMUTABLE
+from ppo_plus.envs.layers import Layer
 from ppo_plus.generators import make_bit_generator
 
 _GYM, _SB3, _CONTRIB = "gymnasium.wrappers.", "stable_baselines3.common.", "sb3_contrib.common.wrappers."
@@ -28,10 +30,11 @@ STATELESS = tuple(f"{_GYM}transform_{name}." for name in ("action", "observation
 #: Other wrappers of single environments, and the attributes that change while they run.
 WRAPPERS: dict[str, tuple[str, ...]] = {
     f"{_GYM}common.OrderEnforcing": (),
-    f"{_GYM}common.PassiveEnvChecker": (),
+    f"{_GYM}common.PassiveEnvChecker": ("checked_render",),
     f"{_GYM}common.TimeLimit": ("_elapsed_steps",),
     f"{_GYM}common.RecordEpisodeStatistics": (
         *("episode_count", "time_queue", "return_queue", "length_queue", "episode_returns", "episode_lengths"),
+        "episode_start_time",
     ),
     f"{_GYM}stateful_action.RepeatAction": (),
     f"{_GYM}stateful_action.StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
@@ -88,16 +91,23 @@ REPLAYABLE = tuple(f"gymnasium.envs.{name}." for name in ("classic_control", "to
 #: Their worlds need to be new at each reset: what was in them before decides in which order Box2D sums up forces.
 WORLDS = ("gymnasium.envs.box2d.bipedal_walker.BipedalWalker", "gymnasium.envs.box2d.car_racing.CarRacing")
 
-#: Attributes that say nothing of an episode: whether something was reset or drawn before.
-_UNCOMPARED = {"_has_reset", "_cached_spec", "isopen", "_previous_data", "checked_data_reuse"}
-_UNCOMPARED |= {"checked_reset", "checked_step", "checked_render"}
-#: Longer containers and arrays are not compared: it would take longer than the reset of an environment.
-_LARGE = 10_000
-#: Plain values, which a file can contain.
+#: Attributes of more numbers than that are not compared, because of the time that each reset would take.
+_LARGE = 1000
+#: What a file can contain.
+Plain = None | bool | float | str | bytes | np.generic | np.ndarray | Collection[Any]
 State = dict[str, Any]
 
-#: The attribute in which monitors keep when they started; its state is the time since.
-CLOCK = "t_start"
+
+class Stateful(Protocol):
+    """What returns its own state, and takes it."""
+
+    def get_state(self) -> Plain: ...
+
+    def set_state(self, state: Any) -> None: ...
+
+
+#: The attributes in which monitors keep when they or an episode started, and their clocks; the state is the time since.
+CLOCKS: dict[str, Callable[[], float]] = {"t_start": time.time, "episode_start_time": time.perf_counter}
 #: Attributes that are objects, and which attributes of these change.
 _PARTS = {
     GymRunningMeanStd: ("mean", "var", "count"),
@@ -106,12 +116,12 @@ _PARTS = {
 }
 
 
-def class_name(owner: Any) -> str:
+def class_name(owner: Layer) -> str:
     """The name of an object's class, as in the tables."""
     return f"{type(owner).__module__}.{type(owner).__qualname__}"
 
 
-def changing(layer: Any) -> tuple[str, ...] | None:
+def changing(layer: Layer) -> tuple[str, ...] | None:
     """The attributes of a wrapper or vector environment that change while it runs; ``None``: it is not known."""
     name = class_name(layer)
     return () if name.startswith(STATELESS) else _CHANGING.get(name)
@@ -121,7 +131,7 @@ class NotResumableError(RuntimeError):
     """The reason why an environment cannot resume within its episode."""
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any) -> Plain:
     """A copy that consists of plain values; raises :class:`NotResumableError` if it contains something else."""
     kind = type(value)
     if kind in IMMUTABLE:
@@ -140,15 +150,15 @@ def plain(value: Any) -> Any:
     raise NotResumableError(f"{value!r:.80}, a {kind.__name__}, which is not a plain value")
 
 
-def get_attributes(layer: Any, only: Collection[str] | None = None) -> State:
+def get_attributes(layer: Layer, only: Collection[str] | None = None) -> State:
     """The attributes of a layer that change, or ``only`` these of them, as plain values."""
     state: State = {}
     for name in changing(layer) or ():
         if name not in vars(layer) or (only is not None and name not in only):
             continue
         value = vars(layer)[name]
-        if name == CLOCK:
-            state[name] = time.time() - value
+        if name in CLOCKS:
+            state[name] = CLOCKS[name]() - value
         elif type(value) is list and set(map(type, value)) in ({int}, {float}):
             # The long lists of a `Monitor`.
             state[name] = np.array(value)
@@ -157,53 +167,61 @@ def get_attributes(layer: Any, only: Collection[str] | None = None) -> State:
     return state
 
 
-def set_attributes(layer: Any, state: State) -> None:
+def set_attributes(layer: Layer, state: State) -> None:
     """Put back what :func:`get_attributes` returned."""
     for name in changing(layer) or ():
         if name in state:
-            value = state[name]
-            setattr(layer, name, time.time() - value if name == CLOCK else _restored(vars(layer).get(name), value))
+            old, value = vars(layer).get(name), state[name]
+            setattr(layer, name, CLOCKS[name]() - value if name in CLOCKS else _restored(old, value))
 
 
-def visible(layer: Any) -> State:
-    """Copies of the attributes of a layer that are numbers, texts, arrays, or flat containers or dataclasses of these.
-
-    Those that :func:`get_attributes` returns are left out, since they are carried over.
-    """
-    left_out = _UNCOMPARED.union(changing(layer) or ())
-    found = {}
-    for name, value in vars(layer).items():
-        if name in left_out:
-            continue
-        if type(value) in IMMUTABLE:
-            found[name] = value
-        elif (copied := _flat(value)) is not None:
-            found[name] = copied
-    return found
+def changed_numbers(old: State, new: State) -> State:
+    """The numbers and texts among the attributes ``new`` that differ from those in ``old``."""
+    return {name: value for name, value in new.items() if type(value) in IMMUTABLE and differ(old.get(name), value)}
 
 
-def _flat(value: Any) -> Any:
-    """A copy of an array, or a list of what a container of numbers and texts has; ``None``: it is something else."""
+def set_numbers(layer: Layer, numbers: State) -> None:
+    """Put back numbers and texts that the layer has, too."""
+    for name in numbers.keys() & changed_numbers({}, vars(layer)).keys():
+        setattr(layer, name, _restored(vars(layer)[name], numbers[name]))
+
+
+def visible(layer: Layer) -> State:
+    """Copies of the attributes of a layer that are plain values or flat containers or dataclasses of these, without
+    those that :func:`get_attributes` returns."""
+    left_out = changing(layer) or ()
+    found = ((name, _as_dict(value)) for name, value in vars(layer).items() if name not in left_out)
+    return {name: plain(value) for name, value in found if _is_flat(value)}
+
+
+def _as_dict(value: Any) -> Any:
+    return vars(value) if is_dataclass(value) and hasattr(value, "__dict__") else value
+
+
+def _is_flat(value: Any) -> bool:
     kind = type(value)
     if kind is np.ndarray:
-        return None if value.dtype.hasobject or value.size > _LARGE else value.copy()
-    if is_dataclass(value):
-        value = vars(value) if hasattr(value, "__dict__") else {}
-    if isinstance(value, dict):
-        value = [part for item in value.items() for part in item]
-    elif kind is set:
-        value = sorted(value, key=repr)
-    elif kind not in (list, tuple, deque):
-        return None
-    return list(value) if len(value) <= _LARGE and IMMUTABLE.issuperset(map(type, value)) else None
+        return value.size <= _LARGE and not value.dtype.hasobject
+    if kind is dict:
+        return _is_flat([*value, *value.values()])
+    if kind in (list, tuple, set, deque):
+        return len(value) <= _LARGE and IMMUTABLE.issuperset(map(type, value))
+    return kind in IMMUTABLE
 
 
-def digest(value: Any) -> str:
+def digest(value: Plain) -> str:
     """Equal for nested lists and tuples of values that are equal bit by bit; NaN is equal to itself."""
     return hashlib.sha256(json.dumps(value, default=_bits).encode()).hexdigest()[:32]
 
 
+def differ(a: Plain, b: Plain) -> bool:
+    """Whether two plain values differ in any bit."""
+    return a is not b and digest(a) != digest(b)
+
+
 def _bits(value: Any) -> Any:
+    if isinstance(value, set):
+        return sorted(map(repr, value))
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype.str, value.shape, value.tobytes().hex()
     return repr(value)
@@ -225,19 +243,19 @@ def _restored(old: Any, value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def same_kind(old: Any, new: Any) -> bool:
+def same_kind(old: Plain, new: Plain) -> bool:
     """Whether one plain value may stand for another: ``None`` and any value may, and else those of the same kind."""
     kinds: tuple[Any, ...] = (SupportsFloat, str, dict, (list, tuple, set, deque, np.ndarray), type(old))
     return old is None or new is None or any(isinstance(old, kind) and isinstance(new, kind) for kind in kinds)
 
 
-def get_generator(env: Any) -> State | None:
+def get_generator(env: gym.Env) -> State | None:
     """The generator ``np_random`` of an environment; ``None``: it has not made one."""
     generator = env._np_random
-    return generator and {"seed": env._np_random_seed, "state": generator.bit_generator.state}
+    return None if generator is None else {"seed": env._np_random_seed, "state": generator.bit_generator.state}
 
 
-def set_generator(env: Any, state: State | None) -> None:
+def set_generator(env: gym.Env, state: State | None) -> None:
     """Put back what :func:`get_generator` returned; raises as :func:`~ppo_plus.generators.make_bit_generator`."""
     if state is None:
         env._np_random = None
@@ -251,12 +269,12 @@ def set_generator(env: Any, state: State | None) -> None:
     env._np_random_seed = state["seed"]
 
 
-def has_state(owner: Any) -> bool:
+def has_state(owner: Layer) -> bool:
     """Whether its class has ``get_state`` and ``set_state``; a wrapper also passes on those of what it wraps."""
     return all(callable(getattr(type(owner), name, None)) for name in ("get_state", "set_state"))
 
 
-def own_state(owner: Any) -> Any:
+def own_state(owner: Stateful) -> Plain:
     """What ``get_state`` returns; raises :class:`NotResumableError` unless these are plain values."""
     try:
         return plain(owner.get_state())
@@ -266,7 +284,7 @@ def own_state(owner: Any) -> Any:
         raise NotResumableError(f"{type(owner).__name__}.get_state() raised {error!r}") from error
 
 
-def lacks_state(owners: list[Any]) -> str:
+def lacks_state(owners: Sequence[Layer]) -> str:
     """The reason why these cannot resume."""
     names = [type(owner).__name__ for owner in owners]
     return f"{' and '.join(names)} {'have' if len(names) > 1 else 'has'} no get_state and set_state"

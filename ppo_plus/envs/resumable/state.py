@@ -8,8 +8,8 @@ What is replayed:
 
 - environments of ``gymnasium.envs``: classic control, toy text, Box2D and MuJoCo;
 - wrappers listed in ``ppo_plus.envs.resumable.attributes``, with the attributes that outlast an episode;
-- classes with ``replayable = True`` in their body, which says: with the same ``np_random``, arguments of ``reset`` and
-  actions, an episode is always the same, whatever came before it.
+- classes with ``replayable = True``, which subclasses inherit. It says: with the same ``np_random``, arguments of
+  ``reset`` and actions, an episode is always the same, whatever came before it.
 
 Any other environment or wrapper needs two methods. They are responsible for all that it wraps, too:
 
@@ -21,12 +21,10 @@ If one has neither, :func:`get_state` says so, and :func:`set_state` puts back w
 """
 
 import copy
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from multiprocessing import parent_process
 from typing import Any
 
 import gymnasium as gym
@@ -43,8 +41,11 @@ from ppo_plus.envs.resumable.attributes import (
     WORLDS,
     NotResumableError,
     State,
+    Stateful,
+    changed_numbers,
     changing,
     class_name,
+    differ,
     digest,
     get_attributes,
     get_generator,
@@ -54,6 +55,7 @@ from ppo_plus.envs.resumable.attributes import (
     plain,
     set_attributes,
     set_generator,
+    set_numbers,
     visible,
 )
 from ppo_plus.process import assigned
@@ -140,7 +142,7 @@ def _title(layer: VecEnv) -> str:
     return "DummyVecEnv or SubprocVecEnv" if class_name(layer) in VEC_ENVS else type(layer).__name__
 
 
-def _method_of_recorders(vec_env: Any) -> Callable[..., list[Any]]:
+def _method_of_recorders(vec_env: VecEnv) -> Callable[..., list[Any]]:
     """A function that calls a method of the :class:`Resumable` of each environment.
 
     :raises NotResumableError: a vector environment of SB3 has none as the outermost wrapper of each environment
@@ -156,24 +158,17 @@ def _method_of_recorders(vec_env: Any) -> Callable[..., list[Any]]:
     return vec_env.env_method  # type: ignore[no-any-return]
 
 
-def _is_replayable(cls: type) -> bool:
-    """Whether the body of a class says so. Worker processes get the classes of a script from cloudpickle, which leaves
-    out what is the same in a base class: there, what is inherited counts."""
-    is_copy = parent_process() is not None and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is not cls
-    return bool(getattr(cls, "replayable", False) if is_copy else vars(cls).get("replayable", False))
-
-
 @dataclass(slots=True)
 class _Episode:
     """What a replay of the present episode needs."""
 
     #: The arguments of its reset, and the states of the generator and of wrappers before it.
     start: State = field(default_factory=dict)
-    actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
-    #: The attributes after its reset; see `visible`.
+    #: The attributes of each layer before the reset, not copied.
     attributes: list[State] = field(default_factory=list)
-    #: What the reset or the last step returned; ``None``: neither was called.
-    last: Any = None
+    actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
+    #: What the reset or the last step returned; empty: neither was called.
+    last: tuple[Any, ...] = ()
     #: Why the episode cannot be replayed, or ``None``.
     reason: str | None = None
 
@@ -195,36 +190,33 @@ class Resumable(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        inside = [layer for layer in layers(env) if not isinstance(layer, Resumable)]
+        inside: list[Any] = [layer for layer in layers(env) if not isinstance(layer, Resumable)]
         self._names = [type(layer).__name__ for layer in inside]
         self._base: Any = inside[-1].unwrapped
         with_state = [i for i, layer in enumerate(inside) if has_state(layer)]
         #: The outermost one that returns its own state and that of all it wraps; ``None``: the episode is replayed.
-        self._stateful: Any = inside[with_state[0]] if with_state else None
+        self._stateful: Stateful | None = inside[with_state[0]] if with_state else None
         #: The wrappers around it, or all of them.
         self._wrappers = inside[: with_state[0]] if with_state else inside[:-1]
         unknown = [layer for layer in self._wrappers if changing(layer) is None]
         if self._stateful is None:
             if not class_name(self._base).startswith(REPLAYABLE):
                 unknown.append(self._base)
-            unknown = [layer for layer in unknown if not _is_replayable(type(layer))]
+            unknown = [layer for layer in unknown if not getattr(type(layer), "replayable", False)]
         #: Why it can neither be replayed nor return its state; ``None``: it can.
         self._reason = lacks_state(unknown) if unknown else None
         self._replays = self._stateful is None and self._reason is None
         self._episode = _Episode(reason=f"{env} was stepped before its Resumable was reset")
-        #: The layers whose attributes are compared with those after a replay, and their attributes now.
-        self._compared = [*self._wrappers, self._base] if self._replays else []
-        self._attributes_as_made = [*map(visible, self._compared)]
+        #: The layers that a replay takes to the same attributes, and what these are now.
+        self._replayed = [*self._wrappers, self._base] if self._replays else []
+        self._made = [dict(vars(layer)) for layer in self._replayed]
         self._is_made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._is_made:
-            self.set_wrapper_attr(name, value)
+            self.env.set_wrapper_attr(name, value)
         else:
             super().__setattr__(name, value)
-
-    def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> bool:
-        return self.env.set_wrapper_attr(name, value, **kwargs)
 
     def reset(self, **kwargs: Any) -> tuple[Any, Info]:  # type: ignore[override]
         episode = _Episode()
@@ -240,11 +232,11 @@ class Resumable(gym.Wrapper):
                 self._base._destroy()
                 self._base.world = type(self._base.world)(gravity=self._base.world.gravity)
             episode.start["generator"] = get_generator(self._base)
-            episode.start["before_reset"] = [get_attributes(layer, BEFORE_RESET) for layer in self._wrappers]
+            episode.start["before_reset"] = [get_attributes(layer, BEFORE_RESET) for layer in self._replayed]
+            episode.attributes = [dict(vars(layer)) for layer in self._replayed]
         # An attribute of this object, and not of the environment.
         super().__setattr__("_episode", episode)
         episode.last = result = self.env.reset(**kwargs)
-        episode.attributes = [*map(visible, self._compared)]
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
@@ -275,7 +267,7 @@ class Resumable(gym.Wrapper):
             state["wrappers"] = [*map(get_attributes, self._wrappers)]
             if self._reason is not None:
                 raise NotResumableError(self._reason)
-            if self._episode.last is not None:
+            if self._episode.last:
                 state["episode"] = self._episode_state(self._episode)
         except Exception as error:
             state["reason"] = self._reason_of(error)
@@ -293,7 +285,9 @@ class Resumable(gym.Wrapper):
         if len(episode.actions) > MAX_STEPS:
             raise NotResumableError(f"{self.env} is in an episode of more than {MAX_STEPS} steps")
         return episode.start | {
-            "attributes": self._attributes(episode),
+            # Not all, so that environments may be made with other arguments: then a replay ends elsewhere.
+            "numbers": [*map(changed_numbers, self._made, episode.attributes)],
+            "attributes": [*map(visible, self._replayed)],
             "n_steps": len(episode.actions),
             "actions": plain(tree_map(lambda *parts: np.stack(parts), *episode.actions)) if episode.actions else None,
             "fingerprint": self._fingerprint(),
@@ -329,8 +323,9 @@ class Resumable(gym.Wrapper):
             self._stateful.set_state(copy.deepcopy(episode["own"]))
             return
         set_generator(self._base, episode["generator"])
-        for layer, attributes in zip(self._wrappers, episode["before_reset"], strict=True):
-            set_attributes(layer, attributes)
+        for layer, before, numbers in zip(self._replayed, episode["before_reset"], episode["numbers"], strict=True):
+            set_attributes(layer, before)
+            set_numbers(layer, numbers)
         self.reset(**episode["arguments"])
         for i in range(episode["n_steps"]):
             self.step(tree_map(lambda rows: rows[i].copy(), episode["actions"]))  # noqa: B023
@@ -338,35 +333,17 @@ class Resumable(gym.Wrapper):
             raise NotResumableError(
                 f"the same actions led {self.env} elsewhere: it depends on more than its seed, or has other arguments"
             )
-        self._require_attributes(episode.get("attributes", {}))
+        for layer, attributes in zip(self._replayed, episode["attributes"], strict=True):
+            own = visible(layer)
+            for name in attributes:
+                if differ(own.get(name), attributes[name]):
+                    what = f"attribute {name!r} of {type(layer).__name__} in {self.env}"
+                    raise NotResumableError(f"{what} was set within the episode, or depends on more than its seed")
 
     def _fingerprint(self) -> str:
         """Equal if what the environment returned last, without the info, and its generator are equal bit by bit."""
         last = self._episode.last[: 4 if self._episode.actions else 1]
         return digest([last, get_generator(self._base)])
-
-    def _attributes(self, episode: _Episode) -> dict[str, list[str]]:
-        """Digests of each attribute: when the environment was made, after the reset, and now."""
-        found: dict[str, list[str]] = {}
-        now = [*map(visible, self._compared)]
-        for i, (layer, *times) in enumerate(
-            zip(self._compared, self._attributes_as_made, episode.attributes, now, strict=True)
-        ):
-            for name in dict.fromkeys(name for attributes in times for name in attributes):
-                key = f"{name!r} of layer {i}, {type(layer).__name__}"
-                found[key] = [digest(attributes.get(name)) for attributes in times]
-        return found
-
-    def _require_attributes(self, expected: dict[str, list[str]]) -> None:
-        """:raises NotResumableError: an attribute was changed by something else than the steps"""
-        own, missing = self._attributes(self._episode), [digest(None)] * 3
-        for name, (old_made, old_reset, old_now) in expected.items():
-            made, reset, now = own.get(name, missing)
-            # Where they differed from the beginning, they count episodes, or are arguments of the environment.
-            if now != old_now and (reset == old_reset or (made == now) != (old_made == old_now)):
-                raise NotResumableError(
-                    f"attribute {name} of {self.env}, was set from outside, or depends on earlier episodes"
-                )
 
 
 def as_resumable(env: gym.Env) -> Resumable:

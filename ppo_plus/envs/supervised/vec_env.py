@@ -29,8 +29,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.checks import TIMEOUT, described, row_of
+from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.envs.supervised import workers
-from ppo_plus.envs.supervised.shared_memory import write_row
+from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
 from ppo_plus.envs.supervised.workers import CallerError, Fault, Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
@@ -102,7 +103,7 @@ class SupervisedVecEnv(VecEnv):
         #: Environments replaced between two steps: the reason, and what the reset of the fresh one returned.
         self._replaced: dict[int, tuple[str, Any]] = {}
         #: The last observations, ``N`` rows.
-        self.last_obs: Any = None
+        self.last_obs: VecEnvObs = np.empty(0)
         #: Action masks after the last step, unless something else was called since.
         self._masks: np.ndarray | None = None
         self.closed = False
@@ -303,7 +304,7 @@ class SupervisedVecEnv(VecEnv):
             return [*self._masks.copy()]
         return self._call("env_method", arguments, indices, None if method_name == METHOD else math.inf)
 
-    def resumable_method(self, name: str, *args: Any, indices: VecEnvIndices = None) -> list[Any]:
+    def resumable_method(self, name: str, *args: State, indices: VecEnvIndices = None) -> list[Any]:
         """Call a method of the :class:`~ppo_plus.Resumable` that records each environment."""
         return self._call("resumable_method", (name, args), indices, math.inf)
 
@@ -329,6 +330,6 @@ def _faults(answers: Mapping[int, Any]) -> dict[int, Fault]:
     return {i: answer for i, answer in answers.items() if isinstance(answer, Fault)}
 
 
-def _rows(arrays: Sequence[Any], name: str) -> Any:
+def _rows(arrays: Sequence[SharedArrays | None], name: str) -> Any:
     """New arrays of the rows of all workers."""
     return tree_map(lambda *parts: np.concatenate(parts), *(getattr(part, name) for part in arrays))

@@ -6,8 +6,6 @@ limit, an episode has ended, or an environment has failed.
 """
 
 import copy
-import copyreg
-import io
 import multiprocessing
 import os
 import pickle
@@ -19,8 +17,10 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from ctypes import c_int
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any
 
@@ -43,6 +43,7 @@ from ppo_plus.envs.checks import (
     counted,
     explanation,
 )
+from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.envs.resumable.state import as_resumable
 from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
 from ppo_plus.policy.masking import METHOD
@@ -53,10 +54,6 @@ from ppo_plus.require import is_disk_full
 LOOKING = 3e-4
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
-#: How NumPy's numbers in infos are pickled: as Python's, in a quarter of the time.
-NUMBERS: dict[type, Any] = dict.fromkeys(
-    (np.bool_, np.int32, np.int64, np.float32, np.float64), lambda number: (type(number), (number.item(),))
-)
 
 
 @dataclass(frozen=True)
@@ -83,10 +80,9 @@ class CallerError:
 class GuardedEnv:
     """One environment, which answers commands and raises no errors, for another process."""
 
-    env: Any = None
-
     def __init__(self, make: Callable[[], gym.Env]):
         self._make = make
+        self.env: Any = None
 
     def answer(self, command: str, *arguments: Any) -> Any:
         """The value, a :class:`Fault` or a :class:`CallerError`."""
@@ -105,7 +101,7 @@ class GuardedEnv:
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
-        writer: Any = monitor.ResultsWriter
+        writer = monitor.ResultsWriter
         if self.env is not None:
             with suppress(Exception):
                 self.env.close()
@@ -148,8 +144,8 @@ class GuardedEnv:
     def env_method(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         return self.env.get_wrapper_attr(name)(*arguments, **named)
 
-    def resumable_method(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._resumable, name)(*arguments)
+    def resumable_method(self, name: str, arguments: tuple[State, ...]) -> State | str | None:
+        return getattr(self._resumable, name)(*arguments)  # type: ignore[no-any-return]
 
     def is_wrapped(self, wrapper_class: type[gym.Wrapper]) -> bool:
         return is_wrapped(self.env, wrapper_class)
@@ -178,7 +174,7 @@ class Share:
     :param current: number of the environment that is called now, which the other process reads
     """
 
-    def __init__(self, makes: Sequence[Callable[[], gym.Env]], first: int, current: Any):
+    def __init__(self, makes: Sequence[Callable[[], gym.Env]], first: int, current: c_int):
         self.envs = dict(enumerate(map(GuardedEnv, makes), first))
         self.first, self.current = first, current
         #: What is shared, once both processes have it.
@@ -280,7 +276,7 @@ class Worker:
         """Call environments, given the arguments of each by its number."""
         self._send(_pickled((command, arguments)), next(iter(arguments)))
 
-    def step(self, actions: Any) -> None:
+    def step(self, actions: np.ndarray) -> None:
         """Step all environments, with actions in an array that is shared."""
         assert self.arrays is not None
         self._ready()
@@ -375,14 +371,12 @@ class Worker:
 
 def _pickled(message: Any) -> bytes:
     """A message for ``recv``. With later protocols read-only arrays stay so, but wrappers write into infos."""
-    file = io.BytesIO()
-    pickler = pickle.Pickler(file, 4)
-    pickler.dispatch_table = copyreg.dispatch_table | NUMBERS
-    pickler.dump(message)
-    return file.getvalue()
+    return pickle.dumps(message, 4)
 
 
-def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: int, current: Any) -> None:
+def _serve(
+    remote: Connection, parent_remote: Connection, makes: CloudpickleWrapper, first: int, current: c_int
+) -> None:
     """The main function of a worker process: answer messages until the other end of the pipe is closed."""
     # Ctrl-C is sent to all processes of a terminal; the one that trains handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -410,7 +404,7 @@ def _serve(remote: Any, parent_remote: Any, makes: CloudpickleWrapper, first: in
         env.answer("close")
 
 
-def _look_for_step(remote: Any) -> None:
+def _look_for_step(remote: Connection) -> None:
     """Wait for the next message without sleeping, for :data:`LOOKING`; other processes may have the core meanwhile."""
     if not hasattr(select, "poll"):
         return
@@ -442,8 +436,8 @@ def _sendable_answer(answer: Any, command: str, *arguments: Any) -> Any:
 
 
 def _end_with_parent() -> None:
-    parent: Any = multiprocessing.parent_process()
-    parent.join()
+    if parent := multiprocessing.parent_process():
+        parent.join()
     # Time for the process to close the environment and end by itself.
     time.sleep(CLOSING)
     os._exit(1)

@@ -65,7 +65,13 @@ class TensorEnv:
     #: How to make the simulator return final observations, for the warning if it does not.
     remedy = "return it as the final_obs of the Transition"
 
-    def __init__(self, num_envs: int, observation_space: Any, action_space: Any, device: th.device | str = "cpu"):
+    def __init__(
+        self,
+        num_envs: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "cpu",
+    ):
         self.num_envs = num_envs
         self.observation_space = observation_space
         self.action_space = bounded(action_space)
@@ -81,14 +87,14 @@ class TensorEnv:
         """
         raise NotImplementedError
 
-    def step(self, actions: Any) -> Transition:
+    def step(self, actions: Obs) -> Transition:
         """Take a step.
 
         :param actions: in the space's dtype, shape ``(N, *action_space.shape)``; for Dict and Tuple a dict or tuple
         """
         raise NotImplementedError
 
-    def action_masks(self) -> Any:
+    def action_masks(self) -> Obs | None:
         """The present action masks (:mod:`ppo_plus.policy.masking`), zeros and ones ``(N, M)`` or the structure of the
         action space with ``N`` rows in each tensor. Environments without masks do not override it."""
         return None
@@ -98,7 +104,7 @@ class TensorEnv:
         """Whether there are action masks."""
         return type(self).action_masks is not TensorEnv.action_masks
 
-    def render(self) -> Any:
+    def render(self) -> np.ndarray | None:
         """A picture ``(H, W, 3)``, or ``None``."""
         return None
 
@@ -145,7 +151,7 @@ class GymTensors(Adapter, TensorEnv):
         obs, _ = self.env.reset(seed=seed, **options)
         return as_tensor(obs, self.device)
 
-    def step(self, actions: Any) -> Transition:
+    def step(self, actions: Obs) -> Transition:
         *results, infos = self.env.step(actions)
         obs, rewards, terminated, truncated = as_tensor(tuple(results), self.device)
         final = infos.get("final_obs", infos.get("final_observation"))
@@ -158,10 +164,10 @@ class GymTensors(Adapter, TensorEnv):
     def has_masks(self) -> bool:
         return callable(getattr(self.env, METHOD, None))
 
-    def action_masks(self) -> Any:
+    def action_masks(self) -> Obs | None:
         return as_tensor(self.env.action_masks(), self.device)  # type: ignore[attr-defined]
 
-    def render(self) -> Any:
+    def render(self) -> np.ndarray | None:
         return self.env.render()
 
     def close(self) -> None:

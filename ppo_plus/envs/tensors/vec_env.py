@@ -6,6 +6,7 @@ Training calls :meth:`TensorVecEnv.step_tensors`. Evaluation, callbacks and othe
 ``N`` is the number of environments.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
-from stable_baselines3.common.vec_env import VecTransposeImage
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTransposeImage
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from ppo_plus.envs.checks import TIMEOUT, check_shape
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, as_numpy, as_tensor
@@ -79,7 +80,7 @@ class TensorVecEnv(BatchedVecEnv):
         check_shape(obs, self.observation_space, self.num_envs)
         return obs
 
-    def step_tensors(self, actions: Any) -> Stepped:
+    def step_tensors(self, actions: Obs | np.ndarray) -> Stepped:
         """Take a step; the actions are those of the simulator, on any device.
 
         :raises ValueError: the tensors that it returns have other shapes than its spaces
@@ -107,12 +108,12 @@ class TensorVecEnv(BatchedVecEnv):
         final_obs = None if step.final_obs is None else self._layout(step.final_obs)
         return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, step.log, step.infos)
 
-    def reset(self) -> Any:
+    def reset(self) -> Obs:
         obs = self.reset_tensors()
         self.reset_infos = [{} for _ in range(self.num_envs)]
         return as_numpy(obs)
 
-    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+    def step_wait(self) -> VecEnvStepReturn:
         step = self.step_tensors(self._actions)
         return as_numpy(step.obs), as_numpy(step.rewards), as_numpy(step.dones), self.infos(step)
 
@@ -139,6 +140,17 @@ class TensorVecEnv(BatchedVecEnv):
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return [self.env.render()]
+
+
+def warn_of_numpy(env: VecEnv) -> None:
+    """Warn where a wrapper makes training step environments in tensors through NumPy."""
+    if isinstance(env, VecEnvWrapper) and isinstance(env.unwrapped, TensorVecEnv):
+        warnings.warn(
+            f"{type(env).__name__} works in NumPy, so environments in tensors are stepped through the host, which is "
+            "slow: leave it out, or wrap the simulator; in place of VecNormalize, pass normalize_observations=True and "
+            "normalize_values=True to PPO_Plus",
+            stacklevel=5,
+        )
 
 
 class _ObservationLayout:
