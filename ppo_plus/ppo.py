@@ -92,7 +92,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
     :param value_clip: form of the clipped value loss: ``"max"`` as PPO2 (the pessimistic maximum of the clipped and
         the unclipped error), ``"plain"`` as SB3 (the clipped error alone)
     :param recompute_advantages: before each epoch but the first, recompute values, advantages and returns with the
-        current weights (:mod:`ppo_plus.rollout.reestimate`)
+        current weights (:meth:`ppo_plus.RolloutBuffer.epochs`)
     :param kl_control: what ``target_kl`` does. ``"stop"``: end the update before a step whose sampled KL exceeds 1.5
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`

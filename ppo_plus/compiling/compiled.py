@@ -1,6 +1,5 @@
 """Whether a model's training is compiled, and functions of tensors that compile themselves, or else run uncompiled."""
 
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -216,11 +215,8 @@ class Compiled:
 
 
 def warn_of_slowness(message: str) -> None:
-    """Warn that something runs uncompiled; where warnings are errors, print it, since training can continue."""
-    try:
-        warnings.warn(message, RuntimeWarning, stacklevel=6)
-    except RuntimeWarning:
-        print(message, file=sys.stderr)
+    """Warn that something runs uncompiled."""
+    warnings.warn(message, RuntimeWarning, stacklevel=6)
 
 
 def obstacle(device: th.device) -> str | None:

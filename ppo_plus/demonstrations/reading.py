@@ -24,6 +24,8 @@ NAMES = {"observations": "obs", "actions": "acts", "rewards": "rews", "terminati
 MASKS = "action_masks"
 #: The spaces of a reward, and of whether an episode ends.
 REWARD, END = spaces.Box(-LARGEST, LARGEST, (), np.float64), spaces.Discrete(2)
+#: Members of a space: an array, or a dict or tuple of them.
+Nested = np.ndarray | dict[str, Any] | tuple[Any, ...]
 #: Raised where a row is not what its space says.
 MISTAKES = ValueError, TypeError, LookupError
 
@@ -102,7 +104,9 @@ def _checked(model: Model, name: str, given: Mapping[str, Any]) -> dict[str, Any
     n, distribution, masks = _count(given["actions"]), model.policy.distribution, given.get(MASKS)
     if not n:
         raise ValueError(f"{name} is empty: give it at least one transition")
-    data = {key: _rows(f"{name}[{key!r}]", given[key], known[key], n, key != names[0]) for key in known if key in given}
+    data: dict[str, Any] = {
+        key: _rows(f"{name}[{key!r}]", given[key], known[key], n, key != names[0]) for key in known if key in given
+    }
     if masks is not None:
         data[MASKS] = masks = as_masks(f"{name}[{MASKS!r}]", masks, distribution.mask_layout)
     elif model.action_mask_key is not None:
@@ -119,7 +123,7 @@ def _checked(model: Model, name: str, given: Mapping[str, Any]) -> dict[str, Any
     return data
 
 
-def _rows(name: str, rows: Any, space: spaces.Space, n: int, bounded: bool) -> Any:
+def _rows(name: str, rows: Any, space: spaces.Space, n: int, bounded: bool) -> Nested:
     """``n`` rows as an array, for Dict and Tuple spaces as a dict or tuple of them; an error names the first wrong row.
 
     :param bounded: whether the bounds of a Box are checked
@@ -144,7 +148,7 @@ def as_array(part: Any) -> Any:
     return part.numpy(force=True) if isinstance(part, th.Tensor) else part
 
 
-def cast(rows: Any, space: spaces.Space, n: tuple[int, ...], bounded: bool) -> Any:
+def cast(rows: Any, space: spaces.Space, n: tuple[int, ...], bounded: bool) -> Nested:
     """Numbers of shape ``(*n, *space.shape)`` in the dtype of a space; raises :data:`MISTAKES`."""
     if isinstance(space, spaces.Dict):
         return {key: cast(rows[key], sub, n, bounded) for key, sub in space.items()}

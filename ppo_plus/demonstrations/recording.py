@@ -11,7 +11,7 @@ from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from ppo_plus.demonstrations.reading import MASKS, MISTAKES, NAMES, as_array, cast
+from ppo_plus.demonstrations.reading import MASKS, MISTAKES, NAMES, Nested, as_array, cast
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import TIMEOUT, check_spaces, is_reset, row_of, seed_envs
 from ppo_plus.envs.layers import share_layers
@@ -93,7 +93,7 @@ def _takes_masks(predict: Callable[..., Any]) -> bool:
     return MASKS in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-def _action(action: Any, space: spaces.Space) -> Any:
+def _action(action: Any, space: spaces.Space) -> Nested:
     """What a demonstrator returned, if it is an action of the space."""
     try:
         return cast(mapped(as_array, action), space, (), True)

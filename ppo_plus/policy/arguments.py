@@ -50,12 +50,8 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
         makes_modules = False
     if not makes_modules:
         raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class, such as torch.nn.ReLU")
-    extractor = policy_kwargs.get("features_extractor_class")
-    if extractor is not None and not callable(extractor):
-        raise TypeError(f"policy_kwargs: features_extractor_class={extractor!r} must be a class")
-    optimizer_class = policy_kwargs.get("optimizer_class", th.optim.Adam)
-    if not callable(optimizer_class):
-        raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class, such as torch.optim.Adam")
+    for name in ("features_extractor_class", "optimizer_class"):
+        require_kind(f"policy_kwargs: {name}", policy_kwargs.get(name), (Callable, NoneType), "a class")  # type: ignore[arg-type]
 
 
 def accepted_names(policy_class: type) -> set[str] | None:

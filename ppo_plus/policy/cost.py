@@ -9,10 +9,11 @@ alone); Stooke, Achiam & Abbeel 2020 (arXiv:2007.03964), whose other two terms d
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch as th
+from stable_baselines3.common.policies import ActorCriticPolicy
 
+from ppo_plus.formulas.schedules import ScheduleLike
 from ppo_plus.policy.streams import Stream, StreamPart
 from ppo_plus.require import LARGEST, require_number
 
@@ -28,7 +29,7 @@ class Cost(Stream):
     :param k_d: :math:`K_D`, at least 0
     """
 
-    weight: Any = field(default=0.0, init=False, repr=False)
+    weight: ScheduleLike = field(default=0.0, init=False, repr=False)
     normalize: bool = field(default=False, init=False, repr=False)
     limit: float = field(kw_only=True)
     k_p: float = field(default=1.0, kw_only=True)
@@ -40,7 +41,7 @@ class Cost(Stream):
             require_number(f"Cost: {name}", getattr(self, name), 0, LARGEST)
         super().__post_init__()
 
-    def part(self, policy: Any) -> StreamPart:
+    def part(self, policy: ActorCriticPolicy) -> StreamPart:
         return Multiplier(self)
 
 
@@ -55,7 +56,8 @@ class Multiplier(StreamPart):
         self.register_buffer("terms", th.zeros(3, dtype=th.double))
 
     def end_rollout(self, mean: float) -> None:
-        cost: Any = self.stream
+        cost = self.stream
+        assert isinstance(cost, Cost)
         violation, (_, integral, before) = (mean - cost.limit) / max(cost.limit, 1.0), self.terms.tolist()
         integral = max(integral + cost.k_i * violation, 0.0)
         multiplier = max(cost.k_p * violation + integral + cost.k_d * max(violation - before, 0.0), 0.0)

@@ -16,9 +16,12 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
 from ppo_plus.formulas.moments import Moments
+from ppo_plus.formulas.schedules import ScheduleLike
 from ppo_plus.policy.normalization import ObservationNormalizer
 from ppo_plus.policy.observations import canonical_space, make_preprocess
 from ppo_plus.policy.streams import Pool, Stream, StreamPart
@@ -30,14 +33,14 @@ class RandomNetworkDistillation(Stream):
     """A stream that rewards what is new. Both networks begin with features extractors like the actor's."""
 
     source: Any = field(default=None, init=False, repr=False)
-    weight: Any = 0.5
+    weight: ScheduleLike = 0.5
     gamma: float | None = 0.99
     episodic: bool = False
     normalize: bool = True
     name: str | None = "curiosity"
     is_computed = True
 
-    def part(self, policy: Any) -> StreamPart:
+    def part(self, policy: ActorCriticPolicy) -> StreamPart:
         return Distillation(self, policy)
 
 
@@ -62,7 +65,7 @@ class Distillation(StreamPart):
         self.apply(lambda layer: policy.init_weights(layer, np.sqrt(2)))
         self.target.requires_grad_(False)
 
-    def observe(self, next_observations: Any, pool: Pool) -> None:
+    def observe(self, next_observations: PyTorchObs, pool: Pool) -> None:
         self.normalizer.add(pool(self.normalizer.moments_of(self._preprocess(next_observations))))
 
     def take_raw(self) -> None:
@@ -73,9 +76,10 @@ class Distillation(StreamPart):
         self.count.zero_()
         super().add(moments)
 
-    def rewards(self, observations: Any, actions: Any, next_observations: Any) -> th.Tensor:
+    def rewards(self, observations: PyTorchObs, actions: th.Tensor, next_observations: PyTorchObs) -> th.Tensor:
         inputs = self.normalizer(self._preprocess(next_observations))
         return (self.predictor(inputs) - self.target(inputs)).square().mean(dim=1)
 
-    def loss(self, observations: Any, actions: Any, next_observations: Any) -> th.Tensor:
+    def loss(self, observations: PyTorchObs, actions: th.Tensor, next_observations: PyTorchObs | None) -> th.Tensor:
+        assert next_observations is not None
         return self.rewards(observations, actions, next_observations).mean()

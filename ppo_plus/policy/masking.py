@@ -14,7 +14,7 @@ are an entry of a Dict observation. ``N`` environments, ``M`` entries.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
@@ -29,6 +29,8 @@ from ppo_plus.trees import named_parts
 MaskLayout = list[int] | dict[str, "MaskLayout"] | tuple["MaskLayout", ...]
 #: Masks as environments and users give them: flat, or in the structure of the action space.
 Masks = np.ndarray | th.Tensor | Mapping[Any, Any] | Sequence[Any]
+#: A mask in each row.
+Rows = TypeVar("Rows", np.ndarray, th.Tensor)
 #: The method of an environment that returns its mask.
 METHOD = "action_masks"
 #: Single masks that are not arrays.
@@ -127,7 +129,7 @@ def as_masks(name: str, masks: Masks, layout: MaskLayout) -> np.ndarray:
     return booleans
 
 
-def flat_masks(name: str, masks: Masks, layout: MaskLayout) -> Any:
+def flat_masks(name: str, masks: Masks, layout: MaskLayout) -> np.ndarray | th.Tensor:
     """``N`` masks as one array or tensor ``(N, M)``.
 
     :param name: their name in messages
@@ -137,19 +139,20 @@ def flat_masks(name: str, masks: Masks, layout: MaskLayout) -> Any:
     masks = masks.tolist() if isinstance(masks, np.ndarray) and masks.dtype.hasobject else masks
     try:
         if isinstance(masks, (list, tuple)) and all(isinstance(mask, NESTED) for mask in masks):
-            return np.concatenate([_flat(mask, layout, batched=False) for mask in masks])
+            singles: list[Any] = [_flat(mask, layout, batched=False) for mask in masks]
+            return np.concatenate(singles)
         return _flat(masks, layout)
     except ValueError as error:
         raise ValueError(f"{name}: {error}, for choices among {layout}") from None
 
 
-def _flat(mask: Any, layout: MaskLayout, batched: bool = True, where: str = "") -> Any:
+def _flat(mask: Any, layout: MaskLayout, batched: bool = True, where: str = "") -> np.ndarray | th.Tensor:
     """One structure as an array or tensor ``(N, M)``; its arrays have ``N`` rows if ``batched``, else ``N`` is 1."""
     if isinstance(mask, Mapping if isinstance(layout, dict) else tuple) and not isinstance(layout, list):
         parts, sublayouts = named_parts(mask), named_parts(layout)
         if unknown := [key for key in parts if key not in sublayouts]:
             raise ValueError(f"the mask has entries {unknown} that the action space has not")
-        columns = [
+        columns: list[Any] = [
             _flat(parts.get(key), sublayout, batched, f"{where}[{key!r}]")
             for key, sublayout in sublayouts.items()
             # Only what has no choices may be missing.
@@ -166,12 +169,13 @@ def _flat(mask: Any, layout: MaskLayout, batched: bool = True, where: str = "") 
     return rows.reshape(len(rows), n_entries)
 
 
-def nothing_allowed(masks: Any, layout: MaskLayout) -> Any:
+def nothing_allowed(masks: Rows, layout: MaskLayout) -> Rows:
     """Whether some choice of each mask ``(..., M)`` has no alternative left, booleans ``(...)``; arrays or tensors."""
-    choices = choices_of(layout)
+    choices: list[int] = choices_of(layout)
     if isinstance(masks, th.Tensor):
         return ~th.stack([part.any(dim=-1) for part in th.split(masks, choices, dim=-1)]).all(dim=0)
-    return ~np.logical_or.reduceat(masks, np.cumsum([0, *choices[:-1]]), axis=-1).all(axis=-1)
+    allowed = np.asarray(np.logical_or.reduceat(masks, np.cumsum([0, *choices[:-1]]), axis=-1).all(axis=-1))
+    return ~allowed
 
 
 def check_mask_key(key: str, observation_space: spaces.Space[Any], layout: MaskLayout) -> None:

@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch as th
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments
-from ppo_plus.formulas.schedules import TAKES_PROGRESS, make_schedule, value_at
+from ppo_plus.formulas.schedules import TAKES_PROGRESS, ScheduleLike, make_schedule, value_at
 from ppo_plus.policy.normalization import RunningMoments
 from ppo_plus.require import require_callable, require_kind, require_number
 
 #: Returns the moments of the numbers of all processes, given those of one.
 Pool = Callable[[Moments], Moments]
+#: The source of a stream (:class:`Stream`).
+Source = str | Sequence[str] | Callable[[PyTorchObs, th.Tensor, PyTorchObs], th.Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class Stream:
     :raises TypeError: an argument is of the wrong kind
     """
 
-    source: Any
-    weight: Any = 1.0
+    source: Source
+    weight: ScheduleLike = 1.0
     gamma: float | None = None
     gae_lambda: float | None = None
     episodic: bool = True
@@ -91,7 +95,7 @@ class Stream:
             ) from None
         return found
 
-    def part(self, policy: Any) -> "StreamPart":
+    def part(self, policy: ActorCriticPolicy) -> "StreamPart":
         """What a policy that is being built has of it; override it in a stream that learns."""
         return StreamPart(self)
 
@@ -108,12 +112,13 @@ class StreamPart(RunningMoments):
         super().__init__((), epsilon=1e-8)
         self.stream = stream
 
-    def observe(self, next_observations: Any, pool: Pool) -> None:
+    def observe(self, next_observations: PyTorchObs, pool: Pool) -> None:
         """Count what observations are normalized by, ``B`` rows of a rollout, before its rewards are computed."""
 
-    def rewards(self, observations: Any, actions: th.Tensor, next_observations: Any) -> th.Tensor:
+    def rewards(self, observations: PyTorchObs, actions: th.Tensor, next_observations: PyTorchObs) -> th.Tensor:
         """The rewards of ``B`` transitions, ``(B,)``, if they are computed."""
-        return self.stream.source(observations, actions, next_observations)  # type: ignore[no-any-return]
+        assert callable(self.stream.source)
+        return self.stream.source(observations, actions, next_observations)
 
     def take_raw(self) -> None:
         """Observations are raw from now on: the policy normalizes them itself."""
@@ -128,7 +133,9 @@ class StreamPart(RunningMoments):
         name, low = f"{self.stream.name}: weight", -float("inf")
         return value_at(progress_remaining, name, make_schedule(name, self.stream.weight, low), low)
 
-    def loss(self, observations: Any, actions: th.Tensor, next_observations: Any) -> th.Tensor | None:
+    def loss(
+        self, observations: PyTorchObs, actions: th.Tensor, next_observations: PyTorchObs | None
+    ) -> th.Tensor | None:
         """What it learns from the transitions of a minibatch: a loss, 0-d; ``None``: nothing. If no stream is computed,
         ``next_observations`` is ``None``."""
         return None
@@ -140,7 +147,7 @@ class Streams(nn.Module):
     :raises ValueError: the critic does not end with such a layer
     """
 
-    def __init__(self, streams: Sequence[Stream], policy: Any):
+    def __init__(self, streams: Sequence[Stream], policy: ActorCriticPolicy):
         super().__init__()
         if not isinstance(policy.value_net, nn.Linear):
             raise ValueError(

@@ -452,7 +452,7 @@ def _as_stored(rows: Rows) -> th.Tensor:
     return like.float() if like.is_floating_point() else like
 
 
-def _kinds(rows: Any) -> Any:
+def _kinds(rows: ObsRows | None) -> tuple[Any, ...]:
     """The structure of a nesting of tensors, with their shapes, dtypes and devices."""
     leaves, structure = tree_flatten(rows)
     return structure, [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]

@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
     unwrap_vec_normalize,
 )
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import TIMEOUT, monitored
@@ -138,7 +139,7 @@ class Masked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def predict(self, observation: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def predict(self, observation: VecEnvObs, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         masks = self.source.read(self.env, observation, self.n_steps)
         self.n_steps += 1
         return self.model.predict(observation, *args, action_masks=masks, **kwargs)  # type: ignore[no-any-return]

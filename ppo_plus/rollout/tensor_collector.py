@@ -86,11 +86,7 @@ class TensorCollector(Collector):
 
     def _use(self, env: VecEnv) -> None:
         position = self.position
-        if not isinstance(env, TensorVecEnv):
-            raise ValueError(
-                f"set_env during a rollout: env={env!r} is not in tensors, but the environments before are: set it "
-                "between two rollouts"
-            )
+        assert isinstance(env, TensorVecEnv), "set_env during a rollout: environments in tensors, and others"
         if position.obs is None:
             restart(position, env, CheckedEnvs(env, lambda: self._step))
         # Episodes are begun through SB3's interface, which is NumPy's.
@@ -111,7 +107,7 @@ class TensorCollector(Collector):
             return None
         masks = self._simulator.env.action_masks()
         # A copy, since the simulator may write into its own.
-        return self._here(flat_masks(str(source), masks, source.layout)).to(th.bool, copy=True)  # type: ignore[no-any-return]
+        return self._here(th.as_tensor(flat_masks(str(source), masks, source.layout))).to(th.bool, copy=True)  # type: ignore[no-any-return]
 
     def step(self) -> EnvStep[th.Tensor]:
         """Take a step with the policy's actions.

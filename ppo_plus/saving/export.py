@@ -48,7 +48,16 @@ from ppo_plus.saving.statistics import ROUNDING, UNIT, move_into
 from ppo_plus.trees import mapped, tree_leaves
 
 #: Wrappers that change neither observations nor actions.
-HARMLESS = (Monitor, TimeLimit, OrderEnforcing, PassiveEnvChecker, Resumable, VecCheckNan, VecMonitor, VecVideoRecorder)
+HARMLESS: tuple[type, ...] = (
+    Monitor,
+    TimeLimit,
+    OrderEnforcing,
+    PassiveEnvChecker,
+    Resumable,
+    VecCheckNan,
+    VecMonitor,
+    VecVideoRecorder,
+)
 HARMLESS += (RecordVideo, RecordEpisodeStatistics, vectorized.RecordVideo, vectorized.RecordEpisodeStatistics)
 Normalization = Literal["environment"] | None
 #: Inputs or outputs by name.

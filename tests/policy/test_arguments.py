@@ -76,7 +76,7 @@ def test_any_factory_of_activations_is_accepted(activation_fn):
         ({"log_std_init": "a"}, "log_std_init='a' must be a number"),
         ({"log_std_init": float("nan")}, "log_std_init=nan must be a number"),
         ({"features_extractor_kwargs": 3}, "features_extractor_kwargs=3 must be a dict"),
-        ({"optimizer_class": 5}, "optimizer_class=5.*such as torch.optim.Adam$"),
+        ({"optimizer_class": 5}, "optimizer_class=5.*a class$"),
         ({"optimizer_kwargs": [0.1]}, r"optimizer_kwargs=\[0.1\] must be a dict"),
     ],
 )

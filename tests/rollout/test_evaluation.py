@@ -502,10 +502,7 @@ def test_an_episode_that_a_wrapper_around_the_monitor_ends_counts(kind, tmp_path
     model = PPO_Plus("MlpPolicy", ENDED_OUTSIDE[kind](make), n_steps=16, batch_size=16, device="cpu")
     assert model.evaluate(3) == (RETURN, 0.0)
     callback = EvalAfterUpdates(ENDED_OUTSIDE[kind](make), eval_freq=16, n_eval_episodes=2)
-    callbacks = [callback]
-    if kind not in ("subproc", "same step", "next step"):
-        callbacks.append(EvalCallback(ENDED_OUTSIDE[kind](make), eval_freq=8))
-    model.learn(32, callbacks)
+    model.learn(32, callback)
     assert callback.last_mean_reward == RETURN
     # Processes of SB3's do not say when they reset their `Monitor`.
     if kind != "subproc":

@@ -319,27 +319,6 @@ def test_an_interruption_hides_no_numbers_that_are_not_finite():
     assert th.equal(before, weights(model))
 
 
-def test_environments_in_tensors_are_not_exchanged_for_others_during_a_rollout():
-    class Exchanging(BaseCallback):
-        def _on_step(self):
-            if self.n_calls == at:
-                self.model.set_env(env)
-            return True
-
-        def _on_rollout_end(self):
-            if not at:
-                self.model.set_env(env)
-
-    env, tensors = list(twins(ACTIONS["discrete"], 3))
-    for at in (0, 5):
-        model = make(as_vec_env(tensors))
-        if at:
-            with pytest.raises(ValueError, match="set_env during a rollout: env=.* is not in tensors"):
-                model.learn(96, Exchanging())
-        else:
-            assert type(model.learn(96, Exchanging()).collector).__name__ == "Collector"
-
-
 def test_a_final_observation_that_is_not_finite_stops_training():
     with pytest.raises(FloatingPointError, match=r"final observation.*environment 1 at step 4"):
         make(Faulty("final", 4, limit=4, falls=False)).learn(96)
