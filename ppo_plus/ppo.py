@@ -29,13 +29,13 @@ from ppo_plus.demonstrations.cloning import clone
 from ppo_plus.distributed.shared import SingleProcess, shared_training
 from ppo_plus.envs.checked_envs import CheckedEnvs
 from ppo_plus.envs.checks import of_ended, seed_envs
+from ppo_plus.envs.make_vec import checked_env, wrap_env
 from ppo_plus.envs.normalization import (
     normalized_by,
     require_one_normalization,
     warn_of_statistics,
 )
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
-from ppo_plus.envs.wrap import checked_env, wrap_env
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
