@@ -1,5 +1,5 @@
-"""Vector environments for training: made of single environments, of what steps many at once, or of whatever ``PPO_Plus``
-takes as its environment."""
+"""Vector environments for training: made of single environments, of what steps many at once, or of whatever
+``PPO_Plus`` takes as its environment."""
 
 from collections.abc import Callable
 from functools import partial
