@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import is_dataclass
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -98,14 +98,6 @@ Plain = None | bool | float | str | bytes | np.generic | np.ndarray | Collection
 State = dict[str, Any]
 
 
-class Stateful(Protocol):
-    """What returns its own state, and takes it."""
-
-    def get_state(self) -> Plain: ...
-
-    def set_state(self, state: Any) -> None: ...
-
-
 #: The attributes in which monitors keep when they or an episode started, and their clocks; the state is the time since.
 CLOCKS: dict[str, Callable[[], float]] = {"t_start": time.time, "episode_start_time": time.perf_counter}
 #: Attributes that are objects, and which attributes of these change.
@@ -190,12 +182,12 @@ def visible(layer: Layer) -> State:
     """Copies of the attributes of a layer that are plain values or flat containers or dataclasses of these, without
     those that :func:`get_attributes` returns."""
     left_out = changing(layer) or ()
-    found = ((name, _as_dict(value)) for name, value in vars(layer).items() if name not in left_out)
-    return {name: plain(value) for name, value in found if _is_flat(value)}
-
-
-def _as_dict(value: Any) -> Any:
-    return vars(value) if is_dataclass(value) and hasattr(value, "__dict__") else value
+    found = {}
+    for name, value in vars(layer).items():
+        parts = vars(value) if is_dataclass(value) and hasattr(value, "__dict__") else value
+        if name not in left_out and _is_flat(parts):
+            found[name] = plain(parts)
+    return found
 
 
 def _is_flat(value: Any) -> bool:
@@ -274,7 +266,7 @@ def has_state(owner: Layer) -> bool:
     return all(callable(getattr(type(owner), name, None)) for name in ("get_state", "set_state"))
 
 
-def own_state(owner: Stateful) -> Plain:
+def own_state(owner: Any) -> Plain:
     """What ``get_state`` returns; raises :class:`NotResumableError` unless these are plain values."""
     try:
         return plain(owner.get_state())

@@ -41,7 +41,6 @@ from ppo_plus.envs.resumable.attributes import (
     WORLDS,
     NotResumableError,
     State,
-    Stateful,
     changed_numbers,
     changing,
     class_name,
@@ -195,7 +194,7 @@ class Resumable(gym.Wrapper):
         self._base: Any = inside[-1].unwrapped
         with_state = [i for i, layer in enumerate(inside) if has_state(layer)]
         #: The outermost one that returns its own state and that of all it wraps; ``None``: the episode is replayed.
-        self._stateful: Stateful | None = inside[with_state[0]] if with_state else None
+        self._stateful: Any = inside[with_state[0]] if with_state else None
         #: The wrappers around it, or all of them.
         self._wrappers = inside[: with_state[0]] if with_state else inside[:-1]
         unknown = [layer for layer in self._wrappers if changing(layer) is None]
@@ -210,6 +209,8 @@ class Resumable(gym.Wrapper):
         #: The layers that a replay takes to the same attributes, and what these are now.
         self._replayed = [*self._wrappers, self._base] if self._replays else []
         self._made = [dict(vars(layer)) for layer in self._replayed]
+        #: The wrappers that remember something beyond a reset.
+        self._lasting = [layer for layer in self._wrappers if not {*BEFORE_RESET}.isdisjoint(changing(layer) or ())]
         self._is_made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -232,7 +233,7 @@ class Resumable(gym.Wrapper):
                 self._base._destroy()
                 self._base.world = type(self._base.world)(gravity=self._base.world.gravity)
             episode.start["generator"] = get_generator(self._base)
-            episode.start["before_reset"] = [get_attributes(layer, BEFORE_RESET) for layer in self._replayed]
+            episode.start["before_reset"] = [get_attributes(layer, BEFORE_RESET) for layer in self._lasting]
             episode.attributes = [dict(vars(layer)) for layer in self._replayed]
         # An attribute of this object, and not of the environment.
         super().__setattr__("_episode", episode)
@@ -323,8 +324,9 @@ class Resumable(gym.Wrapper):
             self._stateful.set_state(copy.deepcopy(episode["own"]))
             return
         set_generator(self._base, episode["generator"])
-        for layer, before, numbers in zip(self._replayed, episode["before_reset"], episode["numbers"], strict=True):
-            set_attributes(layer, before)
+        for layer, attributes in zip(self._lasting, episode["before_reset"], strict=True):
+            set_attributes(layer, attributes)
+        for layer, numbers in zip(self._replayed, episode["numbers"], strict=True):
             set_numbers(layer, numbers)
         self.reset(**episode["arguments"])
         for i in range(episode["n_steps"]):

@@ -188,11 +188,11 @@ def _of_step(infos: Mapping[str, Any], final: Mapping[str, Any], ended: th.Tenso
     return merged
 
 
-def as_tensor(value: Any, device: th.device) -> Any:
+def as_tensor(value: Any, device: th.device) -> Obs:
     """Arrays of any kind as tensors on a device, in any nesting of dicts and tuples."""
     return mapped(lambda part: th.as_tensor(part, device=device), value)
 
 
-def as_numpy(value: Any) -> Any:
+def as_numpy(value: Obs) -> Any:
     """Tensors as NumPy arrays with their own memory, in any nesting of dicts and tuples."""
     return mapped(lambda tensor: tensor.cpu().numpy().copy(), value)
