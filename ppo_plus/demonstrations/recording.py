@@ -12,8 +12,8 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from ppo_plus.demonstrations.reading import MASKS, MISTAKES, NAMES, Nested, as_array, cast
-from ppo_plus.envs.checked_envs import CheckedEnvs
-from ppo_plus.envs.checks import TIMEOUT, check_spaces, is_reset, row_of, seed_envs
+from ppo_plus.envs.checked_envs import CheckedEnvs, is_reset
+from ppo_plus.envs.checks import TIMEOUT, check_spaces, row_of, seed_envs
 from ppo_plus.envs.layers import share_layers
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import as_vec_env

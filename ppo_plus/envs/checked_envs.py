@@ -1,7 +1,7 @@
 """A context in which the mistakes of environments are errors that say what to do, and checks of what they returned."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, unwrap_vec_normalize
 
-from ppo_plus.envs.checks import check_info, check_shape, described, explanation
+from ppo_plus.envs.checks import AUTORESET, Info, check_info, check_shape, described, explanation
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.lean_vec_env import faster_methods
 from ppo_plus.policy.observations import NotFiniteError, require_finite
@@ -94,3 +94,37 @@ class CheckedEnvs:
         if obs is not None:
             check_shape(obs, self._env.observation_space, self._env.num_envs)
             self.require_finite(obs)
+
+
+def as_rewards(rewards: Any, n_envs: int, step: int) -> np.ndarray:
+    """Rewards as a new array of floats, shape ``(N,)``.
+
+    :raises ValueError: they are something else
+    """
+    array = np.array(rewards)
+    if array.shape not in ((n_envs,), (n_envs, 1)) or array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"env returned rewards of shape {array.shape} and dtype {array.dtype} for {n_envs} environments, step "
+            f"{step}: return one number for each, shape ({n_envs},)"
+        )
+    return array.reshape(n_envs) if array.dtype.kind == "f" else array.reshape(n_envs).astype(np.float32)
+
+
+def is_reset(info: Info) -> bool:
+    """Whether a step only reset the environment, and so is not a transition."""
+    return bool(info.get(AUTORESET))
+
+
+def monitored(info: Info) -> Info | None:
+    """What a ``Monitor`` says of an episode in an info; ``None``: nothing, or ``"episode"`` is something else."""
+    entry = info.get("episode")
+    return entry if isinstance(entry, dict) and {"r", "l"} <= entry.keys() else None
+
+
+def of_ended(infos: Sequence[Info], dones: np.ndarray | None = None) -> list[Info]:
+    """What is logged of episodes: their success, and what a ``Monitor`` says of them, in its form only.
+
+    :param dones: which of the infos are of an episode that has ended; ``None``: all
+    """
+    ended = (info for i, info in enumerate(infos) if dones is None or dones[i])
+    return [{"episode": monitored(info), "is_success": info.get("is_success")} for info in ended]

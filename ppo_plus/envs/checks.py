@@ -10,7 +10,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -152,20 +152,6 @@ def as_reward(reward: Any) -> float:
     return float(array.reshape(()))
 
 
-def as_rewards(rewards: Any, n_envs: int, step: int) -> np.ndarray:
-    """Rewards as a new array of floats, shape ``(N,)``.
-
-    :raises ValueError: they are something else
-    """
-    array = np.array(rewards)
-    if array.shape not in ((n_envs,), (n_envs, 1)) or array.dtype.kind not in "biuf":
-        raise ValueError(
-            f"env returned rewards of shape {array.shape} and dtype {array.dtype} for {n_envs} environments, step "
-            f"{step}: return one number for each, shape ({n_envs},)"
-        )
-    return array.reshape(n_envs) if array.dtype.kind == "f" else array.reshape(n_envs).astype(np.float32)
-
-
 def check_reward(reward: Any) -> float:
     """:raises InvalidOutput: a reward is not a number, or not finite"""
     reward = as_reward(reward)
@@ -189,26 +175,6 @@ def _can_represent(dtype: np.dtype[Any] | None, array: np.ndarray) -> bool:
     if array.dtype.kind not in "biuf":
         return False
     return dtype is None or dtype.kind == "f" or bool((array.astype(dtype) == array).all())
-
-
-def is_reset(info: Info) -> bool:
-    """Whether a step only reset the environment, and so is not a transition."""
-    return bool(info.get(AUTORESET))
-
-
-def monitored(info: Info) -> Info | None:
-    """What a ``Monitor`` says of an episode in an info; ``None``: nothing, or ``"episode"`` is something else."""
-    entry = info.get("episode")
-    return entry if isinstance(entry, dict) and {"r", "l"} <= entry.keys() else None
-
-
-def of_ended(infos: Sequence[Info], dones: np.ndarray | None = None) -> list[Info]:
-    """What is logged of episodes: their success, and what a ``Monitor`` says of them, in its form only.
-
-    :param dones: which of the infos are of an episode that has ended; ``None``: all
-    """
-    ended = (info for i, info in enumerate(infos) if dones is None or dones[i])
-    return [{"episode": monitored(info), "is_success": info.get("is_success")} for info in ended]
 
 
 @contextmanager

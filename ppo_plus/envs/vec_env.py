@@ -32,7 +32,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Info, monitored, row_of
+from ppo_plus.envs.checked_envs import monitored
+from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Info, row_of
 from ppo_plus.envs.layers import Adapter
 from ppo_plus.trees import mapped
 

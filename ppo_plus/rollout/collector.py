@@ -18,8 +18,8 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped, without_gradients
-from ppo_plus.envs.checked_envs import CheckedEnvs
-from ppo_plus.envs.checks import TIMEOUT, as_rewards, check_shape, is_reset, row_of
+from ppo_plus.envs.checked_envs import CheckedEnvs, as_rewards, is_reset
+from ppo_plus.envs.checks import TIMEOUT, check_shape, row_of
 from ppo_plus.envs.layers import layers
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.masking import MaskSource

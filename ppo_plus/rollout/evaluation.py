@@ -26,8 +26,8 @@ from stable_baselines3.common.vec_env import (
 )
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
-from ppo_plus.envs.checked_envs import CheckedEnvs
-from ppo_plus.envs.checks import TIMEOUT, monitored
+from ppo_plus.envs.checked_envs import CheckedEnvs, monitored
+from ppo_plus.envs.checks import TIMEOUT
 from ppo_plus.envs.layers import layers, share_layers
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv

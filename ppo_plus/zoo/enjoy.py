@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import tile_images
 
 from ppo_plus import PPO_Plus
-from ppo_plus.envs.checks import of_ended
+from ppo_plus.envs.checked_envs import of_ended
 from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.zoo.experiment import load_statistics, make_envs, saved_experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages
