@@ -8,11 +8,11 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from ppo_plus.zoo.results import COLORS, SETTINGS
+from ppo_plus.zoo.results import COLORS, STYLE
 
 BLUE, ORANGE, GREEN, PURPLE = COLORS[:4]
 #: Smaller letters than elsewhere, for two pictures side by side; the salt makes ids the same each time.
-LOOK: Any = {**SETTINGS, "font.size": 8, "axes.titlesize": 9, "legend.fontsize": 8, "svg.hashsalt": "ppo_plus"}
+LOOK: Any = {**STYLE, "font.size": 8, "axes.titlesize": 9, "legend.fontsize": 8, "svg.hashsalt": "ppo_plus"}
 
 
 @contextmanager

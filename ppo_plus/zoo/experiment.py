@@ -80,13 +80,13 @@ class Experiment:
         """
         settings = {"n_timesteps": self.n_timesteps, **settings}
         changed = parse_settings(self.env_id, settings, packages, check_names=True)
-        named = {name: getattr(changed, name) for name in SETTINGS if name in settings}
+        named = {name: getattr(changed, name) for name in FIELDS if name in settings}
         merged = {name: {**getattr(self, name), **getattr(changed, name)} for name in ("policy_kwargs", "hyperparams")}
         return self.replace(**{**named, **merged})
 
     def settings(self) -> dict[str, Any]:
         """The experiment as an entry of a settings file, which :func:`parse_settings` and rl_zoo3 can read."""
-        policy, written = self.policy, {name: getattr(self, name) for name in SETTINGS}
+        policy, written = self.policy, {name: getattr(self, name) for name in FIELDS}
         written |= {
             "policy": policy if isinstance(policy, str) else f"{policy.__module__}.{policy.__qualname__}",
             "normalize": self.normalize is not None and (plain(self.normalize) or True),
@@ -130,7 +130,7 @@ class Experiment:
 #: Fields of :class:`Experiment` that a settings file does not set.
 BESIDE_SETTINGS = ("eval_env_kwargs", "seed", "device", "vec_env")
 #: Keys of a settings file that are fields of :class:`Experiment`; the other keys are arguments of ``PPO_Plus``.
-SETTINGS = tuple(f.name for f in fields(Experiment) if f.name not in ("env_id", "hyperparams", *BESIDE_SETTINGS))
+FIELDS = tuple(f.name for f in fields(Experiment) if f.name not in ("env_id", "hyperparams", *BESIDE_SETTINGS))
 #: Keys that name classes to import, and the base class of each.
 PARTS = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
 #: Arguments of ``PPO_Plus`` that are not hyperparameters.
@@ -184,7 +184,7 @@ def parse_settings(
     if check_names:
         # First: a key that seems to be missing may be misspelled.
         for name in settings:
-            hyperparams.require_known(name, hyperparameter_names().union(SETTINGS))
+            hyperparams.require_known(name, hyperparameter_names().union(FIELDS))
     readers: dict[str, Callable[[str, Value], Any]] = {
         "n_timesteps": positive_int,
         "n_envs": positive_int,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: Colors that people with any color vision can tell apart (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-#: Matplotlib's settings.
-SETTINGS = {
+#: Matplotlib's style.
+STYLE = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -182,7 +182,7 @@ def picture(path: Path, *titles: str, size: tuple[float, float] = (6.5, 4.5)) ->
     from matplotlib.ticker import EngFormatter
 
     # Names are text, not formulas, even with dollar signs.
-    settings: Any = {**SETTINGS, "axes.prop_cycle": cycler(color=COLORS), "text.parse_math": False}
+    settings: Any = {**STYLE, "axes.prop_cycle": cycler(color=COLORS), "text.parse_math": False}
     with mpl.rc_context(settings):
         figure = Figure(figsize=(size[0] * len(titles), size[1]))
         panels = list(figure.subplots(1, len(titles), squeeze=False)[0])

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from ppo_plus.zoo.results import (
     COLORS,
-    SETTINGS,
+    STYLE,
     Estimate,
     average,
     difference_interval,
@@ -150,7 +150,7 @@ def test_picture_of_curves(tmp_path, suffix, start):
 def test_style_applies_only_inside_its_block(tmp_path):
     before = dict(mpl.rcParams)
     with picture(tmp_path / "x.png", "Foo-v0", "Bar-v0") as panels:
-        assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS
+        assert {name: mpl.rcParams[name] for name in STYLE} == STYLE
         for axes in panels:
             (line,) = axes.plot([0, 1], label="mine")
     assert len(panels) == 2 and line.get_color() == COLORS[0] and axes.get_legend() is not None

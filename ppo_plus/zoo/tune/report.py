@@ -17,7 +17,7 @@ from ppo_plus.zoo.installation import import_options
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
-from ppo_plus.zoo.tune.study import BASELINE, SCORES, SETTINGS, Study, ranked_candidates, ranking, scores_of
+from ppo_plus.zoo.tune.study import BASELINE, RECORDED, SCORES, Study, ranked_candidates, ranking, scores_of
 from ppo_plus.zoo.tune.task import TuningTask
 
 #: How often a study may export settings that are no better than a baseline.
@@ -199,7 +199,7 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     returns = " and ".join(map(repr, result[SCORES][:: plan.n_seeds]))
     origin += [f"On seed {plan.seed} its return was {returns}, the mean of its last {plan.last_evals} evaluations."]
     origin += ["Train with these settings:", shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
-    entry = "".join(to_yaml({env_id: result[SETTINGS]}) for env_id in task.env_ids)
+    entry = "".join(to_yaml({env_id: result[RECORDED]}) for env_id in task.env_ids)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return path
 
@@ -250,7 +250,7 @@ def _screening(trials: list[FrozenTrial]) -> Iterator[str]:
         name = ", ".join(str(trial.user_attrs[key]) for key in (JOB, BASELINE) if key in trial.user_attrs)
         settings = ", ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-            for key, value in sorted(trial.user_attrs[SETTINGS].items())
+            for key, value in sorted(trial.user_attrs[RECORDED].items())
         )
         scores = ", ".join(f"{value:.2f}" for value in trial.values)
         rows.append([name, scores, len(trial.user_attrs[SCORES]) // len(trial.values), settings])

@@ -12,7 +12,7 @@ from optuna.trial import Trial
 
 from ppo_plus import PPO_Plus
 from ppo_plus.require import require_one_of
-from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
+from ppo_plus.zoo.experiment import FIELDS, Experiment, hyperparameter_names
 from ppo_plus.zoo.hyperparams import (
     Value,
     builtin_file,
@@ -180,7 +180,7 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
     entries.update({f"{POLICY}.{name}": entry for name, entry in nested.items()})
     if not entries:
         raise ValueError("the search space is empty: give at least one key with choices, or low and high")
-    known = hyperparameter_names() | set(SETTINGS) - {"n_timesteps", POLICY}
+    known = hyperparameter_names() | set(FIELDS) - {"n_timesteps", POLICY}
     dimensions: dict[str, Choices | Range] = {}
     for name, entry in entries.items():
         if not str(name).startswith(f"{POLICY}."):
@@ -205,7 +205,7 @@ def setting(experiment: Experiment, name: str) -> Any:
         key, policy = name.removeprefix(f"{POLICY}."), experiment.policy
         cls = policy if isinstance(policy, type) else PPO_Plus.policy_aliases.get(policy, object)
         return experiment.policy_kwargs.get(key, _default(cls, key))
-    if name in SETTINGS:
+    if name in FIELDS:
         value = getattr(experiment, name)
         return value is not None if name == "normalize" and not value else value
     return experiment.hyperparams.get(name, _default(PPO_Plus, name))

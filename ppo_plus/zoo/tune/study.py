@@ -22,7 +22,7 @@ from ppo_plus.zoo.tune.task import Plan, TuningTask
 #: User attributes of a study.
 TASK, BUDGET, ERROR = "ppo_plus", "max_total_trials", "error"
 #: User attributes of a trial. ``BASELINE`` is the name of the baseline that it runs; other trials lack it.
-BASELINE, SETTINGS, SCORES = "baseline", "settings", "scores"
+BASELINE, RECORDED, SCORES = "baseline", "settings", "scores"
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,13 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     screening = study.screening(budget).trials()
     best = ranked_candidates(screening)[: plan.n_finalists]
     # A baseline whose workers died before it began has no settings.
-    baselines = [trial for trial in screening if {BASELINE, SETTINGS} <= trial.user_attrs.keys()]
+    baselines = [trial for trial in screening if {BASELINE, RECORDED} <= trial.user_attrs.keys()]
     chosen = [*baselines, *best] if best else []
     jobs = study.confirmation(budget)
     directions = study.screening().study().directions
     optuna.create_study(study_name=jobs.name, storage=jobs.storage, directions=directions, load_if_exists=True)
     runs = [(trial.user_attrs, seed) for seed in plan.seeds("confirmation") for trial in chosen]
-    jobs.fill([{CANDIDATE: tried[JOB], SEED: seed, SETTINGS: tried[SETTINGS]} for tried, seed in runs])
+    jobs.fill([{CANDIDATE: tried[JOB], SEED: seed, RECORDED: tried[RECORDED]} for tried, seed in runs])
     return jobs
 
 

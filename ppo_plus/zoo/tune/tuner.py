@@ -26,7 +26,7 @@ from ppo_plus.zoo.interrupts import check, deferred, exit_codes
 from ppo_plus.zoo.tune.jobs import CANDIDATE, HEARTBEAT, SEED, STORAGE_ERRORS, Jobs, StorageError, named_errors
 from ppo_plus.zoo.tune.report import TuningVerdict, done_runs, estimate, write_report
 from ppo_plus.zoo.tune.space import read_space
-from ppo_plus.zoo.tune.study import BASELINE, ERROR, SCORES, SETTINGS, Study, create, is_over, read_task, stages
+from ppo_plus.zoo.tune.study import BASELINE, ERROR, RECORDED, SCORES, Study, create, is_over, read_task, stages
 from ppo_plus.zoo.tune.task import PRUNERS, Diverged, Plan, TuningTask, score
 
 #: Seconds that an interrupted worker has to put its job back.
@@ -101,7 +101,7 @@ class TuningWorker:
         baseline = claimed.user_attrs.get(BASELINE)
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
         recorded = experiment.replace(n_timesteps=plan.n_timesteps).settings()
-        trial.set_user_attr(SETTINGS, recorded)
+        trial.set_user_attr(RECORDED, recorded)
         seeds = list(enumerate(plan.seeds("screening")))
         scores = [[self._score(trial, recorded, env, seed, i) for i, seed in seeds] for env in self.task.env_ids]
         trial.set_user_attr(SCORES, sum(scores, []))
@@ -110,7 +110,7 @@ class TuningWorker:
     def _repeat(self, jobs: Jobs, claimed: FrozenTrial) -> list[float]:
         """A run of a screening trial's settings with another seed."""
         trial, run = jobs.trial(claimed, pruner=optuna.pruners.NopPruner()), claimed.user_attrs
-        return [self._score(trial, run[SETTINGS], env_id, run[SEED], 0) for env_id in self.task.env_ids]
+        return [self._score(trial, run[RECORDED], env_id, run[SEED], 0) for env_id in self.task.env_ids]
 
     def _score(self, trial: Trial, settings: dict[str, Any], env_id: str, seed: int, n_before: int) -> float:
         """The score on one of the trial's seeds, the first of which are reported already."""

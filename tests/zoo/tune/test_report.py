@@ -23,7 +23,7 @@ from ppo_plus.zoo.tune.report import (
     export_best,
     retraining,
 )
-from ppo_plus.zoo.tune.study import SCORES, SETTINGS
+from ppo_plus.zoo.tune.study import RECORDED, SCORES
 from ppo_plus.zoo.tune.task import TuningTask
 
 ROOT = Path(__file__).parents[3]
@@ -156,7 +156,7 @@ def test_no_more_than_one_best_is_exported(tuned, tmp_path):
     # What an earlier report exported is not left beside one that says otherwise.
     assert [path] == list(tmp_path.glob("*.yml")) and path.name == "Aiming-v0_not_confirmed.yml"
     assert f"NOT CONFIRMED: {winner.name} " in path.read_text()
-    assert yaml.safe_load(path.read_text())["Aiming-v0"] == winner.trial.user_attrs[SETTINGS]
+    assert yaml.safe_load(path.read_text())["Aiming-v0"] == winner.trial.user_attrs[RECORDED]
 
 
 def test_the_command_trains_with_the_entry():

@@ -22,8 +22,8 @@ from ppo_plus.zoo.tune.report import decide, export_best
 from ppo_plus.zoo.tune.study import (
     BUDGET,
     ERROR,
+    RECORDED,
     SCORES,
-    SETTINGS,
     TASK,
     Study,
     create,
@@ -50,7 +50,7 @@ def do_all(jobs, scores):
     """Do what is waiting, in order; a score of None is a failed trial."""
     for score in scores:
         trial = jobs.claim()
-        jobs.storage.set_trial_user_attr(trial._trial_id, SETTINGS, {"trial": trial.user_attrs[JOB]})
+        jobs.storage.set_trial_user_attr(trial._trial_id, RECORDED, {"trial": trial.user_attrs[JOB]})
         if score is None:
             jobs.finish(trial, TrialState.FAIL, reason="NaN")
         else:
@@ -70,7 +70,7 @@ def test_from_stage_to_stage(study):
     # Baselines come first, and are confirmed anyway.
     seeds = PLAN.seeds("confirmation")
     assert runs(confirmation) == [(trial, seed) for seed in seeds for trial in (0, 1, 2, 4)]
-    assert confirmation.trials()[3].user_attrs[SETTINGS] == {"trial": 4}
+    assert confirmation.trials()[3].user_attrs[RECORDED] == {"trial": 4}
     # Asked again, they are the same.
     assert len(prepare_confirmation(study, PLAN, 6).study().trials) == 40
     assert list(study.begun_stages()) == ["screening", "confirmation"]
@@ -170,7 +170,7 @@ def test_runs_that_are_added_later_are_the_same_for_all(study):
     """Two processes at the same time: of the two trials that they add for a run, one counts, whatever its number."""
     do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 8.0, 5.0, None, 4.0, 3.0])
     confirmation = prepare_confirmation(study, PLAN, 6)
-    wanted = [{key: trial.user_attrs[key] for key in (CANDIDATE, SEED, SETTINGS)} for trial in confirmation.trials()]
+    wanted = [{key: trial.user_attrs[key] for key in (CANDIDATE, SEED, RECORDED)} for trial in confirmation.trials()]
     other = Study("other", study.storage).confirmation(6)
     optuna.create_study(study_name=other.name, storage=study.storage, direction="maximize")
     other.fill([run for run in wanted if run[CANDIDATE] != 1])
@@ -257,7 +257,7 @@ def database(tmp_path_factory):
     claimed = study.screening().claim()
     trial = study.screening().trial(claimed)
     trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
-    trial.set_user_attr(SETTINGS, {"n_timesteps": 2048})
+    trial.set_user_attr(RECORDED, {"n_timesteps": 2048})
     trial.set_user_attr(SCORES, [1.5])
     study.screening().finish(claimed, TrialState.COMPLETE, 1.5)
     storage._backend.engine.dispose()

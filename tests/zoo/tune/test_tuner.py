@@ -24,7 +24,7 @@ from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.tune import tuner
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, STORAGE_ERRORS, WORKER, open_storage
-from ppo_plus.zoo.tune.study import SETTINGS, Study, create, is_over, read_task
+from ppo_plus.zoo.tune.study import RECORDED, Study, create, is_over, read_task
 from ppo_plus.zoo.tune.task import Plan
 from ppo_plus.zoo.tune.tuner import finish as finish_study
 from ppo_plus.zoo.tune.tuner import tune
@@ -150,7 +150,7 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path, re
     assert dead.state == TrialState.FAIL and REASON not in dead.user_attrs
     again = next(trial for trial in trials if trial.user_attrs.get(REPLACES) == killed)
     assert again.params == dead.params and again.user_attrs[DEATHS] >= 1
-    assert again.user_attrs[SETTINGS] == dead.user_attrs[SETTINGS]
+    assert again.user_attrs[RECORDED] == dead.user_attrs[RECORDED]
     # What the dead one had reported is what the other reported again.
     step, value = next(iter(dead.intermediate_values.items()))
     assert again.intermediate_values[step] == value
@@ -279,7 +279,7 @@ def test_a_whole_study(tuned):
     assert seeds == set(range(1_000_003, 1_010_003, 1000))
     assert [trial.user_attrs.get("baseline") for trial in stages["screening"]] == ["default", "settings file", None]
     default = {"n_timesteps": 1024, "n_envs": 1, "policy": "MlpPolicy"}
-    assert stages["screening"][0].user_attrs[SETTINGS] == default
+    assert stages["screening"][0].user_attrs[RECORDED] == default
     report = (folder / "report.md").read_text()
     assert str(verdict) in report and "| gain over default | gain over settings file |" in report
     # What ran, not only what was sampled.
