@@ -10,11 +10,10 @@ arXiv:2109.11978), moved from every minibatch to every update.
 """
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, NamedTuple
 
 import torch as th
-
-from ppo_plus.require import require_number, require_one_of
 
 
 class KLState(NamedTuple):
@@ -85,8 +84,9 @@ class EarlyStop(KLControl):
     tolerance: float = 1.5
 
     def __post_init__(self) -> None:
-        require_one_of("EarlyStop: per", self.per, ("minibatch", "epoch"))
-        require_number("EarlyStop: tolerance", self.tolerance, 0, above=True)
+        if self.per not in ("minibatch", "epoch"):
+            raise ValueError(f'EarlyStop: per={self.per!r} must be "minibatch" or "epoch"')
+        _require_above("EarlyStop", "tolerance", self.tolerance, 0)
 
     def _stop(self, state: KLState, kl: th.Tensor, target: th.Tensor) -> KLState:
         return state._replace(running=state.running & (kl <= self.tolerance * target))
@@ -116,8 +116,8 @@ class AdaptivePenalty(KLControl):
     max_beta: float = 1e4
 
     def __post_init__(self) -> None:
-        require_number("AdaptivePenalty: band", self.band, 1, above=True)
-        require_number("AdaptivePenalty: max_beta", self.max_beta, 1, above=True)
+        _require_above("AdaptivePenalty", "band", self.band, 1)
+        _require_above("AdaptivePenalty", "max_beta", self.max_beta, 1)
 
     def init(self) -> KLState:
         return super().init()._replace(beta=th.tensor(1.0))
@@ -147,7 +147,7 @@ class AdaptiveLearningRate(KLControl):
 
     def __post_init__(self) -> None:
         for name in ("band", "factor", "max_scale"):
-            require_number(f"AdaptiveLearningRate: {name}", getattr(self, name), 1, above=True)
+            _require_above("AdaptiveLearningRate", name, getattr(self, name), 1)
 
     def after_update(self, state: KLState, kl: th.Tensor, target: th.Tensor) -> KLState:
         factor = _outside_band(kl, target, self.band, above=1 / self.factor, below=self.factor)
@@ -189,3 +189,8 @@ def _outside_band(kl: th.Tensor, target: th.Tensor, band: float, above: float, b
     """``above`` where KL > band·target, ``below`` where KL < target/band, 1 inside (and where the KL is NaN)."""
     factor = th.where(kl > band * target, above, th.ones_like(kl))
     return th.where(kl < target / band, below, factor)
+
+
+def _require_above(owner: str, name: str, value: float, bound: float) -> None:
+    if not isinstance(value, Real) or not value > bound:
+        raise ValueError(f"{owner}: {name}={value!r} must be above {bound}")

@@ -186,12 +186,12 @@ def test_colored_noise_repeats_without_a_seam():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"beta": -0.1}, r"beta=-0\.1 must be a number in \[0, "),
-        ({"beta": math.nan}, "beta=nan must be a number in"),
-        ({"beta": math.inf}, "beta=inf must be a number in"),
-        ({"horizon": 2}, "horizon=2 must be at least 4"),
-        ({"horizon": 7}, "horizon=7 must be even, and from 4 to 100,000"),
-        ({"horizon": -8}, "horizon=-8 must be at least 4"),
+        ({"beta": -0.1}, r"beta=-0\.1 must be finite and at least 0"),
+        ({"beta": math.nan}, "beta=nan must be finite"),
+        ({"beta": math.inf}, "beta=inf must be finite"),
+        ({"horizon": 2}, "horizon=2 must be even, and from 4 to 100,000"),
+        ({"horizon": 7}, "horizon=7 must be even"),
+        ({"horizon": -8}, "horizon=-8 must be even"),
         ({"horizon": 400_000_000}, "horizon=400000000 must be even"),
     ],
 )
@@ -251,5 +251,5 @@ def test_the_same_seed_gives_the_same_noise(process):
 
 def test_numbers_of_numpy_are_numbers():
     assert ColoredNoise(np.float32(0.5), np.int64(64)) == ColoredNoise(0.5, 64)
-    with pytest.raises(TypeError, match="ColoredNoise: beta='0.5' must be a number"):
+    with pytest.raises(TypeError, match="beta must be a number"):
         ColoredNoise("0.5")
