@@ -218,6 +218,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             optimizer_kwargs=optimizer_kwargs,
             squash_output=squash_output,
         )
+        if net_arch is not None and actor is not None and critic is not None:
+            raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
         if net_arch is None:
             net_arch = [] if extractor is NatureCNN else dict(pi=[64, 64], vf=[64, 64])
         elif isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict):
@@ -324,6 +326,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
+        if None not in self._networks.values():
+            data["net_arch"] = None
         names = ["autocast", "share_features_extractor", "action_mask_key", "actor_keys", "critic_keys"]
         names += ["normalize_observations", "normalize_values"]
         own = {name: getattr(self, name) for name in names} | {"streams": self._streams}
