@@ -26,8 +26,7 @@ from ppo_plus.demonstrations.cloning import clone
 from ppo_plus.distributed.shared import SingleProcess, shared_training
 from ppo_plus.envs import normalization
 from ppo_plus.envs.checked_envs import CheckedEnvs, of_ended
-from ppo_plus.envs.make_vec import checked_env
-from ppo_plus.envs.model_envs import ModelEnvs
+from ppo_plus.envs.make_vec import ModelEnvs, checked_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl

@@ -1,6 +1,7 @@
 """Vector environments for training: made of single environments, of what steps many at once, or of whatever
-``PPO_Plus`` takes as its environment."""
+``PPO_Plus`` takes as its environment; and what a model does with its environments."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -12,22 +13,24 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
-from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
+from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import check_spaces
+from ppo_plus.envs.checks import check_spaces, seed_envs
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.normalization import check_normalization
+from ppo_plus.envs.normalization import check_normalization, require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.env import GymTensors, TensorEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv, warn_of_numpy
 from ppo_plus.envs.vec_env import GymVectorEnv
 from ppo_plus.policy.observations import as_dict
-from ppo_plus.require import require_int
+from ppo_plus.process import assigned, has_convolutions
+from ppo_plus.require import require_int, require_spaces
 
 #: The kinds of vector environments that are made of single ones.
 VEC_ENVS = {"dummy": LeanVecEnv, "subproc": SupervisedVecEnv}
@@ -152,28 +155,8 @@ def _takes_tensors(env: VectorEnv[Any, Any, Any]) -> bool:
     return isinstance(env, VectorWrapper) and _takes_tensors(env.env)
 
 
-def wrap_env(env: GymEnv | str, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-    """As SB3 wraps environments, also for ids of environments and for vector environments of Gymnasium.
-
-    :param verbose: 1: say what is wrapped around it
-    :param monitor_wrapper: whether a single environment gets a ``Monitor`` if it has none
-    :raises TypeError: not an environment
-    :raises ValueError: its spaces, or the arguments of its ``VecNormalize``, are not supported
-    """
-    made = checked_env(env, verbose)
-    if not isinstance(made, VecEnv):
-        # SB3 puts it into a Monitor, and says so.
-        dummy: Any = BaseAlgorithm._wrap_env(made, verbose, monitor_wrapper).unwrapped  # noqa: SLF001
-        (single,), verbose = dummy.envs, 0
-        made = LeanVecEnv([lambda: single])
-    wrapped = BaseAlgorithm._wrap_env(with_dicts(made), verbose, monitor_wrapper)  # noqa: SLF001
-    check_normalization(wrapped)
-    warn_of_numpy(wrapped)
-    return wrapped
-
-
 def checked_env(env: GymEnv | str, verbose: int = 0) -> GymEnv:
-    """The environment, made if it was an id, if its spaces are supported; errors as :func:`wrap_env`."""
+    """The environment, made if it was an id, if its spaces are supported."""
     made: GymEnv = as_vec_env(maybe_make_env(env, verbose))
     if not isinstance(made, (gym.Env, VecEnv)):
         remedy = "shimmy's GymV21CompatibilityV0(env=env) and GymV26CompatibilityV0 convert those of the old gym"
@@ -190,3 +173,66 @@ def checked_env(env: GymEnv | str, verbose: int = 0) -> GymEnv:
             raise TypeError(f"env={name}({layer.venv!r}) needs a VecEnv: wrap {name}(ppo_plus.as_vec_env(env))")
     check_spaces(made)
     return made
+
+
+class ModelEnvs(OnPolicyAlgorithm):
+    """A model whose environments are checked: what :class:`ppo_plus.PPO_Plus` has of environments."""
+
+    normalize_observations: bool | dict[str, Any]
+    normalize_values: bool | dict[str, Any]
+    #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
+    _trained_normalized: bool | None
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """As SB3's, also for ids of environments and for vector environments of Gymnasium.
+
+        :raises TypeError: not an environment
+        :raises ValueError: its spaces, or the arguments of its ``VecNormalize``, are not supported
+        """
+        made = checked_env(env, verbose)
+        if not isinstance(made, VecEnv):
+            # SB3 puts it into a Monitor, and says so.
+            dummy: Any = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper).unwrapped
+            (single,), verbose = dummy.envs, 0
+            made = LeanVecEnv([lambda: single])
+        wrapped = OnPolicyAlgorithm._wrap_env(with_dicts(made), verbose, monitor_wrapper)
+        check_normalization(wrapped)
+        warn_of_numpy(wrapped)
+        return wrapped
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """Learn in another environment from now on.
+
+        :param env: with the same spaces, and as many environments
+        :param force_reset: start new episodes
+        :raises ValueError: it has others
+        """
+        env = self._wrap_env(env, self.verbose)
+        require_spaces(env, self.observation_space, self.action_space)
+        require_one_normalization(env, self.normalize_observations, self.normalize_values)
+        warn_of_statistics(self._trained_normalized, env)
+        if env.num_envs != self.n_envs:
+            raise ValueError(
+                f"env has n_envs={env.num_envs}, and the model was made for n_envs={self.n_envs}: pass as many, or "
+                f"save the model, and load it with these: {type(self).__name__}.load(path, env=env)"
+            )
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        super().set_env(env, force_reset)
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """As SB3's; environments that cannot be seeded give a warning."""
+        with assigned(self, env=None):
+            super().set_random_seed(seed)
+        if self.env is not None and seed is not None:
+            seed_envs(self.env, seed)
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
+        # Environments in tensors and the policy are on the same device.
+        in_tensors = isinstance(self.env, TensorVecEnv)
+        if self.device.type != "cpu" and not in_tensors and not has_convolutions(self.policy):
+            warnings.warn(
+                f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
+                'where training is also compiled by default: pass device="cpu", or compare the two',
+                stacklevel=6,
+            )

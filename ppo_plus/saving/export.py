@@ -43,7 +43,7 @@ from ppo_plus.policy.policies import ActorCriticPolicy, n_rows
 from ppo_plus.public import version_of
 from ppo_plus.require import require_one_of
 from ppo_plus.saving.files import replacing, write_text
-from ppo_plus.saving.saved_model import SavedModel
+from ppo_plus.saving.model import SavedModel
 from ppo_plus.saving.statistics import ROUNDING, UNIT, move_into
 from ppo_plus.trees import mapped, tree_leaves
 

@@ -4,35 +4,70 @@ import copy
 import math
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
 
-from ppo_plus.compiling.compiled import CompileStatus
+from ppo_plus.call import Call
+from ppo_plus.compiling.compiled import Compilation, CompileStatus
+from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.envs.normalization import warn_of_statistics
+from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.schedules import Sampled, Schedule, Unknown, value_at
 from ppo_plus.policy.policies import ActorCriticPolicy
+from ppo_plus.policy.streams import Stream
 from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
+from ppo_plus.rollout.collector import Position
 from ppo_plus.saving.format import container, names
 from ppo_plus.saving.format.container import PathOrFile, naming
 from ppo_plus.saving.format.names import Damaged, Refused, name_of
 from ppo_plus.saving.format.values import Optional, Undescribable, describe, require_form, restore, unknown_names
-from ppo_plus.saving.saved_model import SavedModel
 from ppo_plus.saving.sb3.pickles import of_closure
-from ppo_plus.settings import SHAPING
+from ppo_plus.settings import SHAPING, Settings
 from ppo_plus.update.minibatch import FUSED, PER_PARAMETER, is_elementwise
+from ppo_plus.update.update import Updater
+
+
+class SavedModel(OnPolicyAlgorithm):
+    """What files keep of a :class:`ppo_plus.PPO_Plus`, or make it of, beside what SB3's algorithms have."""
+
+    policy: ActorCriticPolicy  # type: ignore[assignment]
+    settings: Settings
+    position: Position
+    updater: Updater
+    compilation: Compilation
+    call: Call
+    ranks: Ranks
+    clip_range: Schedule | float | str | None
+    clip_range_vf: Schedule | float | str | None
+    normalize_observations: bool | dict[str, Any]
+    exploration: NoiseProcess | None
+    streams: Sequence[Stream]
+    action_mask_key: str | None
+    #: The arguments that may change over time.
+    scheduled: ClassVar[frozenset[str]]
+    #: The weights that the policy is built with, by name and shape; ``None``: it is not built yet.
+    built_layout: dict[str, th.Size | type[th.optim.Optimizer]] | None
+    #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
+    _expects_masks: bool
+    #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
+    _trained_normalized: bool | None
+    _last_episode_starts: np.ndarray | None
+    _warned_of_schedules: bool
+
 
 M = TypeVar("M", bound=SavedModel)
 KIND = "model"

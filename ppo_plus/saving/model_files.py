@@ -20,8 +20,7 @@ from ppo_plus.saving.checkpoint.process_state import get_generators, set_generat
 from ppo_plus.saving.export import Normalization, export, outermost
 from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.hub import fetch
-from ppo_plus.saving.model import changed_attributes, check_optimizer_state, layout, load_model, save_model
-from ppo_plus.saving.saved_model import SavedModel
+from ppo_plus.saving.model import SavedModel, changed_attributes, check_optimizer_state, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, read_statistics, statistics_path

@@ -31,8 +31,7 @@ from ppo_plus.saving.checkpoint.process_state import GPUS, LOGGER
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, decoding
 from ppo_plus.saving.format.values import Undescribable, require_form
-from ppo_plus.saving.model import M, argument_attributes, assemble, sampled_of, state_of
-from ppo_plus.saving.saved_model import SavedModel
+from ppo_plus.saving.model import M, SavedModel, argument_attributes, assemble, sampled_of, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01

@@ -16,8 +16,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.saving.format.container import PathOrFile, is_container, naming, opened
 from ppo_plus.saving.format.names import Damaged, NotInstalled, Refused, decoding, name_of
-from ppo_plus.saving.model import ALWAYS, SAVED_WITH, M, argument_attributes, assemble, attributes_of
-from ppo_plus.saving.saved_model import SavedModel
+from ppo_plus.saving.model import ALWAYS, SAVED_WITH, M, SavedModel, argument_attributes, assemble, attributes_of
 from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.trees import tree_leaves
 

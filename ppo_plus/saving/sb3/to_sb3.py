@@ -24,8 +24,7 @@ from ppo_plus.formulas.exploration import StateDependentNoise
 from ppo_plus.formulas.schedules import Constant, Linear, Schedule
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
-from ppo_plus.saving.model import base_of
-from ppo_plus.saving.saved_model import SavedModel
+from ppo_plus.saving.model import SavedModel, base_of
 from ppo_plus.saving.sb3.from_sb3 import change_logits
 from ppo_plus.saving.statistics import statistics_path
 from ppo_plus.settings import Settings
