@@ -188,10 +188,8 @@ def tracked(pattern):
 #: How large the house may be, so that it can be walked through.
 LIMITS = {
     "modules that are not empty": (95, lambda: sum(map(bool, map(n_lines, MODULES.values())))),
-    "lines of a module but ppo.py": (
-        700,
-        lambda: max(n_lines(path) for name, path in MODULES.items() if name != "ppo"),
-    ),
+    "lines of a module": (700, lambda: max(map(n_lines, MODULES.values()))),
+    "values of any type": (325, lambda: sum(len(re.findall(r"(?::|->) Any\b", text)) for text in SOURCES.values())),
     "lines of the README": (150, lambda: n_lines(ROOT / "README.md")),
     "scripts": (8, lambda: len(tracked(r"^scripts/"))),
     "files of data": (40, lambda: len(tracked(r"\.(json|jsonl|csv|npz)$"))),
