@@ -19,6 +19,11 @@ LARGEST = float(np.finfo(np.float32).max)
 ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
 
+class NotFinite(FloatingPointError, ValueError):
+    """A number is NaN or infinity. With SB3 that is a ``ValueError``, which code around it catches, such as the objective
+    of a study."""
+
+
 def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:
     """An integer of at least ``low``, or ``None`` if ``or_none``; else :class:`TypeError` or :class:`ValueError`."""
     if or_none and value is None:

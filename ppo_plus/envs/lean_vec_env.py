@@ -39,13 +39,14 @@ class LeanVecEnv(DummyVecEnv):
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]]):
         super().__init__(env_fns)
-        self._resumables = [as_resumable(env) for env in self.envs]
+        self._known, self._resumables = [*self.envs], [as_resumable(env) for env in self.envs]
 
     def recorded(self) -> list[Resumable]:
         """The environments, each in the :class:`~ppo_plus.Resumable` that records it."""
-        # Callbacks may have put others into the list.
-        pairs = zip(self._resumables, self.envs, strict=True)
-        self._resumables = [old if env is old or env is old.env else as_resumable(env) for old, env in pairs]
+        if self.envs != self._known:  # callbacks have put others into the list
+            each = zip(self.envs, self._known, self._resumables, strict=True)
+            self._resumables = [old if env is known else as_resumable(env) for env, known, old in each]
+            self._known = [*self.envs]
         return self._resumables
 
     def resumable_method(self, name: str, *args: State, indices: VecEnvIndices = None) -> list[Any]:

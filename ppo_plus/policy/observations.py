@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
-from ppo_plus.require import LARGEST, nearest
+from ppo_plus.require import LARGEST, NotFinite, nearest
 from ppo_plus.trees import to_device, tree_leaves
 
 Preprocess = Callable[[Any], Any]
@@ -170,7 +170,7 @@ def to_tensor(
     # A copy: torch cannot share arrays with negative strides or without write permission.
     array = np.array(observation)
     if not is_finite(array):
-        raise FloatingPointError(f"{name}={array!r} is not finite: fix the environment, or wrap it to clip its numbers")
+        raise NotFinite(f"{name}={array!r} is not finite: fix the environment, or wrap it to clip its numbers")
     if is_image_space(space):
         array = maybe_transpose(array, space)
     batched = array.shape != space.shape
@@ -244,7 +244,7 @@ def why_not_finite(values: np.ndarray) -> str:
     return "too large for single precision" if np.isfinite(values).all() else "not finite"
 
 
-class NotFiniteError(FloatingPointError):
+class NotFiniteError(NotFinite):
     """The environment with index ``env`` returned a number that is not finite."""
 
     def __init__(self, message: str, env: int):
@@ -272,7 +272,7 @@ def require_finite(what: str, values: GivenObservation, step: int, env: int | No
     )
 
 
-def not_finite(policy: nn.Module, obs: PyTorchObs, step: int | None = None) -> FloatingPointError:
+def not_finite(policy: nn.Module, obs: PyTorchObs, step: int | None = None) -> NotFinite:
     """The error for a policy whose outputs for ``obs`` (tensors) are not finite; ``step`` as in ``require_finite``."""
     weights = th.cat([weight.detach().flatten() for weight in policy.parameters()])
     n_wrong = int(weights.isfinite().logical_not().sum())
@@ -283,7 +283,7 @@ def not_finite(policy: nn.Module, obs: PyTorchObs, step: int | None = None) -> F
     log_std = getattr(policy, "log_std", None)
     if log_std is not None:
         why += f", log_std is from {log_std.min():.3g} to {log_std.max():.3g}"
-    return FloatingPointError(
+    return NotFinite(
         "the policy, not the environment, returned numbers that are not finite (action parameters, value or "
         f"log-probability){'' if step is None else f' at step {step}'}, so no action was taken: {why}. Continue with a "
         "model that was saved before, with a lower learning_rate, max_grad_norm or ent_coef (which raises log_std), or "

@@ -34,7 +34,7 @@ from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.model import Model
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.process import assigned
-from ppo_plus.require import require_int, require_spaces
+from ppo_plus.require import NotFinite, require_int, require_spaces
 
 #: Steps of an environment in an evaluation after which a warning says that no episode has ended.
 LONG = 10_000
@@ -74,7 +74,7 @@ def evaluate(model: Evaluated, n_eval_episodes: int, env: GymEnv | None, render:
         returns, _ = play(model, played, n_eval_episodes, render=render, warn=False)
     mean = float(np.mean(returns))
     if not math.isfinite(mean):
-        raise FloatingPointError(
+        raise NotFinite(
             f"the mean return of {n_eval_episodes} episodes is {mean}: a reward of env={env or vec_env!r} is not "
             "finite. Fix the environment, or wrap it to clip its rewards"
         )

@@ -15,6 +15,7 @@ from ppo_plus.formulas.losses import gae
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Pool, StreamPart, Streams
+from ppo_plus.require import NotFinite
 from ppo_plus.rollout.buffer import AT_ONCE, ObsRows, RolloutBuffer, values_of
 from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.minibatch import Observations
@@ -28,7 +29,7 @@ def stream_columns(
 ) -> tuple[ObsRows | None, np.ndarray]:
     """What a step adds to the buffer: the observations after it, also of episodes that it has ended, if streams are
     computed from them; and the rewards in ``info``, ``(N, K - 1)``, which are 0 where an environment only reset,
-    or failed, since its info then has no keys of its own.
+    or failed, since its info then lacks the keys of streams.
 
     :raises KeyError: one is missing
     :raises ValueError: one is not a number
@@ -87,7 +88,7 @@ def complete_streams(
         if valid is not None:
             rewards[~valid] = 0.0
         for row, i in (~rewards.isfinite()).nonzero()[:1].tolist():
-            raise FloatingPointError(f"the stream {stream.name!r} is not finite in step {row} of environment {i}")
+            raise NotFinite(f"the stream {stream.name!r} is not finite in step {row} of environment {i}")
         own = buffer.twin(rewards=rewards, episode_starts=starts if stream.episodic else th.zeros_like(starts))
         own.episodic = stream.episodic
         own.gamma = buffer.gamma if stream.gamma is None else stream.gamma

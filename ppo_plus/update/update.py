@@ -18,6 +18,7 @@ from ppo_plus.compiling.torch_private import optimizer_step
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.policy.policies import ActorCriticPolicy
+from ppo_plus.require import NotFinite
 from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.minibatch import (
     FINITE,
@@ -153,7 +154,7 @@ class Updater:
                 self.began, self.age = describe(i), 0
             self.n_skipped = 0 if flag else self.n_skipped + 1
             if self.n_skipped >= MAX_SKIPPED:
-                raise FloatingPointError(
+                raise NotFinite(
                     f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; no step was "
                     f"taken in them. It began {f'{self.age} updates ago' if self.age else 'in this update'}, in "
                     f"{self.began}. Lower learning_rate or max_grad_norm, pass normalize_observations=True and "

@@ -36,7 +36,7 @@ from ppo_plus.envs.supervised.workers import CallerError, Fault, Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.process import usable_cores
-from ppo_plus.require import require_int, require_number
+from ppo_plus.require import NotFinite, require_int, require_number
 from ppo_plus.trees import mapped, tree_map
 
 #: Info key of a row in which an environment was replaced: the reason.
@@ -52,8 +52,8 @@ class EnvFault(RuntimeError):
     """
 
 
-class NotFiniteFault(EnvFault, FloatingPointError):
-    """An environment returned NaN or infinity, which is a ``FloatingPointError`` without supervision, too."""
+class NotFiniteFault(EnvFault, NotFinite):
+    """An environment returned NaN or infinity, a :class:`~ppo_plus.require.NotFinite` without supervision, too."""
 
 
 class SupervisedVecEnv(VecEnv):
