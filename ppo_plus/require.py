@@ -20,8 +20,8 @@ ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
 
 class NotFinite(FloatingPointError, ValueError):
-    """A number is NaN or infinity. With SB3 that is a ``ValueError``, which code around it catches, such as the objective
-    of a study."""
+    """A number is NaN or infinity. With SB3 that is a ``ValueError``, which code around it catches, such as a study's
+    objective."""
 
 
 def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:
