@@ -129,7 +129,7 @@ class Settings:
         _check_exploration(self)
         _check_kl_control(self)
         _check_sequences(self)
-        _ = self.schedules
+        _ = self.schedules, self.loss  # made now, so that what is wrong with them is said now
 
     @cached_property
     def schedules(self) -> dict[str, Schedule | None]:

@@ -52,6 +52,15 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
         raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class, such as torch.nn.ReLU")
     for name in ("features_extractor_class", "optimizer_class"):
         require_kind(f"policy_kwargs: {name}", policy_kwargs.get(name), (Callable, NoneType), "a class")  # type: ignore[arg-type]
+    optimizer_class = policy_kwargs.get("optimizer_class", th.optim.Adam)
+    others = th.optim.LBFGS, th.optim.SparseAdam  # which need the loss as a closure, or sparse gradients
+    if isinstance(optimizer_class, type) and (
+        not hasattr(optimizer_class, "step") or issubclass(optimizer_class, others)
+    ):
+        raise ValueError(
+            f"policy_kwargs: optimizer_class={optimizer_class!r} must be a first-order optimizer of torch for dense "
+            "gradients, such as torch.optim.Adam"
+        )
 
 
 def accepted_names(policy_class: type) -> set[str] | None:

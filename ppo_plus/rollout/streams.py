@@ -122,11 +122,13 @@ def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
     names = ("observations", "actions", "final_observations")
     whole = [tree_map(lambda rows: rows.flatten(0, 1), buffer.stored(name)) for name in names]
     size, device, n = AT_ONCE // 4, part.mean.device, buffer.buffer_size * buffer.n_envs
-    valid = th.ones(n, dtype=th.bool) if buffer.valid is None else th.from_numpy(buffer.valid).flatten()
     pieces = [tree_map(lambda rows, i=i: to_device(rows[i : i + size], device), whole) for i in range(0, n, size)]
     with th.no_grad():
-        for (_, _, next_obs), counted in zip(pieces, valid.split(size), strict=True):
-            part.observe(tree_map(lambda rows, counted=counted: rows[counted], next_obs), pool)
+        for i, (_, _, next_obs) in enumerate(pieces):
+            if buffer.valid is not None:
+                counted = to_device(th.from_numpy(buffer.valid).flatten()[i * size : (i + 1) * size], device)
+                next_obs = tree_map(lambda rows, counted=counted: rows[counted], next_obs)
+            part.observe(next_obs, pool)
         return th.cat([rewards(*piece) for piece in pieces]).view(buffer.buffer_size, buffer.n_envs)
 
 

@@ -52,7 +52,8 @@ class LazyLocals(dict[str, Any]):
     """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
 
     # A dict's own methods read the entries themselves, those of a mapping call `__getitem__`.
-    get, values, items = MutableMapping.get, MutableMapping.values, MutableMapping.items  # type: ignore[assignment]
+    get, setdefault = MutableMapping.get, MutableMapping.setdefault  # type: ignore[assignment]
+    values, items = MutableMapping.values, MutableMapping.items  # type: ignore[assignment]
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
@@ -61,6 +62,13 @@ class LazyLocals(dict[str, Any]):
     def __iter__(self) -> Iterator[str]:
         # Because this method is defined, `dict(locals)` and `{**locals}` read each value.
         return super().__iter__()
+
+    def pop(self, key: str, *default: Any) -> Any:
+        value = super().pop(key, *default)
+        return value.value if isinstance(value, Lazy) else value
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
 
 
 class TensorCollector(Collector):

@@ -88,7 +88,7 @@ UNSUPPORTED = [
 ]
 #: Arguments that do not fit together, or the environment's spaces.
 EXCLUDING = [
-    ({"use_sde": True, "exploration": WhiteNoise()}, "use_sde=True and exploration=WhiteNoise"),
+    ({"use_sde": True, "exploration": WhiteNoise()}, "use_sde=True.* no effect beside exploration=WhiteNoise"),
     ({"clip_range": None}, 'clip_range=None .* kl_control="penalty"'),
     ({"clip_range": None, "target_kl": 0.1}, 'clip_range=None .* kl_control="penalty"'),
     ({"clip_range": None, "target_kl": 0.1, "kl_control": "adaptive_lr"}, "clip_range=None"),
@@ -107,8 +107,8 @@ EXCLUDING = [
         for name, space in UNSUPPORTED
     ),
     ({"policy": "CnnPolicy"}, '[Oo]bservation.*use an "Mlp" policy'),
-    ({"policy": "MultiInputPolicy"}, '[Oo]bservation.*use an "Mlp" or "Cnn" one'),
-    ({"policy": "MultiInputLruPolicy"}, '[Oo]bservation.*use an "Mlp" or "Cnn" one'),
+    ({"policy": "MultiInputPolicy"}, '[Oo]bservation.*"Mlp" and "Cnn" take others'),
+    ({"policy": "MultiInputLruPolicy"}, '[Oo]bservation.*"Mlp" and "Cnn" take others'),
     *(
         (
             {"env": vec(ACTIONS["discrete"], OBSERVATIONS["dict"]), "policy": policy},

@@ -10,7 +10,6 @@ import yaml
 from parametrization import sample
 from stable_baselines3.common.atari_wrappers import AtariWrapper, MaxAndSkipEnv
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     VecFrameStack,
@@ -297,7 +296,7 @@ def test_order_of_wrappers():
     assert isinstance(env, VecFrameStack)
     assert isinstance(env.venv, VecNormalize)
     assert type(env.venv.venv).__name__ == "VecCheckNan"
-    assert [type(first) for first in env.unwrapped.envs] == [Monitor] * 2
+    assert [type(first).__name__ for first in env.unwrapped.envs] == ["TimeAwareObservation"] * 2
     assert env.observation_space.shape == (15,)
 
 
