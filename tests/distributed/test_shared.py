@@ -141,7 +141,12 @@ def learned_by_one(case, parts):
     epochs = iter(zip(*(part["minibatches"] for part in parts), strict=True))
     buffer = model.rollout_buffer
     buffer.on_device = lambda: rollout
-    buffer.transitions = lambda name: getattr(rollout, "old_values" if name == "values" else name)
+
+    def transitions(name):
+        rows = getattr(rollout, "old_values" if name == "values" else name)
+        return rows if rollout.valid is None else tree_map(lambda part: part[rollout.valid], rows)
+
+    buffer.transitions = transitions
     buffer.normalize_advantages = lambda normalized: None
 
     def minibatches(batch_size, data):
