@@ -65,6 +65,8 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
             raise ValueError(f"{name}={space} is empty: give it a shape without 0")
         return space
     remedy = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
+    if isinstance(space, spaces.Sequence):
+        remedy += ": pad it to a Box of a fixed length, with gymnasium.wrappers.TransformObservation"
     if name != "observation_space":
         remedy += ", or keep the other entries only, with gymnasium.wrappers.FilterObservation"
     if name.endswith("['mission']"):
