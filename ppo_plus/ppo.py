@@ -48,7 +48,7 @@ from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
 from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, known_names_only, schedule_of
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
-from ppo_plus.update.update import Update, Updater, interrupts_wait, torch_defaults
+from ppo_plus.update.update import Trainer, Update, interrupts_wait, torch_defaults
 
 
 class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
@@ -178,7 +178,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         self.collector: Collector | None = None
         self.compilation = Compilation()
         #: What lasts from one update to the next.
-        self.updater = Updater(self.compilation)
+        self.trainer = Trainer(self.compilation)
         self.call = Call()
         #: The processes that train this model together.
         self.shared = shared_training()
@@ -310,7 +310,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         continues = self.call.resumed is not None
         self._plan_compiling(0 if continues else total_timesteps)
         if not continues:
-            self.updater.n_skipped = 0
+            self.trainer.n_skipped = 0
         begins = (reset_num_timesteps and not continues) or self._last_obs is None
         self.position.begin(self.device, forget=begins)
         if not self.ranks.leads:
@@ -318,7 +318,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             self.verbose, self.tensorboard_log = 0, None
         names = ("observation_space", "action_space", "n_envs", "num_timesteps")
         facts = {name: getattr(self, name) for name in names} | {"total_timesteps": total_timesteps}
-        facts["kl_control"] = self.updater.kl_memory and self.updater.kl_memory[1]
+        facts["kl_control"] = self.trainer.kl_memory and self.trainer.kl_memory[1]
         self.shared.begin(self.env, self.policy, self.settings.shared_by_processes | facts)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
@@ -506,7 +506,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         scaled = numbers if policy.value_normalizer is None else policy.value_normalizer.in_units_of_values(numbers)
         estimate = self._estimate if settings.recompute_advantages else None
         epochs = self.rollout_buffer.epochs(policy, settings.n_epochs, settings.batch_size, estimate)
-        with self.updater.start(rule, scaled, self.device) as update:
+        with self.trainer.start(rule, scaled, self.device) as update:
             for epoch in self.shared.epochs(epochs, settings.loss.normalize_advantage):
                 update.run(epoch)
                 if update.stopped:

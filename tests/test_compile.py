@@ -415,14 +415,14 @@ def test_an_optimizer_gets_its_state_after_a_skipped_step():
     data = model.rollout_buffer.on_device()
     data.returns[:16] = th.nan
     rule = UpdateRule(model.policy, model.compute_loss, KLControl(), 0.5)
-    with packed(model.policy.optimizer) as lent:
-        minibatch = whole_compiled(rule, Compiled(rule, "the update"), lent, coefficients_at(model))
+    with packed(model.policy.optimizer) as flat:
+        minibatch = whole_compiled(rule, Compiled(rule, "the update"), flat, coefficients_at(model))
         state = KLControl().init()
         for first in (0, 16, 32):
             state, _, record = minibatch(data, state, th.arange(first, first + 16))
             assert bool(record[FINITE]) == (first > 0)
-            assert bool(moments(lent)) == (first > 0)
-    assert lent.state[trainable(lent)[0]]["step"] == 2
+            assert bool(moments(flat)) == (first > 0)
+    assert flat.state[trainable(flat)[0]]["step"] == 2
 
 
 @pytest.mark.usefixtures("acting_compiled")

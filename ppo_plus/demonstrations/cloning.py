@@ -31,7 +31,7 @@ from ppo_plus.rollout.buffer import AT_ONCE, values_of
 from ppo_plus.settings import Settings
 from ppo_plus.trees import tree_map
 from ppo_plus.update.minibatch import Batch, UpdateRule, n_transitions, pick, steps_per_sequence
-from ppo_plus.update.update import Updater
+from ppo_plus.update.update import Trainer
 
 #: A data set as :func:`~ppo_plus.demonstrations.reading.read_demonstrations` returns it.
 Data = dict[str, Any]
@@ -116,7 +116,7 @@ def _fit(
     rule = UpdateRule(policy, compute_loss, KLControl(), model.max_grad_norm)
     bar = tqdm(range(n_epochs), "pretrain", disable=not progress_bar)
     optimizer = assigned(policy, optimizer=_renewed(policy, lr=values["learning_rate"]))
-    with bar, optimizer, Updater(Compilation()).start(rule, values, model.device) as update:
+    with bar, optimizer, Trainer(Compilation()).start(rule, values, model.device) as update:
         for _ in bar:
             policy.set_training_mode(True)
             for rows in _minibatches(batch, batch_size, th.randperm):

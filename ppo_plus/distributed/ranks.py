@@ -170,6 +170,6 @@ def checksums(policy: ActorCriticPolicy) -> dict[str, int]:
     return {name: zlib.crc32(tensor.contiguous().reshape(-1).view(th.uint8).numpy()) for name, tensor in state.items()}  # type: ignore[arg-type]
 
 
-def frozen(policy: th.nn.Module) -> list[str]:
+def frozen_weights(policy: th.nn.Module) -> list[str]:
     """The names of weights that are not trained."""
     return [name for name, weight in policy.named_parameters() if not weight.requires_grad]

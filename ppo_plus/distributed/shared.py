@@ -16,7 +16,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.utils import explained_variance, set_random_seed
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, frozen, state_of, use_own_gpu
+from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, frozen_weights, state_of, use_own_gpu
 from ppo_plus.envs.checks import seed_envs
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
@@ -144,7 +144,7 @@ class SharedTraining(SingleProcess):
 
     def begin(self, env: VecEnv | None, policy: ActorCriticPolicy, facts: Mapping[str, Any]) -> None:
         assert env is not None, "training has environments"
-        self.ranks.require_same({**facts, "frozen weights": frozen(policy)})
+        self.ranks.require_same({**facts, "frozen weights": frozen_weights(policy)})
         state = [*state_of(policy).values()]
         self.ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in state]})
         self.ranks.copy_lead(state)
@@ -178,7 +178,7 @@ class SharedTraining(SingleProcess):
         window: int,
     ) -> tuple[bool, list[dict[str, Any]], int]:
         assert env is not None, "training has environments"
-        self.ranks.require_same({**facts, **self.scheduled, "frozen weights": frozen(policy)})
+        self.ranks.require_same({**facts, **self.scheduled, "frozen weights": frozen_weights(policy)})
         statistics = running_statistics(unwrap_vec_normalize(env))
         moments = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]
         n_restarts = getattr(env.unwrapped, "n_restarts", 0)

@@ -38,7 +38,7 @@ from ppo_plus.saving.format.values import Optional, Undescribable, describe, req
 from ppo_plus.saving.sb3.pickles import of_closure
 from ppo_plus.settings import SHAPING, Settings
 from ppo_plus.update.minibatch import FUSED, PER_PARAMETER, is_elementwise
-from ppo_plus.update.update import Updater
+from ppo_plus.update.update import Trainer
 
 
 class SavedModel(OnPolicyAlgorithm):
@@ -47,7 +47,7 @@ class SavedModel(OnPolicyAlgorithm):
     policy: ActorCriticPolicy  # type: ignore[assignment]
     settings: Settings
     position: Position
-    updater: Updater
+    trainer: Trainer
     compilation: Compilation
     call: Call
     ranks: Ranks
@@ -108,8 +108,8 @@ STATE = {
     "episode_starts": ("_last_episode_starts", (None, np.ndarray, th.Tensor)),
     "carry": ("position.carry", object),
     "stream_sums": ("position.stream_sums", (None, th.Tensor)),
-    "kl_memory": ("updater.kl_memory", (None, _is_kl_memory)),
-    "skipped_minibatches": ("updater.n_skipped", object),
+    "kl_memory": ("trainer.kl_memory", (None, _is_kl_memory)),
+    "skipped_minibatches": ("trainer.n_skipped", object),
     "planned_gradient_steps": ("compilation.n_planned", object),
     "compile_decision": ("compilation.decision", lambda it: type(it) is list and [*map(type, it)] == [bool, str, bool]),
     "compile_required": ("compilation.strict", object),

@@ -119,10 +119,10 @@ def trainable(optimizer: Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-def moments(lent: Optimizer) -> dict[str, th.Tensor]:
+def moments(flat: Optimizer) -> dict[str, th.Tensor]:
     """The state of an optimizer for the vector that it works on, as tensors; empty before the first step."""
-    (vector,) = trainable(lent)
-    state: dict[str, th.Tensor] = lent.state[vector]
+    (vector,) = trainable(flat)
+    state: dict[str, th.Tensor] = flat.state[vector]
     for name, value in state.items():
         if not isinstance(value, th.Tensor):
             state[name] = th.tensor(float(value), device=vector.device)
@@ -131,10 +131,10 @@ def moments(lent: Optimizer) -> dict[str, th.Tensor]:
 
 @contextmanager
 def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """Lend an optimizer whose only parameter is a vector of all weights that ``optimizer`` works on.
+    """Yield an optimizer whose only parameter is a vector of all weights that ``optimizer`` works on.
 
     Inside, the weights are views of that vector; after it (also after an exception) values and state are back where
-    they were. An optimizer that cannot be packed is lent itself: one that is not elementwise, has several parameter
+    they were. An optimizer that cannot be packed is yielded itself: one that is not elementwise, has several parameter
     groups or step hooks, or whose state is not one per weight.
 
     A parameter that the loss does not reach has a zero gradient here where torch would have none. The two are the same
@@ -149,13 +149,13 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
     fused = FUSED_ON_CPU if vector.device.type == "cpu" else FUSED
     if isinstance(optimizer, fused) and not any(map(options.get, ("foreach", "capturable", "differentiable"))):
         options["fused"] = True
-    lent: Optimizer = type(optimizer)([vector])  # type: ignore[call-arg]
-    lent.param_groups[0].update(options)
+    flat: Optimizer = type(optimizer)([vector])  # type: ignore[call-arg]
+    flat.param_groups[0].update(options)
     # A fused kernel needs the counts of steps beside the weights.
     beside = options.get("fused") or options.get("capturable")
     state = _pack_state(optimizer, params, vector.device if beside else th.device("cpu"))
     if state:
-        lent.state[vector] = state
+        flat.state[vector] = state
     for p in params:
         # The state is twice as large as the weights: it is kept in one place at a time.
         optimizer.state.pop(p, None)
@@ -163,9 +163,9 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
     for p, part in zip(params, views(vector.data, params), strict=True):
         p.data = part
     try:
-        yield lent
+        yield flat
     finally:
-        _unpack_state(lent, vector, optimizer, params)
+        _unpack_state(flat, vector, optimizer, params)
         grads = [None] * len(params) if vector.grad is None else views(vector.grad, params)
         for p, data, grad in zip(params, own, grads, strict=True):
             p.data, p.grad = data.copy_(p.data), grad
@@ -201,9 +201,9 @@ def _pack_state(optimizer: Optimizer, params: list[nn.Parameter], device: th.dev
     }
 
 
-def _unpack_state(lent: Optimizer, vector: nn.Parameter, optimizer: Optimizer, params: list[nn.Parameter]) -> None:
+def _unpack_state(flat: Optimizer, vector: nn.Parameter, optimizer: Optimizer, params: list[nn.Parameter]) -> None:
     beside = any(optimizer.param_groups[0].get(key) for key in ("capturable", "fused"))
-    for name, value in lent.state[vector].items():
+    for name, value in flat.state[vector].items():
         if is_elementwise(name, value, vector):
             parts: list[Any] = [part.clone() for part in views(value, params)]
         elif isinstance(value, th.Tensor):

@@ -101,7 +101,7 @@ def torch_defaults() -> Iterator[None]:
             th.set_default_dtype(before)
 
 
-class Updater:
+class Trainer:
     """What lasts from one update to the next, besides weights and optimizer."""
 
     def __init__(self, compilation: Compilation) -> None:
@@ -135,11 +135,11 @@ class Updater:
         self.age += 1
         update = Update(self, rule, values, device)
         coefficients = tree_map(lambda value: to_device(value, device), update.coefficients)
-        with interrupts_wait() as update.answer_interrupt, packed(rule.policy.optimizer) as lent:
+        with interrupts_wait() as update.answer_interrupt, packed(rule.policy.optimizer) as flat:
             if self.compilation.decision.compiles:
-                update.minibatch = compiled_minibatch(rule, lent, coefficients, self.compilation)
+                update.minibatch = compiled_minibatch(rule, flat, coefficients, self.compilation)
             else:
-                update.minibatch = in_place(rule, lent, coefficients)
+                update.minibatch = in_place(rule, flat, coefficients)
             yield update
             update.finish()
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)
@@ -170,9 +170,9 @@ class Update:
     #: Raises ``KeyboardInterrupt`` if Ctrl-C has come.
     answer_interrupt: Callable[[], None]
 
-    def __init__(self, updater: Updater, rule: UpdateRule, values: Mapping[str, Any], device: th.device):
-        self._updater, self.control, self._device = updater, rule.control, device
-        self.state = updater.kl_state(self.control)
+    def __init__(self, trainer: Trainer, rule: UpdateRule, values: Mapping[str, Any], device: th.device):
+        self._updater, self.control, self._device = trainer, rule.control, device
+        self.state = trainer.kl_state(self.control)
         groups = rule.policy.optimizer.param_groups
         rates = th.tensor([group["lr"] for group in groups]).squeeze()
         #: The values of schedules, on the CPU; the learning rates of groups of parameters, if there are several.
@@ -274,22 +274,23 @@ class Update:
 
 
 def in_place(
-    rule: UpdateRule, lent: Optimizer, coefficients: Coefficients, gradient_of: GradientFunction | None = None
+    rule: UpdateRule, flat: Optimizer, coefficients: Coefficients, gradient_of: GradientFunction | None = None
 ) -> Minibatch:
-    """Minibatches that change the policy, and its optimizer as lent by :func:`~ppo_plus.update.minibatch.packed`.
+    """Minibatches that change the policy.
 
+    :param flat: its optimizer, as :func:`~ppo_plus.update.minibatch.packed` yields it
     :param gradient_of: by default, eagerly and with the policy's own weights
     """
     gradient_of = gradient_of or partial(rule.own_gradient, coefficients)
-    own, weights = trainable(rule.policy.optimizer), trainable(lent)
-    step = partial(optimizer_step, lent, weights)
+    own, weights = trainable(rule.policy.optimizer), trainable(flat)
+    step = partial(optimizer_step, flat, weights)
 
     def minibatch(rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:
         n = len(indices) if rule.reduction is None else n_transitions(rollout, indices)
         part = None
         if n:
             losses, gradient = gradient_of(rollout, state, indices)
-            part = losses, gradient if lent is rule.policy.optimizer else (concatenated(gradient, own),)
+            part = losses, gradient if flat is rule.policy.optimizer else (concatenated(gradient, own),)
         if rule.reduction is not None:
             part = rule.reduction(part, weights, n)
         assert part is not None
@@ -299,14 +300,14 @@ def in_place(
 
 
 def compiled_minibatch(
-    rule: UpdateRule, lent: Optimizer, coefficients: Coefficients, compilation: Compilation
+    rule: UpdateRule, flat: Optimizer, coefficients: Coefficients, compilation: Compilation
 ) -> Minibatch:
     """Compiled minibatches: as a whole, or the gradient alone where something stands between gradient and step, other
     processes or an encoder that is not compiled. In place, if they cannot be compiled."""
     policy, optimizer = rule.policy, rule.policy.optimizer
     whole = policy.compiles_encoder and rule.reduction is None
     unable = None
-    if lent is optimizer:
+    if flat is optimizer:
         n_groups = len(optimizer.param_groups)
         unable = f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.minibatch.packed), since " + (
             f"it has {n_groups} groups of parameters"
@@ -329,17 +330,17 @@ def compiled_minibatch(
     reads = replace(rule.reads, tensors=tensors, objects=objects | dict(rule.reads.objects))
     compiled = compilation.compiled("the update", rule if whole else rule.gradient, reads, unable)
     if compiled is None:
-        return in_place(rule, lent, coefficients)
+        return in_place(rule, flat, coefficients)
     if whole:
-        return whole_compiled(rule, compiled, lent, coefficients)
-    return in_place(rule, lent, coefficients, gradient_compiled(rule, compiled, lent, coefficients))
+        return whole_compiled(rule, compiled, flat, coefficients)
+    return in_place(rule, flat, coefficients, gradient_compiled(rule, compiled, flat, coefficients))
 
 
 def gradient_compiled(
-    rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients
+    rule: UpdateRule, compiled: Compiled, flat: Optimizer, coefficients: Coefficients
 ) -> GradientFunction:
     """Loss and gradient of a process's part of a minibatch, compiled; after the encoder, if that is not compiled."""
-    vector = trainable(lent)[0].data
+    vector = trainable(flat)[0].data
     bound_to: Batch | None = None
     bound: Any = None
 
@@ -363,10 +364,10 @@ def gradient_compiled(
     return gradient_of
 
 
-def whole_compiled(rule: UpdateRule, compiled: Compiled, lent: Optimizer, coefficients: Coefficients) -> Minibatch:
+def whole_compiled(rule: UpdateRule, compiled: Compiled, flat: Optimizer, coefficients: Coefficients) -> Minibatch:
     """Minibatches in the compiled form of an :class:`UpdateRule`."""
-    eager = in_place(rule, lent, coefficients)
-    fresh, full_size = not moments(lent), 0
+    eager = in_place(rule, flat, coefficients)
+    fresh, full_size = not moments(flat), 0
     bound_to: Batch | None = None
     bound: Any = None
 
@@ -382,10 +383,10 @@ def whole_compiled(rule: UpdateRule, compiled: Compiled, lent: Optimizer, coeffi
                 # A step that was skipped has not made the state yet.
                 fresh = fresh and not bool(outcome[2][FINITE])
                 return outcome
-            (vector,) = trainable(lent)
+            (vector,) = trainable(flat)
             vector.grad = None  # the compiled form leaves none
             # Only now, since a module may have replaced a buffer, or have a new one.
-            train_state = TrainState(vector.data, rule.list_others(), moments(lent))
+            train_state = TrainState(vector.data, rule.list_others(), moments(flat))
             bound_to = rollout
             bound = compiled.bind(train_state, coefficients, rollout, plain=partial(eager, rollout))
         return bound(state, indices)  # type: ignore[no-any-return]

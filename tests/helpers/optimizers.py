@@ -45,7 +45,7 @@ def gradients(module, seed):
 
 
 def steps(optimizer, module, seeds):
-    """Steps of an optimizer, or of the one lent with packed weights."""
+    """Steps of an optimizer, or of the one flat with packed weights."""
     for seed in seeds:
         params, grads = gradients(module, seed)
         targets = trainable(optimizer)

@@ -937,7 +937,7 @@ TOP = (
     Fault(
         "kl-memory-forgotten",
         "saving/model.py",
-        '    "kl_memory": ("updater.kl_memory", (None, _is_kl_memory)),\n',
+        '    "kl_memory": ("trainer.kl_memory", (None, _is_kl_memory)),\n',
         "",
         "tests/saving/test_model.py tests/saving/checkpoint/test_checkpoint.py",
     ),

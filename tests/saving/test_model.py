@@ -294,7 +294,7 @@ def test_custom_objects_are_registered_or_passed(options, name, own, recwarn, mo
         assert getattr(PPO_Plus.load(file, device="cpu", **how), name) == handed
     register(own)
     loaded = PPO_Plus.load(file, device="cpu")
-    assert getattr(loaded, name) == handed and loaded.updater.kl_memory == model.updater.kl_memory
+    assert getattr(loaded, name) == handed and loaded.trainer.kl_memory == model.trainer.kl_memory
 
 
 def test_classes_of_the_program_are_found_and_others_passed_by_themselves(recwarn, monkeypatch):
@@ -605,7 +605,7 @@ NO_MODELS = {
     "no space": lambda value: value["arguments"].pop("action_space"),
     "arguments": lambda value: value.update(arguments=[1]),
     "an unknown argument": lambda value: value["arguments"].update(env=3),
-    "an unknown state": lambda value: value["state"].update({"updater.n_skipped": 3}),
+    "an unknown state": lambda value: value["state"].update({"trainer.n_skipped": 3}),
     "a method": lambda value: value["attributes"].update(learn=3),
     "a property": lambda value: value["attributes"].update(compiled=3),
     "a path": lambda value: value["attributes"].update({"policy.x": 3}),
@@ -683,7 +683,7 @@ def test_a_rollout_may_be_larger_than_the_networks(tmp_path):
     assert PPO_Plus.load(tmp_path / "model", device="cpu").rollout_buffer.rewards.shape == (2**20, 1)
 
 
-DERIVED = "settings ranks shared call compilation updater collector policy env n_envs".split()
+DERIVED = "settings ranks shared call compilation trainer collector policy env n_envs".split()
 
 
 def test_a_file_does_not_set_what_a_model_derives():

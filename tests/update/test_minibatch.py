@@ -69,21 +69,21 @@ def test_the_function_of_tensors_and_the_step_in_place_agree(case):
         rule = UpdateRule(learner.policy, learner.compute_loss, control, 0.5)
         state, coefficients = control.init(), arguments_of(learner)
         rollout = learner.rollout_buffer.on_device()
-        with packed(learner.policy.optimizer) as lent:
+        with packed(learner.policy.optimizer) as flat:
             for seed in range(3):
                 th.manual_seed(seed)
                 np.random.seed(seed)
                 _, indices = next(learner.rollout_buffer.minibatches(16, rollout))
                 if is_function:
                     # On copies, which it changes; the policy's weights stay unchanged meanwhile.
-                    real = TrainState(trainable(lent)[0].data, rule.list_others(), moments(lent))
+                    real = TrainState(trainable(flat)[0].data, rule.list_others(), moments(flat))
                     copies, before = tree_map(th.clone, real), real.vector.clone()
                     state, names, record = rule(copies, coefficients, rollout, state, indices)
                     assert th.equal(real.vector, before)
                     tree_map(th.Tensor.copy_, real._replace(others=[]), copies._replace(others=[]))
                 else:
-                    state, names, record = in_place(rule, lent, coefficients)(rollout, state, indices)
-            results.append((trainable(lent)[0].detach().clone(), dict(moments(lent)), names, record, state))
+                    state, names, record = in_place(rule, flat, coefficients)(rollout, state, indices)
+            results.append((trainable(flat)[0].detach().clone(), dict(moments(flat)), names, record, state))
     (vector, kept, names, record, state), (other, others, same_names, numbers, final) = results
     th.testing.assert_close(vector, other, rtol=0, atol=2e-6)
     for name in kept:
@@ -134,9 +134,9 @@ def both_ways(model):
             weight.add_(0.02 * th.randn_like(weight))
     rule = UpdateRule(model.policy, partial(PPO_Plus.compute_loss, model), KLControl(), 0.5)
     coefficients, state = coefficients_at(model), KLControl().init()
-    with packed(model.policy.optimizer) as lent:
+    with packed(model.policy.optimizer) as flat:
         rollout, indices = next(model.rollout_buffer.minibatches(32))
-        train_state = TrainState(trainable(lent)[0].data, rule.list_others(), {})
+        train_state = TrainState(trainable(flat)[0].data, rule.list_others(), {})
         head = partial(rule.gradient, train_state, coefficients, rollout, state, indices)
         whole = rule.own_gradient(coefficients, rollout, state, indices)
         return whole, rule.gradient_by_parts(head, pick(rollout, indices))
@@ -313,10 +313,10 @@ def test_the_step_that_is_compiled_is_the_optimizers(name):
     plain, compiled = network(), network()
     optimizers = optimizer_of(name, plain), optimizer_of(name, compiled)
     steps(optimizers[0], plain, range(3))
-    with packed(optimizers[1]) as lent:
-        steps(lent, compiled, [0])
-        vector, state = trainable(lent)[0].data, moments(lent)
-        step = functional_step(lent, TrainState(vector, [], state))
+    with packed(optimizers[1]) as flat:
+        steps(flat, compiled, [0])
+        vector, state = trainable(flat)[0].data, moments(flat)
+        step = functional_step(flat, TrainState(vector, [], state))
         for seed in (1, 2):
             _, grads = gradients(compiled, seed)
             grad = th.cat([part.reshape(-1) for part in grads])
@@ -435,10 +435,10 @@ def test_packing_changes_neither_values_nor_places(name):
     steps(optimizer, module, range(2))
     weights, pointers = [p.detach().clone() for p in module.parameters()], [p.data_ptr() for p in module.parameters()]
     state = flat_state(optimizer)
-    with packed(optimizer) as lent:
+    with packed(optimizer) as flat:
         # All weights, and only they, share one vector.
         storages = {p.untyped_storage().data_ptr() for p in module.parameters()}
-        assert storages == {part.untyped_storage().data_ptr() for part in trainable(lent)} and len(storages) == 1
+        assert storages == {part.untyped_storage().data_ptr() for part in trainable(flat)} and len(storages) == 1
     assert all(map(th.equal, module.parameters(), weights))
     assert [p.data_ptr() for p in module.parameters()] == pointers and len(set(pointers)) == 4
     after = flat_state(optimizer)
@@ -453,8 +453,8 @@ def test_steps_on_the_packed_vector_are_steps_on_the_parameters(name):
     plain_optimizer, optimizer, other = (optimizer_of(name, each) for each in (plain, module, twin))
     for seeds in (range(3), range(3, 5)):
         steps(plain_optimizer, plain, seeds)
-        with pytest.raises(KeyError), packed(optimizer) as lent:
-            steps(lent, module, seeds)
+        with pytest.raises(KeyError), packed(optimizer) as flat:
+            steps(flat, module, seeds)
             raise KeyError
     assert_same(module, plain, optimizer, plain_optimizer)
     file = io.BytesIO()
@@ -464,8 +464,8 @@ def test_steps_on_the_packed_vector_are_steps_on_the_parameters(name):
         each.load_state_dict(state)
     for each, each_optimizer in ((plain, plain_optimizer), (module, optimizer)):
         steps(each_optimizer, each, [7])
-    with packed(other) as lent:
-        steps(lent, twin, [7])
+    with packed(other) as flat:
+        steps(flat, twin, [7])
     assert_same(module, plain, optimizer, plain_optimizer)
     assert_same(twin, plain, other, plain_optimizer)
 
@@ -473,9 +473,9 @@ def test_steps_on_the_packed_vector_are_steps_on_the_parameters(name):
 def test_a_change_of_the_learning_rate_stays_inside():
     module = network()
     optimizer = optim.SGD(module.parameters(), lr=0.5)
-    with packed(optimizer) as lent:
-        assert lent.param_groups[0]["lr"] == 0.5
-        lent.param_groups[0]["lr"] = 0.1
+    with packed(optimizer) as flat:
+        assert flat.param_groups[0]["lr"] == 0.5
+        flat.param_groups[0]["lr"] = 0.1
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
@@ -484,8 +484,8 @@ def test_a_frozen_parameter_does_not_change():
     module.p1.requires_grad_(False)
     optimizer = optim.Adam(module.parameters(), lr=0.1)
     before = [p.detach().clone() for p in module.parameters()]
-    with packed(optimizer) as lent:
-        steps(lent, module, [0])
+    with packed(optimizer) as flat:
+        steps(flat, module, [0])
     assert [th.equal(p, old) for p, old in zip(module.parameters(), before, strict=True)] == [False, True, False, False]
 
 
@@ -528,8 +528,8 @@ def of_own_class(module):
 @pytest.mark.parametrize("make", [of_own_class, two_groups, with_hook, with_another_step, stepped_unevenly, of_double])
 def test_optimizers_that_cannot_be_packed_are_used_unchanged(make):
     optimizer = make(network())
-    with packed(optimizer) as lent:
-        assert lent is optimizer
+    with packed(optimizer) as flat:
+        assert flat is optimizer
 
 
 # --- within the algorithm --------------------------------------------------------------------------------------------

@@ -14,18 +14,18 @@ from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
 from ppo_plus.formulas.losses import clip_fraction
 from ppo_plus.update.minibatch import COUNTED, UpdateRule, packed
-from ppo_plus.update.update import MAX_SKIPPED, Update, Updater, coefficients_of, in_place, interrupts_wait
+from ppo_plus.update.update import MAX_SKIPPED, Trainer, Update, coefficients_of, in_place, interrupts_wait
 
 
 def remembering(control, running=False, beta=4.0, lr_scale=0.5):
-    updater = Updater(Compilation())
-    updater.kl_memory = control, (float(running), beta, lr_scale)
-    return updater
+    trainer = Trainer(Compilation())
+    trainer.kl_memory = control, (float(running), beta, lr_scale)
+    return trainer
 
 
 def test_a_control_that_is_the_same_starts_from_the_state_that_it_left():
     control = AdaptivePenalty(band=2.0)
-    assert Updater(Compilation()).kl_state(control) == control.init()
+    assert Trainer(Compilation()).kl_state(control) == control.init()
     # It runs again after it stopped an update.
     remembered = KLState(th.tensor(True), th.tensor(4.0), th.tensor(0.5))
     assert remembering(control).kl_state(AdaptivePenalty(band=2.0)) == remembered
@@ -39,12 +39,12 @@ def test_the_state_of_the_last_update_is_kept(kl_control):
     model = PPO_Plus("MlpPolicy", env, n_steps=16, seed=0, device="cpu", kl_control=kl_control, target_kl=1e-7).learn(
         32
     )
-    control, (running, beta, lr_scale) = model.updater.kl_memory
+    control, (running, beta, lr_scale) = model.trainer.kl_memory
     assert control == model.settings.control
     assert (running == 0) == (kl_control == "stop")
     assert (beta > 1) == (kl_control == "penalty") and (lr_scale < 1) == (kl_control == "adaptive_lr")
-    for again in (copy.deepcopy(model.updater), pickle.loads(pickle.dumps(model.updater))):
-        assert again.kl_memory == model.updater.kl_memory
+    for again in (copy.deepcopy(model.trainer), pickle.loads(pickle.dumps(model.trainer))):
+        assert again.kl_memory == model.trainer.kl_memory
     rate = model.policy.optimizer.param_groups[0]["lr"]
     model.train()
     # The scale that the update before left.
@@ -52,11 +52,11 @@ def test_the_state_of_the_last_update_is_kept(kl_control):
 
 
 def test_bad_minibatches_are_counted_in_a_row():
-    updater = Updater(Compilation())
-    updater.count_skipped([False] * (MAX_SKIPPED - 1))
-    updater.count_skipped([True] + [False] * (MAX_SKIPPED - 1))
+    trainer = Trainer(Compilation())
+    trainer.count_skipped([False] * (MAX_SKIPPED - 1))
+    trainer.count_skipped([True] + [False] * (MAX_SKIPPED - 1))
     with pytest.raises(FloatingPointError, match=f"not finite in {MAX_SKIPPED} minibatches in a row"):
-        updater.count_skipped([False])
+        trainer.count_skipped([False])
 
 
 class UntilSecondEpoch(KLControl):
@@ -80,10 +80,10 @@ def test_a_control_may_end_the_update_after_an_epoch():
 
     rule = UpdateRule(model.policy, model.compute_loss, UntilSecondEpoch(), 0.5)
     values = model.settings.at(1.0)
-    with packed(model.policy.optimizer) as lent:
-        real = in_place(rule, lent, coefficients_of(values))
+    with packed(model.policy.optimizer) as flat:
+        real = in_place(rule, flat, coefficients_of(values))
         rollout = model.rollout_buffer.on_device()
-        update = Update(Updater(Compilation()), rule, values, th.device("cpu"))
+        update = Update(Trainer(Compilation()), rule, values, th.device("cpu"))
         update.minibatch, update.answer_interrupt = minibatch, list
         for epoch in (1, 2):
             assert not update.stopped

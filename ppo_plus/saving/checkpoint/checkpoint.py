@@ -20,7 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.call import Call
-from ppo_plus.distributed.ranks import Ranks, frozen
+from ppo_plus.distributed.ranks import Ranks, frozen_weights
 from ppo_plus.envs.checks import check_shape
 from ppo_plus.envs.resumable import state as env_state
 from ppo_plus.envs.resumable.attributes import NotResumableError
@@ -77,7 +77,7 @@ def take(model: SavedModel, folder: str | Path = ".", logs: Sequence[str] = ()) 
         "call": None,
         "generators": generators,
         "model": copy.deepcopy(state),
-        "policy": {"frozen": frozen(policy), "buffers": buffers},
+        "policy": {"frozen": frozen_weights(policy), "buffers": buffers},
         "env": env_state.get_state(model.env),
         "log_files": process_state.sizes(folder, logs),
         "num_timesteps": model.num_timesteps,
