@@ -596,7 +596,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         """Mean and standard deviation of the return, with deterministic actions.
 
         It does not disturb training: normalization statistics stay unchanged, and if the training environment is used,
-        new episodes start before training continues.
+        its ``Monitor`` records nothing, and new episodes start before training continues.
 
         :param n_eval_episodes: number of episodes, at least 1
         :param env: where to play; by default the training environment. Observations are normalized with the training
