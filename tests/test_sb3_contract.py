@@ -654,7 +654,7 @@ def test_a_custom_features_extractor_learns(share):
 @pytest.mark.parametrize("observation", ["box", "dict"])
 def test_a_custom_rollout_buffer_class_is_used(observation):
     class Negated(RolloutBuffer):
-        """Its advantages are negated, unless it is told otherwise."""
+        """Its advantages are negated, unless it is set otherwise."""
 
         def __init__(self, *args, sign=-1, **kwargs):
             super().__init__(*args, **kwargs)
