@@ -492,6 +492,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             self.call.between_rollouts = True
             return  # all steps of the rollout only reset
         policy.set_training_mode(True)
+        # The advantages of all rewards together, and the scale on which values are learned.
         self._normalize(self.rollout_buffer)
         with interrupts_wait():
             policy.before_update(self.rollout_buffer.transitions, self.shared.total)
@@ -506,6 +507,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         scaled = numbers if policy.value_normalizer is None else policy.value_normalizer.in_units_of_values(numbers)
         estimate = self._estimate if settings.recompute_advantages else None
         epochs = self.rollout_buffer.epochs(policy, settings.n_epochs, settings.batch_size, estimate)
+        # The K epochs of minibatches of algorithm 1, until the KL control stops them.
         with self.trainer.start(rule, scaled, self.device) as update:
             for epoch in self.shared.epochs(epochs, settings.loss.normalize_advantage):
                 update.run(epoch)
