@@ -73,7 +73,8 @@ def test_every_planned_run_can_be_built():
     for job in {(job.arm, job.task): job for job in plan.in_order(plan.STAGES.values())}.values():
         training, arm = made(job), plan.ARMS[job.arm]
         variant = (arm.entry or "").partition("/")[2] or None
-        steps = arm.steps or load_experiment(job.task, variant=variant).n_timesteps
+        steps = arm.steps or arm.by_task.get(job.task, {}).get("n_timesteps")
+        steps = steps or load_experiment(job.task, variant=variant).n_timesteps
         assert (training.env_id, training.seed, training.n_timesteps) == (job.task, job.seed, steps)
     for arm in ("rl_zoo3", "sb3-defaults"):
         ours, theirs = (made(script.Job(name, "Hopper-v5", 0)) for name in (arm, f"{arm}-by-sb3"))
