@@ -271,7 +271,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
         require_int("log_interval", log_interval, 1, or_none=True)
         self.call = self.call.begun(total_timesteps)
-        with process.computing(settings.threads(self.policy, self.device)), self.call.running(self.ranks) as call:
+        with process.computing(settings.threads(self.policy, self.device)), self.call.running(self) as call:
             total_timesteps, callback = self._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
