@@ -308,7 +308,9 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         self._trained_normalized = bool(normalization.normalized_by(self.env))
         self._fit_buffer()
         continues = self.call.resumed is not None
-        self._plan_compiling(0 if continues else total_timesteps)
+        planned = 0 if continues else self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
+        foreign = None if self.policy.has_params else f"{self.policy_class.__name__} overrides methods of SB3's policy"
+        self.compilation.plan(self.settings.compile, planned, self.device, foreign)
         if not continues:
             self.trainer.n_skipped = 0
         begins = (reset_num_timesteps and not continues) or self._last_obs is None
@@ -329,23 +331,9 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             )
         if begins:
             checked.check_reset(self._last_obs)
+        check_evaluations(self, self.call.callbacks)
         self.ranks.require_same({"callback": self.call.in_all_processes})
         return total, callbacks
-
-    def _plan_compiling(self, total_timesteps: int) -> None:
-        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
-        foreign = None if self.policy.has_params else f"{self.policy_class.__name__} overrides methods of SB3's policy"
-        self.compilation.plan(self.settings.compile, planned, self.device, foreign)
-
-    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        callback = super()._init_callback(callback, progress_bar)
-        check_evaluations(self, self.call.callbacks)
-        if self.policy._forward_hooks or self.policy._forward_pre_hooks:
-            warnings.warn(
-                "forward hooks on the policy itself are not called: register them on parts like policy.mlp_extractor",
-                stacklevel=6,
-            )
-        return callback
 
     def _fit_buffer(self) -> None:
         """Make the buffer again if ``n_steps`` was assigned, and store it where the environments' tensors are."""
@@ -593,9 +581,14 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
 
     @np.errstate(under="ignore")
     def evaluate(
-        self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
-    ) -> tuple[float, float]:
-        """Mean and standard deviation of the return, with deterministic actions.
+        self,
+        n_eval_episodes: int = 10,
+        env: GymEnv | None = None,
+        render: bool = False,
+        deterministic: bool = True,
+        return_episodes: bool = False,
+    ) -> Any:
+        """Play episodes; mean and standard deviation of their returns.
 
         It does not disturb training: normalization statistics stay unchanged, and if the training environment is used,
         its ``Monitor`` records nothing, and new episodes start before training continues.
@@ -604,11 +597,14 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         :param env: where to play; by default the training environment. Observations are normalized with the training
             environment's statistics if that is a ``VecNormalize``; rewards are those before any ``VecNormalize``
         :param render: whether to show it
-        :return: mean and standard deviation over episodes
+        :param deterministic: the modes of action distributions instead of samples
+        :param return_episodes: return a dict for each episode instead: its ``return`` and ``length``, ``is_success`` if
+            its last info has that, and the sums of streams that are read from ``info`` (such as costs), by name
+        :return: mean and standard deviation over episodes, or the episodes
         :raises ValueError: no environment, one with other spaces, or no episode asked for
         :raises FloatingPointError: an observation or a reward is not finite
         """
-        return evaluate(self, n_eval_episodes, env, render)
+        return evaluate(self, n_eval_episodes, env, render, deterministic, return_episodes)
 
     @torch_defaults()
     def pretrain(

@@ -4,8 +4,8 @@ import copy
 import math
 import pickle
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -26,13 +26,14 @@ from stable_baselines3.common.vec_env import (
 )
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
-from ppo_plus.envs.checked_envs import CheckedEnvs, monitored
-from ppo_plus.envs.checks import TIMEOUT
+from ppo_plus.envs.checked_envs import CheckedEnvs, is_reset, monitored
+from ppo_plus.envs.checks import TIMEOUT, as_reward
 from ppo_plus.envs.layers import layers, share_layers
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.model import Model
 from ppo_plus.policy.masking import MaskSource, find_masks
+from ppo_plus.policy.streams import Stream
 from ppo_plus.process import assigned
 from ppo_plus.require import NotFinite, require_int, require_spaces
 
@@ -43,6 +44,10 @@ NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
 RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)
 
 
+#: Return and length of an episode, ``is_success`` if its last info has that, and the sums of streams, by name.
+Episode = dict[str, float]
+
+
 class Evaluated(Model, Protocol):
     """A model that is evaluated."""
 
@@ -51,7 +56,14 @@ class Evaluated(Model, Protocol):
     def _wrap_env(self, env: GymEnv, verbose: int = 0) -> VecEnv: ...
 
 
-def evaluate(model: Evaluated, n_eval_episodes: int, env: GymEnv | None, render: bool) -> tuple[float, float]:
+def evaluate(
+    model: Evaluated,
+    n_eval_episodes: int,
+    env: GymEnv | None,
+    render: bool,
+    deterministic: bool = True,
+    return_episodes: bool = False,
+) -> tuple[float, float] | list[Episode]:
     """See :meth:`ppo_plus.PPO_Plus.evaluate`, of which ``model`` is one."""
     if isinstance(n_eval_episodes, (gym.Env, VecEnv)):
         raise TypeError(f"n_eval_episodes={n_eval_episodes!r} is an environment: pass env={n_eval_episodes!r}")
@@ -71,56 +83,72 @@ def evaluate(model: Evaluated, n_eval_episodes: int, env: GymEnv | None, render:
     elif model.env is not None:
         _warn_of_statistics(model.env, vec_env)
     with undisturbed(vec_env) if trains else frozen(vec_env) as played:
-        returns, _ = play(model, played, n_eval_episodes, render=render, warn=False)
+        episodes = play(model, played, n_eval_episodes, render=render, deterministic=deterministic, warn=False)
+    returns = [episode["return"] for episode in episodes]
     mean = float(np.mean(returns))
     if not math.isfinite(mean):
         raise NotFinite(
             f"the mean return of {n_eval_episodes} episodes is {mean}: a reward of env={env or vec_env!r} is not "
             "finite. Fix the environment, or wrap it to clip its rewards"
         )
-    return mean, float(np.std(returns))
+    return episodes if return_episodes else (mean, float(np.std(returns)))
 
 
-def play(
-    model: Any,
-    env: VecEnv,
-    n_episodes: int,
-    callback: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
-    **options: Any,
-) -> tuple[list[float], list[int]]:
-    """Returns and lengths of episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
+def play(model: Any, env: VecEnv, n_episodes: int, **options: Any) -> list[Episode]:
+    """Episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
 
     An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes of the environment raise
     the errors of training.
     """
-    #: Steps of each environment, and those before its present episode.
-    taken, before = Counter[int](), Counter[int]()
+    #: Steps of each environment, those before its present episode, and the sums of streams in that.
+    taken, before, sums = Counter[int](), Counter[int](), defaultdict[int, Counter[str]](Counter)
+    episodes: list[Episode] = []
 
-    def each_step(step: dict[str, Any], names: dict[str, Any]) -> None:
+    def each_step(step: dict[str, Any], _: dict[str, Any]) -> None:
         i, info = step["i"], step["info"]
         taken[i] += 1
-        if step["done"] and RESTART in info:
+        failed = step["done"] and RESTART in info
+        if failed:
             # A fault of the environment has interrupted the episode, which does not count.
             step["dones"][i], step["current_rewards"][i], step["current_lengths"][i] = False, 0.0, 0
         elif step["done"] and monitored(info) is None:
             info.pop("episode", None)
             if info.get(TIMEOUT):
                 info["episode"] = {"r": step["current_rewards"][i], "l": step["current_lengths"][i]}
+        if not (failed or is_reset(info)):
+            sums[i].update(rewards_of(model.streams, info))
         if step["done"] and ("episode" in info or not step["is_monitor_wrapped"]):
             before[i] = taken[i]
+            ended = sums.pop(i, Counter())
+            if not failed:
+                known = {name: total for name, total in ended.items() if not math.isnan(total)}
+                success = {"is_success": bool(info["is_success"])} if info.get("is_success") is not None else {}
+                episodes.append(known | success)
         if taken[i] == before[i] + LONG:
             warnings.warn(
                 f"no episode of environment {i} has ended in {LONG:,} steps of the evaluation. If the policy never "
                 "ends one, give the environment a time limit: Monitor(TimeLimit(env, max_episode_steps=...))",
                 stacklevel=4,
             )
-        if callback is not None:
-            callback(step, names)
 
     with CheckedEnvs(env, lambda: max(taken.values(), default=0)):
-        return evaluate_policy(  # type: ignore[return-value]
+        returns, lengths = evaluate_policy(
             with_masks(model, env), env, n_episodes, callback=each_step, return_episode_rewards=True, **options
         )
+    columns = zip(returns, lengths, episodes, strict=True)  # type: ignore[arg-type]
+    return [{"return": float(r), "length": int(n)} | further for r, n, further in columns]
+
+
+def rewards_of(streams: Sequence[Stream], info: dict[str, Any]) -> dict[str, float]:
+    """The rewards of streams in an info, by name; NaN for what it does not have."""
+    rewards = {}
+    for stream in streams:
+        if not stream.is_computed:
+            try:
+                rewards[str(stream.name)] = as_reward(stream.find(info))
+            except KeyError:
+                rewards[str(stream.name)] = math.nan
+    return rewards
 
 
 def with_masks(model: Any, vec_env: VecEnv) -> Any:

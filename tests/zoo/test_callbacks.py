@@ -1,6 +1,5 @@
 """Saved models, progress."""
 
-
 import pytest
 
 from ppo_plus.callbacks import EvalAfterUpdates
