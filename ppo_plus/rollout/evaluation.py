@@ -136,7 +136,7 @@ def play(model: Any, env: VecEnv, n_episodes: int, **options: Any) -> list[Episo
             with_masks(model, env), env, n_episodes, callback=each_step, return_episode_rewards=True, **options
         )
     columns = zip(returns, lengths, episodes, strict=True)  # type: ignore[arg-type]
-    return [{"return": float(r), "length": int(n)} | further for r, n, further in columns]
+    return [{"return": float(r), "length": int(n), **further} for r, n, further in columns]
 
 
 def rewards_of(streams: Sequence[Stream], info: dict[str, Any]) -> dict[str, float]:
