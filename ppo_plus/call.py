@@ -16,6 +16,17 @@ from ppo_plus.process import assigned, keep_freed_memory
 SET_BY_SB3 = frozenset({"model", "logger", "training_env", "locals", "globals", "parent"})
 
 
+def check_callback(callback: Any) -> None:
+    """:raises TypeError: nothing that :meth:`PPO_Plus.learn` can call"""
+    is_function = callable(callback) and not isinstance(callback, type)
+    callbacks = callback if isinstance(callback, list) else [callback]
+    if callback is not None and not is_function and not all(isinstance(item, BaseCallback) for item in callbacks):
+        raise TypeError(
+            f"callback={callback!r} must be a callback such as EvalCallback(eval_env), a list of callbacks, or a "
+            "function of locals and globals"
+        )
+
+
 def tree_of(callback: BaseCallback, known: list[BaseCallback] | None = None) -> list[BaseCallback]:
     """A callback and all in it, each once, in a fixed order."""
     known = [] if known is None else known

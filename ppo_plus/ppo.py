@@ -18,7 +18,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import process
-from ppo_plus.call import Call
+from ppo_plus.call import Call, check_callback
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
@@ -46,7 +46,7 @@ from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
-from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, known_names_only, schedule_of
+from ppo_plus.settings import SCHEDULED, Settings, known_names_only, schedule_of
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Trainer, Update, interrupts_wait, torch_defaults
 
@@ -127,7 +127,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
     #: The arguments that may change over time.
-    scheduled: ClassVar[frozenset[str]] = frozenset(LOWEST)
+    scheduled: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
     policy: ActorCriticPolicy  # type: ignore[assignment]
 
     @known_names_only
@@ -199,7 +199,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             env = checked_env(env, verbose)
         elif _init_setup_model:
             raise TypeError("env=None: pass an environment, or the id of one")
-        check_device(device)
+        process.check_device(device)
         if device == "auto" and isinstance(env, VecEnv) and isinstance(env.unwrapped, TensorVecEnv):
             device = env.unwrapped.device
         self.shared.use_device(utils.get_device(device))
