@@ -363,7 +363,7 @@ class UpdateRule:
         total = losses.total.detach()
         finite = counted = applied = th.isfinite(total + norm)
         next_state = state
-        if type(control) is not KLControl:
+        if control.controls:
             counted = finite & state.running
             next_state = control.after_minibatch(state, _measured(control, losses), coefficients.target_kl)
             if next_state is not state:
