@@ -16,7 +16,7 @@ from ppo_plus.process import assigned, keep_freed_memory
 SET_BY_SB3 = frozenset({"model", "logger", "training_env", "locals", "globals", "parent"})
 
 
-def check_callback(callback: Any) -> None:
+def check_callback(callback: object) -> None:
     """:raises TypeError: nothing that :meth:`PPO_Plus.learn` can call"""
     is_function = callable(callback) and not isinstance(callback, type)
     callbacks = callback if isinstance(callback, list) else [callback]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.type_aliases import GymEnv
 from tqdm import tqdm
 
-from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.ppo import PPO_Plus
 from ppo_plus.rollout.evaluation import Episode, frozen, play, with_statistics_of
 from ppo_plus.saving import statistics
@@ -32,9 +32,11 @@ class EvalAfterUpdates(EvalCallback):
 
     #: See :attr:`ppo_plus.call.Call.in_all_processes`.
     in_all_processes = True
+    model: PPO_Plus  # type: ignore[assignment]
 
-    def __init__(self, eval_env: Any, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):
-        super().__init__(PPO_Plus._wrap_env(eval_env), eval_freq=eval_freq, verbose=verbose, **kwargs)
+    def __init__(self, eval_env: GymEnv | str, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):
+        wrapped = PPO_Plus._wrap_env(eval_env)  # type: ignore[arg-type]
+        super().__init__(wrapped, eval_freq=eval_freq, verbose=verbose, **kwargs)
 
     def _init_callback(self) -> None:
         with warnings.catch_warnings():
@@ -62,7 +64,7 @@ class EvalAfterUpdates(EvalCallback):
 
     def _evaluate(self, is_due: bool) -> None:
         """Evaluate if it is due, and there has been an update since the last evaluation."""
-        ranks: Ranks = self.model.ranks  # type: ignore[attr-defined]
+        ranks = self.model.ranks
         # Rank 0 decides, so that all ranks evaluate or none does.
         if ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
             self.evaluated_updates = self.model._n_updates
@@ -110,7 +112,7 @@ class EvalAfterUpdates(EvalCallback):
         if is_best:
             self.best_mean_reward = mean
             if self.best_model_save_path is not None:
-                save_with_statistics(self.model, Path(self.best_model_save_path, "best_model.zip"))  # type: ignore[arg-type]
+                save_with_statistics(self.model, Path(self.best_model_save_path, "best_model.zip"))
             if self.callback_on_new_best is not None:
                 self.should_continue &= self.callback_on_new_best.on_step()
         self.should_continue = self.should_continue and self._on_event()

@@ -34,7 +34,8 @@ from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, ScheduleLike, value_at
 from ppo_plus.policy.adapter import build_policy
 from ppo_plus.policy.arguments import as_plain
-from ppo_plus.policy.masking import find_masks
+from ppo_plus.policy.masking import Masks, find_masks
+from ppo_plus.policy.observations import GivenObservation
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.public import MODULES
@@ -459,7 +460,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return keep_training
 
-    def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: Any = None) -> None:
+    def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         if ended := self.shared.record(of_ended(infos, dones)):
             super()._update_info_buffer(ended, np.ones(len(ended), dtype=bool))
 
@@ -563,11 +564,11 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
 
     def predict(
         self,
-        observation: Any,
+        observation: GivenObservation,
         state: tuple[np.ndarray, ...] | None = None,
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
-        action_masks: Any = None,
+        action_masks: Masks | None = None,
     ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
         if action_masks is None and self._expects_masks and not self._warned_of_masks:

@@ -5,7 +5,7 @@ import math
 import pickle
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -52,6 +52,10 @@ class Evaluated(Model, Protocol):
     """A model that is evaluated."""
 
     normalize_observations: bool | dict[str, Any]
+    streams: Sequence[Stream]
+
+    @property
+    def predict(self) -> Callable[..., tuple[Any, Any]]: ...
 
     def _wrap_env(self, env: GymEnv, verbose: int = 0) -> VecEnv: ...
 
@@ -94,7 +98,7 @@ def evaluate(
     return episodes if return_episodes else (mean, float(np.std(returns)))
 
 
-def play(model: Any, env: VecEnv, n_episodes: int, **options: Any) -> list[Episode]:
+def play(model: Evaluated, env: VecEnv, n_episodes: int, **options: Any) -> list[Episode]:
     """Episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
 
     An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes of the environment raise
@@ -121,9 +125,10 @@ def play(model: Any, env: VecEnv, n_episodes: int, **options: Any) -> list[Episo
             before[i] = taken[i]
             ended = sums.pop(i, Counter())
             if not failed:
-                known = {name: total for name, total in ended.items() if not math.isnan(total)}
-                success = {"is_success": bool(info["is_success"])} if info.get("is_success") is not None else {}
-                episodes.append(known | success)
+                known: Episode = {name: total for name, total in ended.items() if not math.isnan(total)}
+                if info.get("is_success") is not None:
+                    known["is_success"] = bool(info["is_success"])
+                episodes.append(known)
         if taken[i] == before[i] + LONG:
             warnings.warn(
                 f"no episode of environment {i} has ended in {LONG:,} steps of the evaluation. If the policy never "
@@ -151,7 +156,7 @@ def rewards_of(streams: Sequence[Stream], info: dict[str, Any]) -> dict[str, flo
     return rewards
 
 
-def with_masks(model: Any, vec_env: VecEnv) -> Any:
+def with_masks(model: Evaluated, vec_env: VecEnv) -> "Evaluated | Masked":
     """The model as it plays in an environment: if that has masks, ``predict`` gets them."""
     source = find_masks(vec_env, model.policy.distribution.mask_layout, model.action_mask_key)
     return model if source is None or source.key is not None else Masked(model, vec_env, source)
@@ -160,7 +165,7 @@ def with_masks(model: Any, vec_env: VecEnv) -> Any:
 class Masked:
     """A model whose ``predict`` asks the environment for its masks; everything else is the model's."""
 
-    def __init__(self, model: Any, env: VecEnv, source: MaskSource):
+    def __init__(self, model: Evaluated, env: VecEnv, source: MaskSource):
         self.model, self.env, self.source = model, env, source
         self.n_steps = 0
 
@@ -188,7 +193,7 @@ def check_evaluations(model: Evaluated, callbacks: Sequence[BaseCallback]) -> No
             )
 
 
-def with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
+def with_statistics_of(model: Evaluated, vec_env: VecEnv) -> VecEnv:
     """The environment wrapped as in training, with the present statistics of training.
 
     :raises ValueError: it has other spaces, or cannot be wrapped as the training environment is

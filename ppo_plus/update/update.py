@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch as th
@@ -64,15 +65,15 @@ def coefficients_of(values: Mapping[str, Any]) -> Coefficients:
 def interrupts_wait() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C wait in the block until what the block gets is called, or the block ends: so it finds nothing halfway.
     A second one that comes :data:`PATIENCE` seconds later or more does not wait, since the code may hang."""
-    handler: Any = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
     came: list[float] = []
 
     def answer() -> None:
-        if came:
+        if came and callable(handler):
             came.clear()
             handler(signal.SIGINT, None)
 
-    def receive(number: int, frame: Any) -> None:
+    def receive(number: int, frame: FrameType | None) -> None:
         came.append(time.monotonic())
         if came[-1] - came[0] > PATIENCE:
             answer()
