@@ -4,9 +4,11 @@ import copy
 import math
 import pickle
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import count
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -32,7 +34,7 @@ from ppo_plus.envs.layers import layers, share_layers
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.model import Model
-from ppo_plus.policy.masking import MaskSource, find_masks
+from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.streams import Stream
 from ppo_plus.process import assigned
 from ppo_plus.require import NotFinite, require_int, require_spaces
@@ -44,6 +46,8 @@ NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
 RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)
 
 
+#: Chooses actions, with arguments and results as of :meth:`ppo_plus.PPO_Plus.predict`.
+Predict = Callable[..., tuple[Any, Any]]
 #: Return and length of an episode, ``is_success`` if its last info has that, and the sums of streams, by name.
 Episode = dict[str, float]
 
@@ -55,7 +59,7 @@ class Evaluated(Model, Protocol):
     streams: Sequence[Stream]
 
     @property
-    def predict(self) -> Callable[..., tuple[Any, Any]]: ...
+    def predict(self) -> Predict: ...
 
     def _wrap_env(self, env: GymEnv, verbose: int = 0) -> VecEnv: ...
 
@@ -104,8 +108,11 @@ def play(model: Evaluated, env: VecEnv, n_episodes: int, **options: Any) -> list
     An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes of the environment raise
     the errors of training.
     """
-    #: Steps of each environment, those before its present episode, and the sums of streams in that.
-    taken, before, sums = Counter[int](), Counter[int](), defaultdict[int, Counter[str]](Counter)
+    #: Steps of each environment, and those before its present episode.
+    taken, before = Counter[int](), Counter[int]()
+    #: Sums of streams in the present episode of each environment; NaN where infos lack them.
+    sums: dict[int, dict[str, float]] = {}
+    streams = {str(stream.name): stream for stream in model.streams if not stream.is_computed}
     episodes: list[Episode] = []
 
     def each_step(step: dict[str, Any], _: dict[str, Any]) -> None:
@@ -120,15 +127,19 @@ def play(model: Evaluated, env: VecEnv, n_episodes: int, **options: Any) -> list
             if info.get(TIMEOUT):
                 info["episode"] = {"r": step["current_rewards"][i], "l": step["current_lengths"][i]}
         if not (failed or is_reset(info)):
-            sums[i].update(rewards_of(model.streams, info))
+            own = sums.setdefault(i, {})
+            for name, stream in streams.items():
+                try:
+                    own[name] = own.get(name, 0.0) + as_reward(stream.find(info))
+                except KeyError:
+                    own[name] = math.nan
         if step["done"] and ("episode" in info or not step["is_monitor_wrapped"]):
             before[i] = taken[i]
-            ended = sums.pop(i, Counter())
+            episode = {name: total for name, total in sums.pop(i, {}).items() if not math.isnan(total)}
+            if info.get("is_success") is not None:
+                episode["is_success"] = bool(info["is_success"])
             if not failed:
-                known: Episode = {name: total for name, total in ended.items() if not math.isnan(total)}
-                if info.get("is_success") is not None:
-                    known["is_success"] = bool(info["is_success"])
-                episodes.append(known)
+                episodes.append(episode)
         if taken[i] == before[i] + LONG:
             warnings.warn(
                 f"no episode of environment {i} has ended in {LONG:,} steps of the evaluation. If the policy never "
@@ -136,46 +147,27 @@ def play(model: Evaluated, env: VecEnv, n_episodes: int, **options: Any) -> list
                 stacklevel=4,
             )
 
+    player: Any = SimpleNamespace(predict=predict_in(model, env))
     with CheckedEnvs(env, lambda: max(taken.values(), default=0)):
         returns, lengths = evaluate_policy(
-            with_masks(model, env), env, n_episodes, callback=each_step, return_episode_rewards=True, **options
+            player, env, n_episodes, callback=each_step, return_episode_rewards=True, **options
         )
     columns = zip(returns, lengths, episodes, strict=True)  # type: ignore[arg-type]
     return [{"return": float(r), "length": int(n), **further} for r, n, further in columns]
 
 
-def rewards_of(streams: Sequence[Stream], info: dict[str, Any]) -> dict[str, float]:
-    """The rewards of streams in an info, by name; NaN for what it does not have."""
-    rewards = {}
-    for stream in streams:
-        if not stream.is_computed:
-            try:
-                rewards[str(stream.name)] = as_reward(stream.find(info))
-            except KeyError:
-                rewards[str(stream.name)] = math.nan
-    return rewards
+def predict_in(model: Evaluated, env: VecEnv) -> Predict:
+    """The ``predict`` of a model in an environment, whose masks it gets if there are any."""
+    source = find_masks(env, model.policy.distribution.mask_layout, model.action_mask_key)
+    if source is None or source.key is not None:
+        return model.predict
+    steps = count()
 
+    def predict(observation: VecEnvObs, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        masks = source.read(env, observation, next(steps))
+        return model.predict(observation, *args, action_masks=masks, **kwargs)
 
-def with_masks(model: Evaluated, vec_env: VecEnv) -> "Evaluated | Masked":
-    """The model as it plays in an environment: if that has masks, ``predict`` gets them."""
-    source = find_masks(vec_env, model.policy.distribution.mask_layout, model.action_mask_key)
-    return model if source is None or source.key is not None else Masked(model, vec_env, source)
-
-
-class Masked:
-    """A model whose ``predict`` asks the environment for its masks; everything else is the model's."""
-
-    def __init__(self, model: Evaluated, env: VecEnv, source: MaskSource):
-        self.model, self.env, self.source = model, env, source
-        self.n_steps = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def predict(self, observation: VecEnvObs, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        masks = self.source.read(self.env, observation, self.n_steps)
-        self.n_steps += 1
-        return self.model.predict(observation, *args, action_masks=masks, **kwargs)  # type: ignore[no-any-return]
+    return predict
 
 
 def check_evaluations(model: Evaluated, callbacks: Sequence[BaseCallback]) -> None:
