@@ -529,8 +529,8 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
     def _normalize(self, buffer: RolloutBuffer) -> None:
         """Combine advantages with those of streams, and normalize them over the whole rollout, if that is asked for."""
         if self.policy.streams is not None:
-            progress, standardized = self._current_progress_remaining, self.shared.normalized
-            buffer.combine_advantages(partial(self.policy.streams.combined, progress, standardized))
+            combined = partial(self.policy.streams.combined, self._current_progress_remaining, self.shared.normalized)
+            buffer.combine_advantages(combined)
         if self.settings.normalize_advantage == "rollout":
             buffer.normalize_advantages(self.shared.normalized)
 

@@ -7,7 +7,7 @@ reads or overrides those keeps working. For environments in tensors, the storage
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any
 
