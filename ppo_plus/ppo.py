@@ -267,7 +267,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         """
         settings = self._refresh()
         settings.check_schedules()
-        settings.check_envs(self.env, self.n_envs)
+        settings.check_fit(self.env, self.n_envs, self.device)
         check_callback(callback)
         require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
         require_int("log_interval", log_interval, 1, or_none=True)
@@ -353,7 +353,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         settings = Settings.of(self, self.settings)
         if settings is not self.settings:
             settings.check_unchanged(self.settings)
-            settings.check_envs(self.env, self.n_envs)
+            settings.check_fit(self.env, self.n_envs, self.device)
             self.settings = settings
         self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
         return self.settings
@@ -652,8 +652,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             self.learning_rate = self.lr_schedule
         settings = self.settings = Settings.of(self)
         vars(self).pop("rollout_buffer", None)
-        settings.check_envs(self.env, self.n_envs)
-        settings.check_device(self.device)
+        settings.check_fit(self.env, self.n_envs, self.device)
         self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
         self.set_random_seed(self.seed)
         self.policy = build_policy(
