@@ -486,7 +486,6 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         with interrupts_wait():
             policy.before_update(self.rollout_buffer.transitions, self.shared.total)
         numbers = settings.at(self._current_progress_remaining)
-        self.shared.scheduled = numbers
         control, reduction = settings.control, self.shared.reduction
         reads = Reads(objects={"loss": settings.loss}, changing=[self])
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)
@@ -503,7 +502,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
                 if update.stopped:
                     break
         with interrupts_wait():
-            self.shared.end_update(policy)
+            self.shared.end_update(policy, numbers)
             policy.after_update(self.rollout_buffer.transitions, self.shared.total)
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
