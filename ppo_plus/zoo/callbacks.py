@@ -56,17 +56,12 @@ class ProgressDisplay(BaseCallback):
         notice = self.model.compilation.notice  # type: ignore[attr-defined]
         if notice is not None and self.model.verbose < 1:  # else the model prints it
             print(notice, file=sys.stderr, flush=True)
-        self.compiling = self.model.compilation.seconds  # type: ignore[attr-defined]
         done, total = self.model.num_timesteps, self.locals["total_timesteps"]
         # Without a terminal the bar is never drawn; its text is printed at each tenth.
         where: dict[str, Any] = {} if self.shows_bar else {"file": StringIO(), "mininterval": math.inf}
         self.bar = tqdm(initial=done, total=total, unit=" steps", unit_scale=True, dynamic_ncols=True, **where)
 
     def _on_step(self) -> bool:
-        # The time left is that of training: compiling is over.
-        compiling = self.model.compilation.seconds - self.compiling  # type: ignore[attr-defined]
-        self.bar.start_t, self.bar.last_print_t = self.bar.start_t + compiling, self.bar.last_print_t + compiling
-        self.compiling += compiling
         tenths = 10 * self.bar.n // self.bar.total
         self.bar.update(min(self.num_timesteps, self.bar.total) - self.bar.n)  # the last rollout is completed
         if not self.shows_bar and 10 * self.bar.n // self.bar.total > tenths:

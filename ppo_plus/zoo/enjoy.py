@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env.base_vec_env import tile_images
 
 from ppo_plus import PPO_Plus
 from ppo_plus.envs.checked_envs import of_ended
-from ppo_plus.rollout.evaluation import with_masks
+from ppo_plus.rollout.evaluation import predict_in
 from ppo_plus.zoo.experiment import load_statistics, make_envs, saved_experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages
 from ppo_plus.zoo.runs import RunFolder
@@ -38,9 +38,9 @@ class Player:
     def play(self, n_timesteps: int) -> Iterator[list[dict[str, Any]]]:
         """Play a number of steps in each environment, and yield what a ``Monitor`` says of the episodes that ended."""
         obs, state, starts = self.env.reset(), None, np.ones(self.env.num_envs, dtype=bool)
-        player = with_masks(self.model, self.env)
+        predict = predict_in(self.model, self.env)
         for _ in range(n_timesteps):
-            actions, state = player.predict(obs, state, starts, self.deterministic)
+            actions, state = predict(obs, state, starts, self.deterministic)
             obs, _, starts, infos = self.env.step(actions)
             yield [info["episode"] for info in of_ended(infos, starts) if info["episode"]]
 

@@ -817,7 +817,7 @@ TOP = (
     ),
     Fault(
         "callback-class",
-        "settings.py",
+        "call.py",
         "is_function = callable(callback) and not isinstance(callback, type)",
         "is_function = callable(callback)",
         "tests/test_settings.py",

@@ -1,6 +1,7 @@
 """``ppo-plus train``, ``tune`` and ``tune worker``."""
 
 import errno
+import inspect
 import re
 import signal
 import socket
@@ -14,12 +15,13 @@ from command_line import TRAIN, environment, run, subcommands
 from parametrization import sample
 
 from ppo_plus import PPO_Plus, Refused
-from ppo_plus.settings import NAMES
+from ppo_plus.settings import Settings
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.cli.experiments import _print_expected
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.interrupts import SIGNALS
 
+NAMES = [*inspect.signature(Settings).parameters]
 _CHECKPOINTS = "stable_baselines3.common.callbacks.CheckpointCallback"
 
 
