@@ -14,6 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
+from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.saving.format.container import PathOrFile, is_container, naming, opened
 from ppo_plus.saving.format.names import Damaged, NotInstalled, Refused, decoding, name_of
 from ppo_plus.saving.model import ALWAYS, SAVED_WITH, M, SavedModel, argument_attributes, assemble, attributes_of
@@ -22,6 +23,8 @@ from ppo_plus.trees import tree_leaves
 
 #: What a PPO has and SB3's other algorithms do not all have.
 OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
+#: What SB3 saves if the environments are in a ``VecNormalize``, also in one that normalizes rewards alone.
+ORIGINAL = "_last_original_obs"
 #: What trains the policy classes of sb3-contrib's modules.
 TRAINERS = {
     "sb3_contrib.common.maskable.policies": "MaskablePPO",
@@ -52,6 +55,9 @@ def from_sb3(
     if getattr(buffer_class, "__module__", "").startswith(("stable_baselines3.", "sb3_contrib.")):
         data["rollout_buffer_class"] = None
     data |= {"value_clip": "plain", "_expects_masks": trainer == "MaskablePPO"}
+    present = unread | data
+    if ORIGINAL in present and present.get("_last_obs") is not None:  # it has been trained
+        data["_trained_normalized"] = False if present[ORIGINAL] is None else "maybe"
     if trainer == "MaskablePPO" and isinstance(data.get("action_space"), spaces.MultiBinary):
         with naming(path, "saved model"), decoding("its weights"):
             # Ours is the difference of the two.
@@ -63,7 +69,10 @@ def from_sb3(
     replacing = {name: value for name, value in objects.items() if name in attributes}
     changes = replacing | changes | {"policy_class": data["policy_class"]}
     with naming(path, "saved model"):
-        return assemble(cls, model, env, device, force_reset, changes)
+        loaded = assemble(cls, model, env, device, force_reset, changes)
+    if env is not None:
+        warn_of_statistics(data.get("_trained_normalized"), loaded.env)
+    return loaded
 
 
 def change_logits(
