@@ -32,7 +32,7 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, ScheduleLike, value_at
-from ppo_plus.policy.adapter import build_policy
+from ppo_plus.policy.adapter import build_policy, without_contrib
 from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy
@@ -202,6 +202,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         if device == "auto" and isinstance(env, VecEnv) and isinstance(env.unwrapped, TensorVecEnv):
             device = env.unwrapped.device
         self.shared.use_device(utils.get_device(device))
+        policy = without_contrib(policy)
         arguments: Any = policy, env, learning_rate, n_steps, gamma, gae_lambda, ent_coef, vf_coef, max_grad_norm
         super().__init__(  # type: ignore[misc]
             *arguments,  # of more types than SB3 declares

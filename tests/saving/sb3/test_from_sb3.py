@@ -416,7 +416,7 @@ class OwnMaskablePolicy(MaskableActorCriticPolicy):
 
 
 def test_a_custom_maskable_policy_raises_an_error():
-    with pytest.raises(ValueError, match="OwnMaskablePolicy.* derive it from ppo_plus.ActorCriticPolicy"):
+    with pytest.raises(ValueError, match="OwnMaskablePolicy.* derive it from ppo_plus.MlpPolicy, which takes masks"):
         taken(trained_with_masks("discrete", policy=OwnMaskablePolicy))
 
 
