@@ -627,8 +627,8 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
 
         :param dataset: what :func:`ppo_plus.record_demonstrations` returns; a dict with ``observations`` and
             ``actions``, and optionally ``rewards``, ``terminations``, ``truncations`` and ``action_masks``, a row per
-            transition; a list of such dicts or of trajectories of imitation; or a data set of Minari. They are those of
-            the environment, before ``VecNormalize``, and are added to the statistics of normalization
+            transition, or an ``.npz`` file of it; a list of such dicts; or data of imitation or Minari. They are those
+            of the environment, before ``VecNormalize``, and are added to the statistics of normalization
         :param n_epochs: passes over the data, at most, at least 1
         :param batch_size: transitions per minibatch, at least 1; with memory, those of at least one episode
         :param learning_rate: constant, above 0
