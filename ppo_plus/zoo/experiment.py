@@ -378,7 +378,7 @@ def load_model(
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
-    if unwrap_vec_normalize(env) is None and (source := find_statistics(path, experiment.env_id)).is_file():
+    if unwrap_vec_normalize(env) is None and (source := find_statistics(path, experiment.env_id)) is not None:
         problem = f"{path} was trained in a VecNormalize, whose statistics are {source}"
         remedy = "give the run's settings (-conf FILE), or add -params normalize:True"
         raise ValueError(f"{problem}, but the settings do not normalize: {remedy}")
@@ -387,14 +387,10 @@ def load_model(
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
 
 
-def find_statistics(path: Path, env_id: str) -> Path:
-    """The file of a model's statistics: beside the model, or the one that all models of an rl_zoo3 run share, which has
-    another name on the hub. It may not exist."""
-    beside, folder = statistics_path(path), path.parent
-    if any(folder.glob(statistics_path(Path("*")).name)):
-        return beside
-    shared = (file for at in (folder / file_name(env_id), folder) for file in sorted(at.glob("vec*normalize.pkl")))
-    return next(shared, beside)
+def find_statistics(path: Path, env_id: str) -> Path | None:
+    """The file of a model's statistics, if there is one: beside the model, or the one that all models of an rl_zoo3 run
+    share."""
+    return statistics.find_statistics(path, path.parent / file_name(env_id))
 
 
 def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
@@ -405,7 +401,7 @@ def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
     """
     if (normalize := unwrap_vec_normalize(env)) is not None:
         source = find_statistics(path, env_id)
-        if not source.is_file():
-            problem = f"the settings normalize, and there are no statistics {source} of the model"
+        if source is None:
+            problem = f"the settings normalize, and there are no statistics {statistics_path(path)} of the model"
             raise FileNotFoundError(f"{problem}: copy them there, or leave out normalize")
         statistics.put_statistics(normalize, statistics.read_statistics(source), source)
