@@ -275,7 +275,7 @@ class Supervision(TypedDict, total=False):
 
     restarts: int
     timeout: float | None
-    n_workers: int | str
+    n_workers: int | str | None
 
 
 def make_envs(
@@ -289,7 +289,7 @@ def make_envs(
     first: int = 0,
     restarts: int = 0,
     timeout: float | None = None,
-    n_workers: int | str = "auto",
+    n_workers: int | str | None = None,
 ) -> VecEnv:
     """The environments, in rl_zoo3's order: wrappers, vector wrappers, normalization, stacking, transposed images.
 
@@ -318,7 +318,7 @@ def make_envs(
         report = partial(tqdm.write, file=sys.stderr)
         supervision = {"restarts": restarts, "timeout": timeout, "report": report, "n_workers": n_workers}
         kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}
-    elif n_workers != "auto":
+    elif n_workers is not None:
         raise ValueError(f"--env-workers {n_workers} needs processes: pass --vec-env subproc or --env-timeout, too")
     env: VecEnv = make_vec_env(
         make,

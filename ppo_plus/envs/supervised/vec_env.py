@@ -11,11 +11,13 @@ time limit. If the reset after the end of an episode failed, the step is complet
 
 ``N`` is the number of environments.
 
-Several environments may share a process (``n_workers``). An error restarts only the environment that raised it. If one
-dies or hangs, all environments of its process are replaced, which counts as one restart.
+Each environment has a process, unless ``n_workers`` asks for fewer: then those of a process share its modules, working
+folder and ``os.environ``. An error restarts only the environment that raised it. If one dies or hangs, all environments
+of its process are replaced, which counts as one restart.
 """
 
 import math
+import multiprocessing
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -35,9 +37,8 @@ from ppo_plus.envs.supervised import workers
 from ppo_plus.envs.supervised.workers import CallerError, Fault, StepAnswer, Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
-from ppo_plus.policy.observations import canonical_space
 from ppo_plus.process import usable_cores
-from ppo_plus.require import NotFinite, require_int, require_number
+from ppo_plus.require import NotFinite, require_int, require_number, require_one_of
 from ppo_plus.trees import mapped
 
 #: Info key of a row in which an environment was replaced: the reason.
@@ -71,10 +72,10 @@ class SupervisedVecEnv(VecEnv):
     :param timeout: seconds that an environment may take for a step or a reset, above 0; ``None``: no limit
     :param start_method: how processes are started, as for SB3's ``SubprocVecEnv``
     :param report: called with a line about each restart; ``None``: ``warnings.warn``
-    :param n_workers: number of processes, each with about as many environments, at least 1; ``"auto"``: as many as
-        cores that this process may use, but not more than environments
+    :param n_workers: number of processes, each with about as many environments, at least 1; ``None``: one for each
+        environment, ``"auto"``: one for each core that this process may use
     :raises EnvFault: an environment failed, and no restart is left; from each method
-    :raises ValueError: the observation space is not supported
+    :raises ValueError: the spaces are not supported, or there is no such ``start_method``
     """
 
     def __init__(
@@ -84,14 +85,15 @@ class SupervisedVecEnv(VecEnv):
         timeout: float | None = None,
         start_method: str | None = None,
         report: Callable[[str], None] | None = None,
-        n_workers: int | Literal["auto"] = "auto",
+        n_workers: int | Literal["auto"] | None = None,
     ):
         require_int("restarts", restarts, 0)
         require_number("timeout", timeout, 0, 1e6, above=True, or_none=True)
         n = len(env_fns)
-        if n_workers == "auto":
-            n_workers = usable_cores()
-        require_int('n_workers (or "auto")', n_workers, 1)
+        if n_workers is None or n_workers == "auto":
+            n_workers = n if n_workers is None else usable_cores()
+        require_int('n_workers (or "auto", or None)', n_workers, 1)
+        require_one_of("start_method", start_method, (None, *multiprocessing.get_all_start_methods()))
         self.restarts, self.timeout, self.n_workers = restarts, timeout, min(n_workers, n)
         self._to_start = None if timeout is None else timeout + STARTING
         self.report = report or partial(warnings.warn, stacklevel=2)
@@ -117,13 +119,14 @@ class SupervisedVecEnv(VecEnv):
                 self._fail(i, fault)
             self._names = [name for name, _ in made.values()]
             super().__init__(n, *made[0][1])
-            canonical_space(self.observation_space)
             #: The last observations, ``N`` rows.
             self.last_obs: Any = create_empty_array(self.observation_space, n)
             with suppress(TypeError):  # it cannot be sent
                 self.metadata = self.get_attr("metadata", 0)[0]
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if self.n_workers < n and not isinstance(error, EnvFault):
+                error.add_note(self._sharing)
             raise
 
     def reset(self) -> VecEnvObs:
@@ -229,8 +232,17 @@ class SupervisedVecEnv(VecEnv):
         remedy = "With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
         if self.restarts:
             remedy = f"All restarts={self.restarts} are used up"
+        if self.n_workers < len(self._names):
+            remedy = self._sharing if self.n_steps == 0 else f"{remedy}. {self._sharing}"
         kind = NotFiniteFault if fault.not_finite else EnvFault
         raise kind(f"{self._who(i)} {fault.reason}. {fault.remedy or remedy}") from fault.cause
+
+    @property
+    def _sharing(self) -> str:
+        return (
+            f"Environments share processes, with what their modules keep, because of n_workers={self.n_workers} "
+            "(--env-workers): without it, each has its own"
+        )
 
     def _who(self, i: int) -> str:
         return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"

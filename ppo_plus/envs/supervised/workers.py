@@ -37,6 +37,7 @@ from ppo_plus.envs.checks import (
     check_info,
     check_obs,
     check_reward,
+    check_spaces,
     check_step_info,
     copied,
     counted,
@@ -116,7 +117,9 @@ class GuardedEnv:
             # Before the environment is made, there is none to name.
             explained = None if command == "make" else explanation(error, self.env)
             reason = f"raised {error!r}" if explained is None else f"made a mistake: {explained}"
-            return Fault(reason, RemoteTraceback("\n" + "".join(traceback.format_exception(error))))
+            remedy = "" if explained is None else "A fresh environment would do the same"
+            cause = RemoteTraceback("\n" + "".join(traceback.format_exception(error)))
+            return Fault(reason, cause, remedy=remedy)
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
@@ -127,6 +130,7 @@ class GuardedEnv:
         appending: Any = lambda *args, **named: writer(*args, **named | {"override_existing": False})  # noqa: E731
         with assigned(monitor, **{"ResultsWriter": appending} if again else {}):
             self.env = _patch_env(self._make())
+        check_spaces(self.env)
         self._resumable = as_resumable(self.env)
         # Kept, since wrappers would look it up in what they wrap at each step.
         self._space = self.env.observation_space

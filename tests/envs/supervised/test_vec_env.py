@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
-from ppo_plus import Checkpoints, EnvFault, PPO_Plus, Resumable, SupervisedVecEnv
+from ppo_plus import Checkpoints, EnvFault, PPO_Plus, Resumable, SupervisedVecEnv, make_vec
 from ppo_plus.envs.normalization import are_finite
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.envs.supervised.vec_env import RESTART
@@ -105,7 +106,8 @@ def test_resets_without_options_get_none():
     [
         ({"restarts": -1}, "restarts=-1 must be at least 0"),
         ({"timeout": 0}, r"timeout=0 must be a number in \(0, 1e\+06\], or None"),
-        ({"n_workers": 0}, r'n_workers \(or "auto"\)=0 must be at least 1'),
+        ({"n_workers": 0}, r'n_workers \(or "auto", or None\)=0 must be at least 1'),
+        ({"start_method": "x"}, "start_method='x' must be one of"),
     ],
 )
 def test_bad_arguments_are_named(kwargs, message):
@@ -134,7 +136,8 @@ def test_a_fault_is_named_with_environment_seed_and_step(fault):
     env.step(ACTIONS)
     env.step(ACTIONS)
     message = f"environment 1, <Failing instance>, seed 6, step 3: {FAULTS[fault]}"
-    remedy = "Return numbers" if fault == "unsendable" else "With restarts=N .--restart-envs N. training"
+    others = {"unsendable": "Return numbers", "old": "A fresh environment would do the same"}
+    remedy = others.get(fault, "With restarts=N .--restart-envs N. training")
     with pytest.raises(EnvFault, match=f"^{re.escape(message)}.*{remedy}") as raised:
         env.step(ACTIONS)
     if fault == "raise":
@@ -529,6 +532,60 @@ def spread(n_workers, *env_fns, **kwargs):
     return supervised(*env_fns, n_workers=n_workers, **kwargs)
 
 
+class Engine(Failing):
+    """There can be one in each process, whose working folder and ``os.environ`` it changes."""
+
+    running = False
+
+    def __init__(self, folder, fails_in="make"):
+        super().__init__()
+        self.folder, self.fails_in = folder, fails_in
+        self.start("make")
+
+    def start(self, when):
+        if self.fails_in == when:
+            if Engine.running:
+                raise RuntimeError("one engine per process")
+            Engine.running = True
+            os.environ["PORT"] = self.name = str(id(self))
+            (self.folder / self.name).mkdir()
+            os.chdir(self.folder / self.name)
+
+    def reset(self, **kwargs):
+        self.start("reset")
+        return super().reset(**kwargs)
+
+    def is_alone(self):
+        return self.name == os.environ["PORT"] == Path.cwd().name
+
+
+APART = {
+    "SupervisedVecEnv": lambda make, **kwargs: SupervisedVecEnv([make] * 3, **kwargs),
+    "make_vec_env": lambda make, **kwargs: make_vec_env(make, 3, vec_env_cls=SupervisedVecEnv, vec_env_kwargs=kwargs),
+    "make_vec": lambda make, **kwargs: make_vec(make, 3, vec_env="subproc", **kwargs),
+}
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_by_default_environments_share_no_process(kind, tmp_path):
+    env = APART[kind](lambda: Engine(tmp_path), start_method="fork")
+    assert env.env_method("is_alone") == [True] * 3
+    env.close()
+
+
+def test_errors_in_a_shared_process_name_the_option(tmp_path):
+    with pytest.raises(RuntimeError, match="one engine per process") as raised:
+        supervised(*[lambda: Engine(tmp_path)] * 3, n_workers=1)
+    assert "because of n_workers=1 (--env-workers)" in raised.value.__notes__[-1]
+    env = supervised(*[lambda: Engine(tmp_path, "reset")] * 3, n_workers=2)
+    with pytest.raises(
+        EnvFault, match=r"environment 1, .*one engine per process.*n_workers=2 .*--env-workers"
+    ) as raised:
+        env.reset()
+    assert "restarts" not in str(raised.value)
+    env.close()
+
+
 @pytest.mark.parametrize("n_workers", [1, 2, 3, 9])
 @pytest.mark.parametrize("cls", [Failing, Masked, Structured])
 def test_however_many_share_a_process_the_numbers_are_the_same(n_workers, cls):
@@ -546,7 +603,7 @@ def test_however_many_share_a_process_the_numbers_are_the_same(n_workers, cls):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="binds this process to a core")
-def test_by_default_there_is_a_process_for_each_core_but_not_more_than_environments():
+def test_auto_is_a_process_for_each_core_but_not_more_than_environments():
     cores = os.sched_getaffinity(0)
     counts = []
     try:
