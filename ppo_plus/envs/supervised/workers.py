@@ -39,7 +39,6 @@ from ppo_plus.envs.checks import (
     check_reward,
     check_spaces,
     check_step_info,
-    copied,
     counted,
     explanation,
 )
@@ -48,6 +47,7 @@ from ppo_plus.envs.resumable.state import as_resumable
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.process import assigned
 from ppo_plus.require import is_disk_full
+from ppo_plus.trees import mapped
 
 #: Seconds for which a process that has stepped looks for the next step without sleeping: to wake it takes longer.
 LOOKING = 3e-4
@@ -139,19 +139,18 @@ class GuardedEnv:
     def reset(self, arguments: dict[str, Any]) -> tuple[Any, Info]:
         obs, info = self._resumable.reset(**arguments)
         check_info(info)
-        check_obs(obs, self._space)
-        return obs, info
+        return check_obs(obs, self._space), info
 
     def step(self, action: Any) -> StepAnswer:
         obs, reward, terminated, truncated, info = self._resumable.step(action)
-        check_obs(obs, self._space)
+        obs = check_obs(obs, self._space)
         reward = check_reward(reward)
         check_step_info(info)
         done, reset_info = bool(terminated or truncated), {}
         info[TIMEOUT] = bool(truncated and not terminated)
         if done:
             # Copied, since the reset may write into them.
-            info = copy.deepcopy(info) | {"terminal_observation": copied(obs)}
+            info = copy.deepcopy(info) | {"terminal_observation": mapped(np.copy, obs)}
             with counted(self.env, info):
                 first = self.answer("reset", {})
             if isinstance(first, CallerError):

@@ -24,7 +24,6 @@ from faulty_envs import (
     plain,
     supervised,
 )
-from gymnasium import spaces
 from parametrization import sample
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -755,14 +754,6 @@ def test_a_slow_environment_is_not_one_that_hangs():
     env.reset()
     env.step([1] * 4)
     env.close()
-
-
-def test_spaces_that_are_not_supported_are_named():
-    class Text(Failing):
-        observation_space = spaces.Text(5)
-
-    with pytest.raises(ValueError, match="observation_space=Text.* is not supported: use Box"):
-        spread(1, Text)
 
 
 def test_environments_are_numbered_from_the_end_too():
