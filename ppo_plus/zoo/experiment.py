@@ -20,8 +20,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStac
 from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
+from ppo_plus.envs.checks import check_spaces
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.make_vec import require_vec_env, supported, with_dicts
+from ppo_plus.envs.make_vec import require_vec_env, with_dicts
 from ppo_plus.policy.arguments import LEAST_PIXELS
 from ppo_plus.process import torch_threads
 from ppo_plus.saving import statistics
@@ -275,7 +276,7 @@ class Supervision(TypedDict, total=False):
 
     restarts: int
     timeout: float | None
-    n_workers: int | str
+    n_workers: int | str | None
 
 
 def make_envs(
@@ -289,7 +290,7 @@ def make_envs(
     first: int = 0,
     restarts: int = 0,
     timeout: float | None = None,
-    n_workers: int | str = "auto",
+    n_workers: int | str | None = None,
 ) -> VecEnv:
     """The environments, in rl_zoo3's order: wrappers, vector wrappers, normalization, stacking, transposed images.
 
@@ -313,12 +314,13 @@ def make_envs(
     kind: dict[str, Any] = {"vec_env_cls": LeanVecEnv}
     if experiment.vec_env == "subproc" or restarts > 0 or timeout is not None:
         # A mistake raises its own error here; in a worker process it would only end the process.
-        supported(_wrap(make(**env_kwargs), wrappers)).close()
+        with closing(_wrap(make(**env_kwargs), wrappers)) as single:
+            check_spaces(single)
         # Above the progress bar, if there is one.
         report = partial(tqdm.write, file=sys.stderr)
         supervision = {"restarts": restarts, "timeout": timeout, "report": report, "n_workers": n_workers}
         kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}
-    elif n_workers != "auto":
+    elif n_workers is not None:
         raise ValueError(f"--env-workers {n_workers} needs processes: pass --vec-env subproc or --env-timeout, too")
     env: VecEnv = make_vec_env(
         make,
@@ -327,7 +329,7 @@ def make_envs(
         start_index=first,
         monitor_dir=None if monitor_dir is None else str(monitor_dir),
         monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
-        wrapper_class=lambda single: supported(_wrap(single, wrappers)),
+        wrapper_class=lambda single: _wrap(single, wrappers),
         env_kwargs=env_kwargs,
         **kind,
     )

@@ -34,14 +34,13 @@ class Options:
     tensorboard_log: str | None = None
     restart_envs: int = 0  # how many failed environments to replace, over all for training, and over all for evaluation
     env_timeout: float | None = None  # limit of seconds for a step or a reset of an environment
-    env_workers: int | None = None  # number of processes with environments; `None`: as many as cores
+    env_workers: int | str | None = None  # number of processes with environments, or `auto`; `None`: one for each
     progress: bool = True
     verbose: int = 0
 
     def supervision(self) -> dict[str, Any]:
         """Arguments of :func:`ppo_plus.zoo.experiment.make_envs` for environments that may fail."""
-        workers = self.env_workers or "auto"
-        return {"restarts": self.restart_envs, "timeout": self.env_timeout, "n_workers": workers}
+        return {"restarts": self.restart_envs, "timeout": self.env_timeout, "n_workers": self.env_workers}
 
 
 class RunFolder:

@@ -117,11 +117,11 @@ def test_a_failure_is_named_and_resumes_with_restarts_allowed(fault, error, mess
     with monkeypatch.context() as patch:
         patch.setattr(PPO_Plus, "learn", interrupted)
         with pytest.raises(SystemExit):
-            main([*resume.split(), "--restart-envs", "2", "--env-workers", "2"])
+            main([*resume.split(), "--restart-envs", "2", "--env-workers", "auto"])
     (again,) = re.findall(
         r"^resume from (?:0|64) timesteps: .*ppo_plus( train .*)$", capsys.readouterr().out, re.MULTILINE
     )
-    assert again == f"{resume} --restart-envs 2 --env-workers 2"
+    assert again == f"{resume} --restart-envs 2 --env-workers auto"
     main(again.split())
     shown = capsys.readouterr().err.splitlines()
     said = [line for line in shown if "restarted" in line]

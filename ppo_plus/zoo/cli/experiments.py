@@ -78,8 +78,8 @@ def _add_train(commands: "Commands") -> None:
     add("-i --trained-agent FILE", "continue to train this model, a .zip file")
     add("-tb --tensorboard-log DIR", "log to this folder for TensorBoard (pip install tensorboard)")
     arguments.add_fault_arguments(add.args[0])
-    help = "with environments in processes: use N of them (default: as many as cores, at most one per environment)"
-    add("--env-workers N", help, type=whole_number)
+    help = "with environments in processes: share N of them, or with auto one per core (default: one per environment)"
+    add("--env-workers N", help, type=lambda text: text if text == "auto" else whole_number(text))
     help = "share environments and minibatches among N processes, as torchrun --nproc-per-node N -m ppo_plus train"
     add("--processes N", help, type=whole_number)
     add("--trust-model", "with -i: read SB3's pickles, which can run code", action="store_true")
