@@ -266,7 +266,7 @@ def errors_of(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"{name}: {error}") from error
 
 
 def positive_int(name: str, value: Value) -> int:

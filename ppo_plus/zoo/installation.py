@@ -99,7 +99,7 @@ def import_class(name: str, parents: type | tuple[type, ...], packages: Packages
         cls = getattr(_imported(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         remedy = "is its name right?" if isinstance(error, AttributeError) else "is its package installed?"
-        raise ValueError(f"{name!r} cannot be imported ({error}): {remedy}") from None
+        raise ValueError(f"{name!r} cannot be imported ({error}): {remedy}") from error
     parents = parents if isinstance(parents, tuple) else (parents,)
     if not isinstance(cls, type) or not issubclass(cls, parents):
         names = " or ".join(f"{parent.__module__}.{parent.__qualname__}" for parent in parents)

@@ -64,11 +64,12 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
 
 
 def _shown(experiment: Experiment, options: Options) -> dict[str, Any]:
-    """The arguments of a model that say what is shown and logged, in a folder that is created."""
+    """The arguments of a model that say what is shown and logged, in a folder that can be created."""
     tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
     if tensorboard_log:
+        path = Path(tensorboard_log).absolute()
         try:
-            Path(tensorboard_log).mkdir(parents=True, exist_ok=True)
+            TemporaryDirectory(dir=next(at for at in (path, *path.parents) if at.exists())).cleanup()
         except OSError as error:
             raise OSError(f"-tb {options.tensorboard_log}: this folder cannot be created ({error.strerror})") from None
     return {"verbose": options.verbose, "tensorboard_log": tensorboard_log}

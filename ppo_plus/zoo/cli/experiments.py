@@ -190,32 +190,34 @@ def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], Non
 
         # All processes use the seed of the first.
         args.seed = join(device).lead(randbelow(2**32) if args.seed < 0 else args.seed)
-    elif n_processes > 1:
-        if folder is None:
-            make_experiment(args).for_each_process(n_processes)
-        if not args.dry_run:
-            require_any_gpu(device)
-            return partial(launch, n_processes, ["train", *command.words])
-    return _prepare_new(args) if folder is None else _prepare_resumed(folder, args)
+        n_processes = 1
+    if n_processes > 1 and not args.dry_run:
+        require_any_gpu(device)
+    start = partial(launch, n_processes, ["train", *command.words]) if n_processes > 1 else None
+    if folder is not None:
+        return start or _prepare_resumed(folder, args)
+    return _prepare_new(args, n_processes, start)
 
 
-def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
-    """Build a new run, or print its settings (``--dry-run``)."""
+def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[], None] | None) -> Callable[[], None]:
+    """Build a new run, or print its settings (``--dry-run``), or check it and return what starts its processes."""
     experiment = make_experiment(args)
     values = {field.name: getattr(args, field.name) for field in fields(Options)}
     options = Options(**{name: value for name, value in values.items() if value is not None})
     run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
-        options = replace(options, tensorboard_log=options.tensorboard_log or f"runs/{run_name}")
+        args.tensorboard_log = args.tensorboard_log or f"runs/{run_name}"
+        options = replace(options, tensorboard_log=args.tensorboard_log)
     for package in filter(None, (args.track, options.tensorboard_log and "tensorboard")):
         if find_spec(package) is None:
             raise ImportError(f"{package} is not installed: {pip_install(package)}")
     from ppo_plus.zoo.train import check, set_up
 
-    if args.dry_run:
+    if args.dry_run or start:
+        experiment.for_each_process(n_processes)
         check(experiment, options)
         settings = {experiment.env_id: experiment.settings(), "run": {**experiment.beside_settings(), **vars(options)}}
-        return partial(print, to_yaml(settings), end="")
+        return partial(print, to_yaml(settings), end="") if args.dry_run else start
     with deferred():
         run = set_up(experiment, options)
     upload = None
@@ -304,13 +306,13 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
         what, play = ("watch it", "enjoy") if has_screen() else ("record it (there is no screen)", "record")
         print(f"{what}:", command(play, "--env", run.experiment.env_id, "-f", run.folder.path, *imports))
     elif checkpoints := files(run.folder.checkpoints):
-        processes = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
-        logs = ["-tb", run.options.tensorboard_log] if run.options.tensorboard_log else []
-        # The run's folder has the values of its first command only.
-        faults = ("restart_envs", "env_timeout", "env_workers") if args.resume else ()
-        again = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in faults]
-        words = [word for option, value in again if value is not None for word in (option, value)]
-        resume = command("train", "--resume", run.folder.path, *processes, *imports, *logs, *words)
+        again = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
+        # The run's folder has the values of its first command only, and never says where to log.
+        for name in CHANGED_BY_RESUME if args.resume else ("tensorboard_log",):
+            value = getattr(args, name)
+            option = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+            again += [] if value is None else [option] if isinstance(value, bool) else [option, str(value)]
+        resume = command("train", "--resume", run.folder.path, *imports, *again)
         print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)
 
 

@@ -197,7 +197,9 @@ def test_training_a_saved_model_further(folder, monkeypatch):
         (["--env", "CartPole-v1", "-params", "lr:1e-3"], "error: unknown key 'lr': did you mean 'learning_rate'?"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels:3"], "wheels"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels"], "'wheels' must be KEY:VALUE"),
-        (["--env", "CartPole-v1", "-params", "gamma:high", "--dry-run"], "gamma='high' must be a number"),
+        (["--env", "CartPole-v1", "-tb", "tb", "-params", "gamma:high"], "gamma='high' must be a number"),
+        (["--env", "CartPole-v1", "--processes", "2", "-params", "gamma:high"], "gamma='high' must be a number"),
+        (["--env", "CartPole-v1", "--processes", "3"], "n_envs=8 cannot be divided among 3 processes"),
         (["--env", "CartPole-v1", "--eval-env-kwargs", "wheels:3", "--dry-run"], "wheels"),
         (["--env", "CartPole-v1", "--algo", "sac"], "invalid choice: 'sac'"),
         (
@@ -218,7 +220,7 @@ def test_training_a_saved_model_further(folder, monkeypatch):
 def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, arguments, message):
     (folder / "dangling").symlink_to("nowhere")
     check_one_line_error(["train", *arguments], message)
-    assert list(folder.glob("logs/ppo_plus/*")) == []
+    assert [path.name for path in folder.rglob("*") if path.name not in ("logs", "ppo_plus")] == ["dangling"]
 
 
 @pytest.mark.parametrize(
