@@ -149,7 +149,7 @@ def builtin_file() -> Path:
     return installed if installed.is_file() else package.parent / "hyperparams" / "ppo_plus.yml"
 
 
-def expected_returns() -> dict[str, str]:
+def measured_returns() -> dict[str, str]:
     """What the entries of the package's own file reached, in words, by name; without those that were not measured."""
     return read_mapping(builtin_file().with_name("returns.yml"))
 

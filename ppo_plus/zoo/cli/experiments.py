@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import Pairs, Parser, add_option, interval, key_value, seed, whole_number
-from ppo_plus.zoo.hyperparams import builtin_file, expected_returns, read_entry, read_mapping, to_yaml
+from ppo_plus.zoo.hyperparams import builtin_file, measured_returns, read_entry, read_mapping, to_yaml
 from ppo_plus.zoo.installation import command, has_screen, import_options, pip_install, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, open_run
@@ -55,7 +55,7 @@ interval; of fewer than five seeds, each one.
 def add_parser(commands: "Commands") -> None:
     """Add ``train``, ``zoo``, ``tune``, and ``worker`` below ``tune``."""
     _add_train(commands)
-    help = "list the environments that have settings, and the returns to expect"
+    help = "list the environments that have settings, and the returns that were measured"
     commands.add_parser("zoo", help=help, description=ZOO).set_defaults(prepare=lambda args: print_zoo)
     _add_tune(commands)
 
@@ -93,18 +93,18 @@ def _add_train(commands: "Commands") -> None:
 
 def print_zoo() -> None:
     """Print a line for each entry of the package's settings file that is of one environment, or was measured on one."""
-    expected = expected_returns()
-    names = (name for name in dict.fromkeys([*read_mapping(builtin_file()), *expected]) if "-v" in name)
-    print("\n".join(f"{name:32} {expected.get(name, 'not measured')}" for name in names))
+    measured = measured_returns()
+    names = (name for name in dict.fromkeys([*read_mapping(builtin_file()), *measured]) if "-v" in name)
+    print("\n".join(f"{name:32} {measured.get(name, 'not measured')}" for name in names))
 
 
-def _print_expected(experiment: "Experiment", variant: str | None) -> None:
-    """Print the returns to expect of an experiment, if it is an entry of the package's file that was measured."""
+def _print_measured(experiment: "Experiment", variant: str | None) -> None:
+    """Print what runs of an experiment reached, if it is an entry of the package's file that was measured."""
     from ppo_plus.zoo.experiment import load_experiment
 
-    expected = expected_returns().get("/".join(filter(None, (experiment.env_id.rpartition(":")[2], variant))))
-    if expected and experiment.settings() == load_experiment(experiment.env_id, variant=variant).settings():
-        print(f"expected return: {expected}")
+    measured = measured_returns().get("/".join(filter(None, (experiment.env_id.rpartition(":")[2], variant))))
+    if measured and experiment.settings() == load_experiment(experiment.env_id, variant=variant).settings():
+        print(f"earlier runs with these settings reached {measured}; one run can end lower")
 
 
 def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int = -1) -> None:
@@ -223,7 +223,7 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
     upload = None
     if run.model.ranks.leads:
         if args.trained_agent is None:
-            _print_expected(experiment, args.variant)
+            _print_measured(experiment, args.variant)
         logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
         try:
             upload = args.track and _start_tracking(args.track, run_name, logged)
