@@ -8,6 +8,7 @@ import errno
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         return "learning_rate"
     longer = [one for one in known if len(str(name)) > 2 and one.startswith(str(name))]
     return next(iter([*longer, *difflib.get_close_matches(str(name), known, 1)]), None)
+
+
+def require_installed(package: str, needed_for: str) -> None:
+    """:raises ImportError: an optional package is not installed"""
+    if find_spec(package) is None:
+        raise ImportError(f"{needed_for} needs {package}: pip install {package}", name=package)
 
 
 def is_disk_full(error: BaseException) -> bool:

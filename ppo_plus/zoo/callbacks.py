@@ -25,13 +25,14 @@ class Evaluations(EvalAfterUpdates):
     #: All returns of the last evaluation.
     returns: Sequence[float] = ()
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
         self.n_recorded = self.n_eval_episodes
 
     def _on_training_end(self) -> None:
         self.n_eval_episodes = max(self.n_recorded, LAST_EPISODES)
         super()._on_training_end()
+        self.n_eval_episodes = self.n_recorded
 
     def _record(self, returns: list[float], lengths: list[int], successes: list[bool]) -> None:
         self.returns, n = returns, self.n_recorded

@@ -208,7 +208,8 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
     if args.track:
         args.tensorboard_log = args.tensorboard_log or f"runs/{run_name}"
         options = replace(options, tensorboard_log=args.tensorboard_log)
-    for package in filter(None, (args.track, options.tensorboard_log and "tensorboard")):
+    tracker = {"wandb": ["wandb"], "mlflow": ["mlflow", "pandas"]}.get(args.track, [])
+    for package in [*tracker, *(["tensorboard"] if options.tensorboard_log else [])]:
         if find_spec(package) is None:
             raise ImportError(f"{package} is not installed: {pip_install(package)}")
     from ppo_plus.zoo.train import check, set_up

@@ -250,9 +250,12 @@ def test_mistake_in_the_settings_file(folder, check_one_line_error, text, messag
     assert list(folder.glob("logs/ppo_plus/*")) == []
 
 
-@pytest.mark.parametrize(("option", "package"), [("--track", "wandb"), ("--track mlflow", "mlflow")])
-def test_tracking_without_its_package(folder, check_one_line_error, monkeypatch, option, package):
-    monkeypatch.setitem(sys.modules, package, None)
+@pytest.mark.parametrize(
+    ("option", "package"),
+    [("--track", "wandb"), ("--track mlflow", "mlflow"), ("--track mlflow", "pandas"), ("-tb tb", "tensorboard")],
+)
+def test_logs_without_their_package(folder, check_one_line_error, monkeypatch, option, package):
+    monkeypatch.setattr("ppo_plus.zoo.cli.experiments.find_spec", lambda name: None if name == package else name)
     check_one_line_error([*TRAIN, *option.split()], f"{package} is not installed: ")
 
 
