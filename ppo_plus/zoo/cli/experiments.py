@@ -123,6 +123,7 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     add("--vec-env {dummy,subproc}", help, default="dummy")
     help = "arguments of the evaluation environments (default: those of --env-kwargs or the settings)"
     add("--eval-env-kwargs K:V", help, nargs="+", action=Pairs, type=key_value)
+    arguments.add_deterministic(add.args[0])
     add("--num-threads N", "number of torch's threads (default: depends on the minibatch)", type=whole_number)
 
 
@@ -153,6 +154,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         device=args.device,
         vec_env=args.vec_env,
         eval_env_kwargs=args.eval_env_kwargs,
+        deterministic=args.deterministic,
     )
     if entry == "default":
         print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)

@@ -140,6 +140,12 @@ def test_without_a_seed_a_random_one_is_recorded(folder, capsys):
     assert dry_run(capsys, "--seed", "0")["run"]["seed"] == 0
 
 
+def test_evaluations_may_sample_actions(folder, capsys):
+    found = [dry_run(capsys, *words)["run"]["deterministic"] for words in ([], ["--stochastic"], ["--deterministic"])]
+    assert found == [None, False, True]
+    assert not load_experiment("CartPole-v1", deterministic=False).deterministic_eval
+
+
 def test_variants(folder, capsys):
     assert dry_run(capsys, "--variant", "gSDE")["CartPole-v1"]["use_sde"] is True
 
