@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import add_option, seed, whole_number
-from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing, require_render_mode
+from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run, runs_of
 
 if TYPE_CHECKING:
@@ -175,8 +175,6 @@ def _model(args: argparse.Namespace, folder: RunFolder) -> Path:
 def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> "Player":
     from ppo_plus.zoo.enjoy import make_player
 
-    for mode in render.values():
-        require_render_mode(folder.env_id, mode)
     return make_player(
         folder,
         model,

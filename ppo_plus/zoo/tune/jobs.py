@@ -36,7 +36,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.storages.journal._file import get_lock_file
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from ppo_plus.require import is_disk_full
 from ppo_plus.saving.files import append_lines
@@ -123,7 +123,10 @@ def _open_database(url: str) -> BaseStorage:
         Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
     # SQLite's transactions are ours to begin.
     connection = {"timeout": TIMEOUT, "isolation_level": None} if sqlite else {"connect_timeout": TIMEOUT}
-    database = _open(address.render_as_string(hide_password=False), {"connect_args": connection})
+    try:
+        database = RDBStorage(address.render_as_string(hide_password=False), {"connect_args": connection})
+    except ImportError as error:
+        raise ImportError(f"its driver is missing: {pip_install('psycopg[binary]')}") from error
     if sqlite:
         # A transaction takes the lock at its first statement, not at its first *write*: two processes that read a
         # trial's state and then write it would both find it waiting. (PostgreSQL has SELECT ... FOR UPDATE.) From
@@ -132,20 +135,6 @@ def _open_database(url: str) -> BaseStorage:
         sqlalchemy.event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
     return get_storage(database)
-
-
-def _open(url: str, options: dict[str, Any], attempts: int = 10) -> RDBStorage:
-    """A database. If another process creates its tables at the same time, it is opened again."""
-    try:
-        return RDBStorage(url, engine_kwargs=options)
-    except ImportError as error:
-        raise ImportError(f"its driver is missing: {pip_install('psycopg[binary]')}") from error
-    except (IntegrityError, ProgrammingError, OperationalError) as error:
-        signs = ("already exists", "duplicate key", "UNIQUE constraint")
-        if attempts == 1 or not any(sign in reason(error) for sign in signs):
-            raise
-    time.sleep(0.2)
-    return _open(url, options, attempts - 1)
 
 
 @contextmanager

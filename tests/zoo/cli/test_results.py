@@ -30,12 +30,6 @@ def test_an_environment_that_cannot_draw(folder, check_one_line_error, monkeypat
         capsys.readouterr()
         for command in ("record", "enjoy"):
             check_one_line_error([command, *options], "pygame is not installed")
-        monkeypatch.setattr(Undrawable, "metadata", {"render_modes": ["ansi"]})
-        for command, mode in (("record", "rgb_array"), ("enjoy", "human")):
-            message = (
-                f"Undrawable-v0 cannot be drawn with render_mode='{mode}': its metadata['render_modes'] is ['ansi']"
-            )
-            check_one_line_error([command, *options, "-f", "logs/ppo_plus/Undrawable-v0_1"], message)
     finally:
         gym.registry.pop("Undrawable-v0")
 

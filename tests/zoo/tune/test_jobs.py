@@ -20,7 +20,7 @@ from optuna.storages import JournalStorage
 from optuna.trial import TrialState, create_trial
 from parametrization import sample
 from processes import start
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import OperationalError
 from storages import close
 
 from ppo_plus.zoo.interrupts import check, deferred
@@ -409,24 +409,6 @@ def test_what_an_unfinished_line_holds_back_is_nothing(tmp_path, part):
     optuna.load_study(storage=open_storage(str(journal)), study_name="a").set_user_attr("a", 1)
     for other in (storage, open_storage(str(journal))):
         assert optuna.load_study(storage=other, study_name="a").user_attrs == {"a": 1}
-
-
-def test_tables_of_another_process_are_not_an_error(tmp_path, monkeypatch):
-    calls, make = [], jobs_module.RDBStorage
-    errors = [
-        IntegrityError("", {}, Exception('duplicate key value violates unique constraint "pg_type_typname_nsp_index"')),
-        OperationalError("", {}, Exception("table studies already exists")),
-    ]
-
-    def make_later(*args, **kwargs):
-        calls.append(args)
-        if errors:
-            raise errors.pop(0)
-        return make(*args, **kwargs)
-
-    monkeypatch.setattr(jobs_module, "RDBStorage", make_later)
-    close(open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
-    assert len(calls) == 3
 
 
 @pytest.mark.parametrize(("column", "value"), [("state", "RUNNI"), ("datetime_start", "x")])
