@@ -63,6 +63,7 @@ class Experiment:
     policy_kwargs: dict[str, Any] = field(default_factory=dict)
     hyperparams: dict[str, Any] = field(default_factory=dict)  # the other arguments of `PPO_Plus`
     eval_env_kwargs: dict[str, Any] | None = None  # arguments of evaluation environments; `None` for `env_kwargs`
+    deterministic: bool | None = None  # whether evaluation takes the most likely actions; `None`: as rl_zoo3 does
     seed: int = 0
     device: str = "auto"
     vec_env: str = "dummy"  # `"dummy"` steps the environments one after another, `"subproc"` in separate processes
@@ -123,13 +124,15 @@ class Experiment:
 
     @property
     def deterministic_eval(self) -> bool:
-        """Whether evaluation takes the most likely actions: as in rl_zoo3, not for Atari and MiniGrid."""
+        """Whether evaluation takes the most likely actions: by default as in rl_zoo3, not for Atari and MiniGrid."""
+        if self.deterministic is not None:
+            return self.deterministic
         spec = gym.registry.get(env_id := self.env_id.rpartition(":")[2])
         return not is_atari(env_id) and "minigrid" not in str(spec and spec.entry_point)
 
 
 #: Fields of :class:`Experiment` that a settings file does not set.
-BESIDE_SETTINGS = ("eval_env_kwargs", "seed", "device", "vec_env")
+BESIDE_SETTINGS = ("eval_env_kwargs", "deterministic", "seed", "device", "vec_env")
 #: Keys of a settings file that are fields of :class:`Experiment`; the other keys are arguments of ``PPO_Plus``.
 FIELDS = tuple(f.name for f in fields(Experiment) if f.name not in ("env_id", "hyperparams", *BESIDE_SETTINGS))
 #: Keys that name classes to import, and the base class of each.
@@ -153,7 +156,7 @@ def load_experiment(
     :param overrides: settings that replace those of the file
     :param variant: use the entry ``env_id/variant`` of the file
     :param packages: packages that the file may import wrappers, callbacks and policies from; ``None``: any
-    :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
+    :param run: fields that a file does not set: :data:`BESIDE_SETTINGS`
     :raises ValueError: invalid YAML, no entry, unknown key or bad value; the message names file, entry and key
     """
     source, overrides = hyperparams.builtin_file() if path is None else Path(path), overrides or {}
