@@ -32,7 +32,7 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, ScheduleLike, value_at
-from ppo_plus.policy.adapter import build_policy
+from ppo_plus.policy.adapter import build_policy, without_contrib
 from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import Masks, find_masks
 from ppo_plus.policy.observations import GivenObservation
@@ -189,8 +189,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = self._warned_of_schedules = False
-        #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
-        self._trained_normalized: bool | None = None
+        self._trained_normalized = None
         # SB3's constructor uses these before they can be checked with the others.
         verbose = int(verbose) if isinstance(verbose, bool) else verbose
         require_int("verbose", verbose, 0)
@@ -204,6 +203,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         if device == "auto" and isinstance(env, VecEnv) and isinstance(env.unwrapped, TensorVecEnv):
             device = env.unwrapped.device
         self.shared.use_device(utils.get_device(device))
+        policy = without_contrib(policy)
         arguments: Any = policy, env, learning_rate, n_steps, gamma, gae_lambda, ent_coef, vf_coef, max_grad_norm
         super().__init__(  # type: ignore[misc]
             *arguments,  # of more types than SB3 declares
@@ -624,8 +624,8 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
 
         :param dataset: what :func:`ppo_plus.record_demonstrations` returns; a dict with ``observations`` and
             ``actions``, and optionally ``rewards``, ``terminations``, ``truncations`` and ``action_masks``, a row per
-            transition; a list of such dicts or of trajectories of imitation; or a data set of Minari. They are those of
-            the environment, before ``VecNormalize``, and are added to the statistics of normalization
+            transition, or an ``.npz`` file of it; a list of such dicts; or data of imitation or Minari. They are those
+            of the environment, before ``VecNormalize``, and are added to the statistics of normalization
         :param n_epochs: passes over the data, at most, at least 1
         :param batch_size: transitions per minibatch, at least 1; with memory, those of at least one episode
         :param learning_rate: constant, above 0

@@ -23,7 +23,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.envs.normalization import warn_of_statistics
+from ppo_plus.envs.normalization import Trained, warn_of_statistics
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.schedules import Sampled, Schedule, Unknown, value_at
@@ -64,8 +64,8 @@ class SavedModel(OnPolicyAlgorithm):
     built_layout: dict[str, th.Size | type[th.optim.Optimizer]] | None
     #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
     _expects_masks: bool
-    #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
-    _trained_normalized: bool | None
+    #: Whether training observes through a ``VecNormalize``.
+    _trained_normalized: Trained
     _last_episode_starts: np.ndarray | None
     _warned_of_schedules: bool
 
@@ -104,7 +104,7 @@ STATE = {
     "episode_infos": ("ep_info_buffer", object),
     "episode_successes": ("ep_success_buffer", object),
     "expects_masks": ("_expects_masks", object),
-    "trained_normalized": ("_trained_normalized", (None, bool)),
+    "trained_normalized": ("_trained_normalized", (None, bool, str)),
     "observations": ("_last_obs", object),
     "episode_starts": ("_last_episode_starts", (None, np.ndarray, th.Tensor)),
     "carry": ("position.carry", object),

@@ -131,7 +131,8 @@ class Trainer:
 
         :param values: the values of schedules, by name of the argument
         :raises CompileError: ``compile=True``, and minibatches cannot be compiled
-        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
+        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient, or the weights are
+            not finite at the end
         """
         self.age += 1
         state, groups = self.kl_state(rule.control), rule.policy.optimizer.param_groups
@@ -148,6 +149,9 @@ class Trainer:
             update = Update(self, rule, state, on_cpu, minibatch, answer_interrupt, device)
             yield update
             update.finish()
+            if not all(bool(weights.isfinite().all()) for weights in trainable(flat)):
+                rate = f"learning_rate={update.learning_rate:g}"
+                raise NotFinite(f"the weights are not finite after an update with {rate}: lower it, or max_grad_norm")
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)
 
     def count_skipped(self, finite: Iterable[float], describe: Callable[[int], str] = str) -> None:

@@ -1,7 +1,8 @@
-"""Callbacks of a training run: saved models, interrupts, progress."""
+"""Callbacks of a training run: evaluations, saved models, interrupts, progress."""
 
 import math
 import sys
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,42 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
-from ppo_plus.callbacks import save_with_statistics
+from ppo_plus.callbacks import EvalAfterUpdates, save_with_statistics
 from ppo_plus.zoo.interrupts import check
+
+#: Episodes of the evaluation at the end of training, at least.
+LAST_EPISODES = 20
+
+
+class Evaluations(EvalAfterUpdates):
+    """The evaluations of a run. The last one, of the model that stays, has at least :data:`LAST_EPISODES` episodes; for
+    its file and the best model it counts as many of them as the others have."""
+
+    #: All returns of the last evaluation.
+    returns: Sequence[float] = ()
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        self.n_recorded = self.n_eval_episodes
+
+    def _on_training_end(self) -> None:
+        self.n_eval_episodes = max(self.n_recorded, LAST_EPISODES)
+        super()._on_training_end()
+        self.n_eval_episodes = self.n_recorded
+
+    def _record(self, returns: list[float], lengths: list[int], successes: list[bool]) -> None:
+        self.returns, n = returns, self.n_recorded
+        super()._record(returns[:n], lengths[:n], successes[:n])
+
+    def better(self) -> str:
+        """What to say of the best model, if it was evaluated as better than the last one."""
+        means = [np.mean(returns) for returns in self.evaluations_results]
+        best = int(np.argmax(means))
+        if best == len(means) - 1 or means[best] <= np.mean(self.returns):
+            return ""
+        n, steps = len(self.evaluations_results[best]), self.evaluations_timesteps[best]
+        evaluated = f"mean return {means[best]:.2f} over {n} evaluation episodes after {steps:,} timesteps"
+        return f"\nthe best model was better: {evaluated}; --load-best plays it"
 
 
 class SavedModels(BaseCallback):

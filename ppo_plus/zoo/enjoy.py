@@ -93,7 +93,7 @@ def enjoy(player: Player, n_timesteps: int) -> None:
 def record(player: Player, n_timesteps: int, path: Path) -> None:
     """Play in environments with ``render_mode="rgb_array"``, write a ``.gif`` or ``.mp4``, and print its path."""
     fps = (player.env.get_attr("metadata")[0] or {}).get("render_fps") or 30
-    frames = (tile_images([_rgb(image) for image in player.env.get_images()]) for _ in player.play(n_timesteps))
+    frames = (tile_images([_checked(image) for image in player.env.get_images()]) for _ in player.play(n_timesteps))
     path.parent.mkdir(parents=True, exist_ok=True)
     (_write_gif if path.suffix.lower() == ".gif" else _write_video)(frames, path, fps)
     player.env.close()
@@ -117,14 +117,9 @@ def _write_video(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
             writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
 
 
-def _rgb(image: Any) -> np.ndarray:
-    """A picture as RGB from 0 to 255, ``(H, W, 3)``. An environment may render floats up to 1, or shades of gray."""
-    pixels = np.asarray(image)
-    if pixels.ndim == 2:
-        pixels = pixels[..., None]
-    if pixels.ndim != 3 or pixels.dtype == object:
-        remedy = "with render_mode='rgb_array', return an array (H, W, 3)"
+def _checked(image: np.ndarray | None) -> np.ndarray:
+    """A picture, ``(H, W, 3)`` in 8 bits, or an error with the remedy."""
+    if np.ndim(image) != 3 or (pixels := np.asarray(image)).dtype != np.uint8:
+        remedy = "with render_mode='rgb_array', return an array (H, W, 3) of numpy.uint8"
         raise gym.error.UnsupportedMode(f"the environment's render() returned {image!r}: {remedy}")
-    if np.issubdtype(pixels.dtype, np.floating) and pixels.max() <= 1:
-        pixels = 255 * pixels
-    return np.broadcast_to(np.clip(pixels, 0, 255).astype(np.uint8)[..., :3], (*pixels.shape[:2], 3))
+    return pixels

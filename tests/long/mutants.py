@@ -611,7 +611,7 @@ ROLLOUT = (
     Fault(
         "last-observation-overwritten",
         "envs/resumable/state.py",
-        "obs, info = copied(obs), copy.deepcopy(info)",
+        "obs, info = copied(obs, self.observation_space), copy.deepcopy(info)",
         "pass",
         "tests/rollout/test_collector.py",
     ),
