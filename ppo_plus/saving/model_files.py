@@ -131,7 +131,7 @@ class ModelFiles(SavedModel):
         changes, objects = changed_attributes(cls, kwargs), custom_objects or {}
         if is_container(path):
             model = load_model(cls, path, env, device, objects, print_system_info, force_reset, changes)
-            model.compilation.n_planned = 0  # nothing of it is compiled here
+            model.compilation.n_before = model.compilation.n_planned
         else:
             model = from_sb3(cls, path, env, device, changes, objects, trust_pickle, print_system_info, force_reset)
         starts = model._last_episode_starts
