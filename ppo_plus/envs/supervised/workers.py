@@ -4,6 +4,7 @@ A worker steps its environments one after another. A message is a command with t
 number; the answer is a value for each. Both go through a pipe.
 """
 
+import atexit
 import copy
 import multiprocessing
 import os
@@ -370,6 +371,19 @@ def _sendable_answer(answer: Any, command: str, *arguments: Any) -> Any:
             return Fault(reason, remedy="Return numbers, strings and arrays")
         return CallerError(TypeError(f"{command}{arguments!r:.200} {reason}"))
     return answer
+
+
+@atexit.register
+def _end_processes() -> None:
+    """End the processes of environments that were not closed, also those of SB3 and Gymnasium. After this function,
+    Python asks them to end and waits, but those that draw with pygame do not listen."""
+    processes = [process for process in multiprocessing.active_children() if process.daemon]
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + 1.0
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
 
 
 def _end_with_parent() -> None:
