@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from ppo_plus.envs.checks import check_spaces, seed_envs
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.normalization import check_normalization, require_one_normalization, warn_of_statistics
+from ppo_plus.envs.normalization import Trained, check_normalization, require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.env import GymTensors, TensorEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv, warn_of_numpy
@@ -180,7 +180,7 @@ class ModelEnvs(OnPolicyAlgorithm):
     normalize_observations: bool | dict[str, Any]
     normalize_values: bool | dict[str, Any]
     #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
-    _trained_normalized: bool | None
+    _trained_normalized: Trained
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:

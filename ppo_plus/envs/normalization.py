@@ -1,7 +1,7 @@
 """``VecNormalize``: its statistics, its arguments, and steps that only reset."""
 
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -11,6 +11,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 from ppo_plus.envs.layers import layers
 from ppo_plus.require import require_number
 
+#: Whether a model was trained on normalized observations; ``"maybe"``: in SB3, in a ``VecNormalize``, which may have
+#: normalized rewards alone; ``None``: unknown, or there was no training.
+Trained = bool | Literal["maybe"] | None
 #: Arguments of ``PPO_Plus``, and those of ``VecNormalize`` that do the same.
 IN_POLICY = {"normalize_observations": "norm_obs", "normalize_values": "norm_reward"}
 
@@ -39,11 +42,8 @@ def normalized_by(env: VecEnv | None) -> list[RunningMeanStd]:
     return [] if env is None else [*observation_moments(unwrap_vec_normalize(env)).values()]
 
 
-def warn_of_statistics(trained: bool | None, env: VecEnv | None) -> None:
-    """Warn if a policy would see other numbers in an environment than it was trained on.
-
-    :param trained: whether those were normalized; ``None``: it is unknown
-    """
+def warn_of_statistics(trained: Trained, env: VecEnv | None) -> None:
+    """Warn if a policy would see other numbers in an environment than it was trained on."""
     moments = normalized_by(env)
     if trained and (not moments or any(rms.count < 1 for rms in moments)):
         problem = "has no statistics yet" if moments else "does not normalize them"
@@ -52,9 +52,10 @@ def warn_of_statistics(trained: bool | None, env: VecEnv | None) -> None:
         problem, remedy = "normalizes them", "leave VecNormalize out"
     else:
         return
+    were = "may have been" if trained == "maybe" else "were" if trained else "were not"
     warnings.warn(
-        f"the model was trained on observations that were {'' if trained else 'not '}normalized (VecNormalize), and "
-        f"env={env!r} {problem}, so that its actions are wrong: {remedy}",
+        f"the model was trained on observations that {were} normalized (VecNormalize), and env={env!r} {problem}, so "
+        f"that its actions {'may be' if trained == 'maybe' else 'are'} wrong: {remedy}",
         stacklevel=4,
     )
 

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from ppo_plus.require import require_kind
 from ppo_plus.saving.format.container import MEMBERS, read_parts
-from ppo_plus.saving.statistics import statistics_path
+from ppo_plus.saving.statistics import SB3_NAMES, find_statistics, read_statistics, statistics_path
 
 #: What is downloaded, and what is neither downloaded nor uploaded; the metrics of rl_zoo3 are a zip, but not a model.
-READ = ["*.zip", "*.yml", "vec_normalize.pkl"]
-LEFT_OUT = ["train_eval_metrics.zip", "rl_model_*", "*/vecnormalize.pkl", "checkpoints/*", "*.monitor.csv", ".*"]
+READ = ["*.zip", "*.yml", SB3_NAMES]
+LEFT_OUT = ["train_eval_metrics.zip", "rl_model_*", "checkpoints/*", "*.monitor.csv", ".*"]
+#: Settings of rl_zoo3, ours too, that normalize observations or may.
+NORMALIZES = re.compile(r"^[ -]*normalize\W+(true|dict|norm_)", re.I | re.M)
 CARD = """---
 {head}
 ---
@@ -23,8 +26,7 @@ CARD = """---
 
 {about}
 
-`ppo-plus enjoy --repo {repo}` shows it, and `PPO_Plus.from_hub("{repo}")` loads it. `{command}` trained it, with
-{versions}, and these settings:
+{usage}, with {versions}, and these settings:
 
 ```yaml
 {settings}
@@ -50,39 +52,55 @@ def explained(repo: str) -> Iterator[Any]:
         raise ConnectionError(f"repo={repo!r} on {constants.ENDPOINT} ({reason}): {remedy}") from error
 
 
-def push(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | None = None) -> str:
-    """Upload the folder of a run with a card, in place of what was there, and return the address.
+def push_run(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | None = None) -> str:
+    """Upload the folder of a run, see :func:`push`.
 
-    The card, and the parts of the last model, which the hub can show, are also written into the folder.
+    :param settings: the folder in it with the settings
+    """
+    score = ""
+    if (evaluations := folder / "evaluations.npz").is_file():
+        with np.load(evaluations) as saved:
+            steps, returns = saved["timesteps"][-1], saved["results"][-1]
+        score = f"{returns.mean():.2f} +/- {returns.std():.2f} over {len(returns)} episodes, after {steps:,} timesteps"
+    command, text = ((settings / name).read_text("utf-8").strip() for name in ("command.txt", "config.yml"))
+    command = re.sub(r"^\S*python\S* -m ppo_plus", "ppo-plus", command)  # without folders of this machine
+    usage = (
+        f'`ppo-plus enjoy --repo {repo}` shows it, and `PPO_Plus.from_hub("{repo}")` loads it. `{command}` trained it'
+    )
+    return push(repo, folder / f"{settings.name}.zip", env_id, score, usage, text, logs)
+
+
+def push(repo: str, model: Path, env_id: str, score: str, usage: str, settings: str, logs: Path | None = None) -> str:
+    """Upload the folder of a model with a card, in place of what was there, and return the address.
+
+    The card, and the parts of the model, which the hub can show, are also written into the folder.
 
     :param repo: ``"user/name"``, which is made if it does not exist
-    :param settings: the folder in it with the settings
+    :param score: the mean return and its standard deviation, ``"1.00 +/- 0.50"``, of which episodes; ``""``: unknown
+    :param usage: how it is used, and how it was trained
+    :param settings: its arguments, as YAML
     :param logs: a folder that TensorBoard reads, which is uploaded, too
     :raises ValueError: the model is not one of ours; other errors as in :func:`explained`
     """
-    model, about, results = folder / f"{settings.name}.zip", "", None
-    versions = read_parts(model, "model")[0]["packages"].items()
+    folder, results = model.parent, None
+    about = f"Mean return {score}.\n\n" if score else ""
+    about += "".join(f"![Episodes]({path.name})" for path in folder.glob(f"{model.stem}.gif"))
+    versions = ", ".join(map(" ".join, read_parts(model, "model")[0]["packages"].items()))
     with zipfile.ZipFile(model) as archive:
         for member in MEMBERS:
             (folder / "model").with_suffix(Path(member).suffix).write_bytes(archive.read(member))
     with explained(repo) as hub:
-        if (evaluations := folder / "evaluations.npz").is_file():
-            with np.load(evaluations) as saved:
-                steps, returns = saved["timesteps"][-1], saved["results"][-1]
-            score, task = f"{returns.mean():.2f} +/- {returns.std():.2f}", "reinforcement-learning"
-            about = f"Mean return {score} over {len(returns)} episodes, after {steps:,} timesteps.\n\n"
-            results = [hub.EvalResult(task, env_id, env_id, "mean_reward", score, task_name=task)]
-        about += "".join(f"![Episodes]({path.name})" for path in folder.glob(f"{settings.name}.gif"))
+        if score:
+            task, value = "reinforcement-learning", score.partition(" over")[0]
+            results = [hub.EvalResult(task, env_id, env_id, "mean_reward", value, task_name=task)]
         tags = [env_id, "reinforcement-learning", "deep-reinforcement-learning", "ppo", "stable-baselines3"]
         head = hub.ModelCardData(library_name="ppo_plus", tags=tags, model_name=repo, eval_results=results).to_yaml()
-        command, text = ((settings / name).read_text("utf-8").strip() for name in ("command.txt", "config.yml"))
-        command = re.sub(r"^\S*python\S* -m ppo_plus", "ppo-plus", command)  # without folders of this machine
-        parts = {"env_id": env_id, "about": about, "repo": repo, "command": command, "settings": text}
-        card = CARD.format(head=head, versions=", ".join(map(" ".join, versions)), **parts)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        parts = {"head": head, "env_id": env_id, "about": about, "usage": usage, "settings": settings}
+        (folder / "README.md").write_text(CARD.format(versions=versions, **parts), encoding="utf-8")
         hub.create_repo(repo, exist_ok=True)
-        options = {"repo_id": repo, "delete_patterns": "*", "commit_message": "Upload a run of PPO_Plus"}
-        url = str(hub.upload_folder(folder_path=folder, ignore_patterns=LEFT_OUT, **options).commit_url)
+        options = {"repo_id": repo, "delete_patterns": "*", "commit_message": "Upload a model of PPO_Plus"}
+        left_out = [*LEFT_OUT, "*/vecnormalize.pkl"]
+        url = str(hub.upload_folder(folder_path=folder, ignore_patterns=left_out, **options).commit_url)
         if logs is not None:
             hub.upload_folder(folder_path=logs, path_in_repo="runs", **options)
         return url
@@ -94,15 +112,32 @@ def fetch(repo: str, filename: str | None = None) -> Path:
     :param filename: a ``.zip`` in the repository; ``None``: the last model of a run of ours, or else the only one
     :raises ValueError: there is no such model, or there are several; other errors as in :func:`explained`
     """
+    if filename is not None:
+        require_kind("filename", filename, str, 'the name of a file in the repository, such as "best_model.zip"')
+        if ".." in Path(filename).parts or Path(filename).is_absolute():
+            raise ValueError(f"filename={filename!r} leads out of the repository: name a file in it")
     with explained(repo) as hub:
         files = Path(hub.snapshot_download(repo, allow_patterns=READ, ignore_patterns=LEFT_OUT))
         if filename is not None:  # which may be one of those that are left out
-            hub.snapshot_download(repo, allow_patterns=[filename, statistics_path(Path(filename)).as_posix()])
+            beside = statistics_path(Path(filename)).as_posix()
+            hub.snapshot_download(repo, allow_patterns=[filename, beside, SB3_NAMES])
     last = [f"{path.parent.name}.zip" for path in files.glob("*/args.yml")]
+    left_out = [*LEFT_OUT, statistics_path(Path("*")).name]
     # The cache also has what other calls and programs downloaded.
-    found = [path for path in files.glob("*.zip") if not any(map(path.match, LEFT_OUT))]
-    models = [files / name for name in ([filename] if filename else last)] or found
-    if len(models) != 1 or not models[0].is_file():
-        names = sorted(path.name for path in found)
-        raise ValueError(f"repo={repo!r} has the files {names}: load one in Python, from_hub(repo, filename=...)")
-    return models[0]
+    zips = {path.relative_to(files).as_posix(): path for path in sorted(files.rglob("*.zip"))}
+    found = [name for name, path in zips.items() if not any(map(path.match, left_out))]
+    names = [filename] if filename else last or [name for name in found if "/" not in name]
+    if len(names) != 1 or names[0] not in zips:
+        raise ValueError(f"repo={repo!r} has the files {found}: load one in Python, from_hub(repo, filename=...)")
+    return zips[names[0]]
+
+
+def observation_statistics(model: Path, depth: int) -> tuple[Path | None, bool]:
+    """The statistics by which a model's observations are normalized, if its repository has them, and whether settings
+    there say that they are; ``depth``: in how many folders the model lies."""
+    folders = [*model.parents[1 : depth + 1], *sorted(model.parent.glob("*/"))]
+    source = find_statistics(model, *folders)
+    if source is not None and not read_statistics(source)["norm_obs"]:
+        return None, False
+    settings = [path.read_text("utf-8", "replace") for at in (model.parent, *folders) for path in at.glob("config.yml")]
+    return source, any(map(NORMALIZES.search, settings))

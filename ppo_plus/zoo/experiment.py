@@ -63,6 +63,7 @@ class Experiment:
     policy_kwargs: dict[str, Any] = field(default_factory=dict)
     hyperparams: dict[str, Any] = field(default_factory=dict)  # the other arguments of `PPO_Plus`
     eval_env_kwargs: dict[str, Any] | None = None  # arguments of evaluation environments; `None` for `env_kwargs`
+    deterministic: bool | None = None  # whether evaluation takes the most likely actions; `None`: as rl_zoo3 does
     seed: int = 0
     device: str = "auto"
     vec_env: str = "dummy"  # `"dummy"` steps the environments one after another, `"subproc"` in separate processes
@@ -123,13 +124,15 @@ class Experiment:
 
     @property
     def deterministic_eval(self) -> bool:
-        """Whether evaluation takes the most likely actions: as in rl_zoo3, not for Atari and MiniGrid."""
+        """Whether evaluation takes the most likely actions: by default as in rl_zoo3, not for Atari and MiniGrid."""
+        if self.deterministic is not None:
+            return self.deterministic
         spec = gym.registry.get(env_id := self.env_id.rpartition(":")[2])
         return not is_atari(env_id) and "minigrid" not in str(spec and spec.entry_point)
 
 
 #: Fields of :class:`Experiment` that a settings file does not set.
-BESIDE_SETTINGS = ("eval_env_kwargs", "seed", "device", "vec_env")
+BESIDE_SETTINGS = ("eval_env_kwargs", "deterministic", "seed", "device", "vec_env")
 #: Keys of a settings file that are fields of :class:`Experiment`; the other keys are arguments of ``PPO_Plus``.
 FIELDS = tuple(f.name for f in fields(Experiment) if f.name not in ("env_id", "hyperparams", *BESIDE_SETTINGS))
 #: Keys that name classes to import, and the base class of each.
@@ -153,7 +156,7 @@ def load_experiment(
     :param overrides: settings that replace those of the file
     :param variant: use the entry ``env_id/variant`` of the file
     :param packages: packages that the file may import wrappers, callbacks and policies from; ``None``: any
-    :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
+    :param run: fields that a file does not set: :data:`BESIDE_SETTINGS`
     :raises ValueError: invalid YAML, no entry, unknown key or bad value; the message names file, entry and key
     """
     source, overrides = hyperparams.builtin_file() if path is None else Path(path), overrides or {}
@@ -380,7 +383,7 @@ def load_model(
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
-    if unwrap_vec_normalize(env) is None and (source := find_statistics(path, experiment.env_id)).is_file():
+    if unwrap_vec_normalize(env) is None and (source := find_statistics(path, experiment.env_id)) is not None:
         problem = f"{path} was trained in a VecNormalize, whose statistics are {source}"
         remedy = "give the run's settings (-conf FILE), or add -params normalize:True"
         raise ValueError(f"{problem}, but the settings do not normalize: {remedy}")
@@ -389,14 +392,10 @@ def load_model(
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
 
 
-def find_statistics(path: Path, env_id: str) -> Path:
-    """The file of a model's statistics: beside the model, or the one that all models of an rl_zoo3 run share, which has
-    another name on the hub. It may not exist."""
-    beside, folder = statistics_path(path), path.parent
-    if any(folder.glob(statistics_path(Path("*")).name)):
-        return beside
-    shared = (file for at in (folder / file_name(env_id), folder) for file in sorted(at.glob("vec*normalize.pkl")))
-    return next(shared, beside)
+def find_statistics(path: Path, env_id: str) -> Path | None:
+    """The file of a model's statistics, if there is one: beside the model, or the one that all models of an rl_zoo3 run
+    share."""
+    return statistics.find_statistics(path, path.parent / file_name(env_id))
 
 
 def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
@@ -407,7 +406,7 @@ def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
     """
     if (normalize := unwrap_vec_normalize(env)) is not None:
         source = find_statistics(path, env_id)
-        if not source.is_file():
-            problem = f"the settings normalize, and there are no statistics {source} of the model"
+        if source is None:
+            problem = f"the settings normalize, and there are no statistics {statistics_path(path)} of the model"
             raise FileNotFoundError(f"{problem}: copy them there, or leave out normalize")
         statistics.put_statistics(normalize, statistics.read_statistics(source), source)

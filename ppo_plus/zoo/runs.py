@@ -132,13 +132,15 @@ def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
     return {int(match[1]): path for path in parent.glob("*") if (match := pattern.fullmatch(path.name))}
 
 
-def open_run(path: Path, option: str = "--resume") -> RunFolder:
-    """The run in a folder, or ``FileNotFoundError``."""
+def open_run(
+    path: Path, option: str = "--resume", remedy: str = "give one like logs/ppo_plus/CartPole-v1_1"
+) -> RunFolder:
+    """The run in a folder, or ``FileNotFoundError`` with the option that names the folder, and a remedy."""
     # On the hub, rl_zoo3's is beside the model.
     saved = next(iter([*path.glob("*/args.yml"), *path.glob("args.yml")]), None)
     arguments = {} if saved is None else read_mapping(saved)
     if saved is None or "env" not in arguments:
-        raise FileNotFoundError(f"{option} {path}: not the folder of a run; give one like logs/ppo_plus/CartPole-v1_1")
+        raise FileNotFoundError(f"{option} {path}: not the folder of a run; {remedy}")
     folder = RunFolder(path, arguments["env"])
     folder.settings = saved.parent
     return folder
