@@ -18,7 +18,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import process
-from ppo_plus.call import Call
+from ppo_plus.call import Call, check_callback
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
@@ -34,7 +34,8 @@ from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, ScheduleLike, value_at
 from ppo_plus.policy.adapter import build_policy, without_contrib
 from ppo_plus.policy.arguments import as_plain
-from ppo_plus.policy.masking import find_masks
+from ppo_plus.policy.masking import Masks, find_masks
+from ppo_plus.policy.observations import GivenObservation
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.public import MODULES
@@ -46,7 +47,7 @@ from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
-from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, known_names_only, schedule_of
+from ppo_plus.settings import SCHEDULED, Settings, known_names_only, schedule_of
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Trainer, Update, interrupts_wait, torch_defaults
 
@@ -127,7 +128,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
     #: The arguments that may change over time.
-    scheduled: ClassVar[frozenset[str]] = frozenset(LOWEST)
+    scheduled: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
     policy: ActorCriticPolicy  # type: ignore[assignment]
 
     @known_names_only
@@ -197,7 +198,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             env = checked_env(env, verbose)
         elif _init_setup_model:
             raise TypeError("env=None: pass an environment, or the id of one")
-        check_device(device)
+        process.check_device(device)
         if device == "auto" and isinstance(env, VecEnv) and isinstance(env.unwrapped, TensorVecEnv):
             device = env.unwrapped.device
         self.shared.use_device(utils.get_device(device))
@@ -265,12 +266,12 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         """
         settings = self._refresh()
         settings.check_schedules()
-        settings.check_envs(self.env, self.n_envs)
+        settings.check_fit(self.env, self.n_envs, self.device)
         check_callback(callback)
         require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
         require_int("log_interval", log_interval, 1, or_none=True)
         self.call = self.call.begun(total_timesteps)
-        with process.computing(settings.threads(self.policy, self.device)), self.call.running(self.ranks) as call:
+        with process.computing(settings.threads(self.policy, self.device)), self.call.running(self) as call:
             total_timesteps, callback = self._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
@@ -307,7 +308,9 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         self._trained_normalized = bool(normalization.normalized_by(self.env))
         self._fit_buffer()
         continues = self.call.resumed is not None
-        self._plan_compiling(0 if continues else total_timesteps)
+        planned = 0 if continues else self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
+        foreign = None if self.policy.has_params else f"{self.policy_class.__name__} overrides methods of SB3's policy"
+        self.compilation.plan(self.settings.compile, planned, self.device, foreign)
         if not continues:
             self.trainer.n_skipped = 0
         begins = (reset_num_timesteps and not continues) or self._last_obs is None
@@ -328,23 +331,9 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             )
         if begins:
             checked.check_reset(self._last_obs)
+        check_evaluations(self, self.call.callbacks)
         self.ranks.require_same({"callback": self.call.in_all_processes})
         return total, callbacks
-
-    def _plan_compiling(self, total_timesteps: int) -> None:
-        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
-        foreign = None if self.policy.has_params else f"{self.policy_class.__name__} overrides methods of SB3's policy"
-        self.compilation.plan(self.settings.compile, planned, self.device, foreign)
-
-    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        callback = super()._init_callback(callback, progress_bar)
-        check_evaluations(self, self.call.callbacks)
-        if self.policy._forward_hooks or self.policy._forward_pre_hooks:
-            warnings.warn(
-                "forward hooks on the policy itself are not called: register them on parts like policy.mlp_extractor",
-                stacklevel=6,
-            )
-        return callback
 
     def _fit_buffer(self) -> None:
         """Make the buffer again if ``n_steps`` was assigned, and store it where the environments' tensors are."""
@@ -363,7 +352,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         settings = Settings.of(self, self.settings)
         if settings is not self.settings:
             settings.check_unchanged(self.settings)
-            settings.check_envs(self.env, self.n_envs)
+            settings.check_fit(self.env, self.n_envs, self.device)
             self.settings = settings
         self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
         return self.settings
@@ -470,7 +459,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return keep_training
 
-    def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: Any = None) -> None:
+    def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         if ended := self.shared.record(of_ended(infos, dones)):
             super()._update_info_buffer(ended, np.ones(len(ended), dtype=bool))
 
@@ -496,7 +485,6 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         with interrupts_wait():
             policy.before_update(self.rollout_buffer.transitions, self.shared.total)
         numbers = settings.at(self._current_progress_remaining)
-        self.shared.scheduled = numbers
         control, reduction = settings.control, self.shared.reduction
         reads = Reads(objects={"loss": settings.loss}, changing=[self])
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)
@@ -513,7 +501,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
                 if update.stopped:
                     break
         with interrupts_wait():
-            self.shared.end_update(policy)
+            self.shared.end_update(policy, numbers)
             policy.after_update(self.rollout_buffer.transitions, self.shared.total)
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
@@ -575,11 +563,11 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
 
     def predict(
         self,
-        observation: Any,
+        observation: GivenObservation,
         state: tuple[np.ndarray, ...] | None = None,
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
-        action_masks: Any = None,
+        action_masks: Masks | None = None,
     ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
         if action_masks is None and self._expects_masks and not self._warned_of_masks:
@@ -593,9 +581,14 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
 
     @np.errstate(under="ignore")
     def evaluate(
-        self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
-    ) -> tuple[float, float]:
-        """Mean and standard deviation of the return, with deterministic actions.
+        self,
+        n_eval_episodes: int = 10,
+        env: GymEnv | None = None,
+        render: bool = False,
+        deterministic: bool = True,
+        return_episodes: bool = False,
+    ) -> Any:
+        """Play episodes; mean and standard deviation of their returns.
 
         It does not disturb training: normalization statistics stay unchanged, and if the training environment is used,
         its ``Monitor`` records nothing, and new episodes start before training continues.
@@ -604,11 +597,14 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         :param env: where to play; by default the training environment. Observations are normalized with the training
             environment's statistics if that is a ``VecNormalize``; rewards are those before any ``VecNormalize``
         :param render: whether to show it
-        :return: mean and standard deviation over episodes
+        :param deterministic: the modes of action distributions instead of samples
+        :param return_episodes: return a dict for each episode instead: its ``return`` and ``length``, ``is_success`` if
+            its last info has that, and the sums of streams that are read from ``info`` (such as costs), by name
+        :return: mean and standard deviation over episodes, or the episodes
         :raises ValueError: no environment, one with other spaces, or no episode asked for
         :raises FloatingPointError: an observation or a reward is not finite
         """
-        return evaluate(self, n_eval_episodes, env, render)
+        return evaluate(self, n_eval_episodes, env, render, deterministic, return_episodes)
 
     @torch_defaults()
     def pretrain(
@@ -654,8 +650,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             self.learning_rate = self.lr_schedule
         settings = self.settings = Settings.of(self)
         vars(self).pop("rollout_buffer", None)
-        settings.check_envs(self.env, self.n_envs)
-        settings.check_device(self.device)
+        settings.check_fit(self.env, self.n_envs, self.device)
         self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
         self.set_random_seed(self.seed)
         self.policy = build_policy(

@@ -85,17 +85,8 @@ def make_vec(
         if module:  # registers it
             import_module(module)
     make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
-    kinds = {"vec_env_cls": VEC_ENVS[vec_env], "vec_env_kwargs": supervision, "wrapper_class": supported}
+    kinds = {"vec_env_cls": VEC_ENVS[vec_env], "vec_env_kwargs": supervision}
     return with_dicts(make_vec_env(make_env, n_envs, seed=int(seed), env_kwargs=env_kwargs, **kinds))  # type: ignore[arg-type]
-
-
-def supported(env: gym.Env) -> gym.Env:
-    """The environment.
-
-    :raises ValueError: its spaces are not supported; vector environments would not say so
-    """
-    check_spaces(env)
-    return env
 
 
 class TupleAsDict(VecEnvWrapper):

@@ -5,6 +5,7 @@ so these have no exact KL, no masks and no memory, and gSDE for Box actions only
 """
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NoReturn, TypeVar
 
@@ -82,6 +83,9 @@ class EvaluatedActions(ActionDistribution):
 
     def from_env(self, actions: Any) -> np.ndarray:
         return self._inner.from_env(self._scale(actions))
+
+    def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
+        return lambda actions: th.as_tensor(self.to_env(actions.numpy(force=True)), device=device)
 
     def _unknown(self, *_: Any) -> NoReturn:
         raise NotImplementedError("the distribution of a policy class that overrides SB3's methods is not known")

@@ -27,17 +27,18 @@ from ppo_plus.envs.normalization import Trained, warn_of_statistics
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.schedules import Sampled, Schedule, Unknown, value_at
+from ppo_plus.policy.arguments import SHAPING
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
-from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
+from ppo_plus.require import ATTRIBUTES, require_spaces, unknown_argument
 from ppo_plus.rollout.collector import Position
 from ppo_plus.saving.format import container, names
 from ppo_plus.saving.format.container import PathOrFile, naming
 from ppo_plus.saving.format.names import Damaged, Refused, name_of
 from ppo_plus.saving.format.values import Optional, Undescribable, describe, require_form, restore, unknown_names
 from ppo_plus.saving.sb3.pickles import of_closure
-from ppo_plus.settings import SHAPING, Settings
+from ppo_plus.settings import Settings
 from ppo_plus.update.minibatch import FUSED, PER_PARAMETER, is_elementwise
 from ppo_plus.update.update import Trainer
 
@@ -141,9 +142,7 @@ def changed_attributes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]
         known |= vars(cls("MlpPolicy", None, device="cpu", _init_setup_model=False)).keys()
     for name, value in kwargs.items():
         if name not in known:
-            likely = nearest(name, arguments)
-            remedy = f"see help({cls.__name__}) for its arguments" if likely is None else f"did you mean {likely}?"
-            raise TypeError(f"{name}={value!r} is not an argument of {cls.__name__}: {remedy}")
+            raise unknown_argument(cls.__name__, name, value, {known: known for known in arguments})
     return {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
 
 

@@ -275,7 +275,10 @@ def test_mistakes_are_one_line(hub, check_one_line_error, monkeypatch):
     check_one_line_error(["push", ".", REPO], "RUN .: not the folder of a run")
     hub.repositories[REPO] = {"ppo.zip": b""}
     check_one_line_error(["enjoy", "--repo", "no/body"], "check the name and the network")
-    check_one_line_error(["record", "--repo", REPO], f"--repo {REPO}, which PPO_Plus.from_hub loads, ")
+    check_one_line_error(
+        ["record", "--repo", REPO],
+        f"not the folder of a run; load the model in Python, with PPO_Plus.from_hub('{REPO}')",
+    )
     Path(run, "README.md").mkdir()
     check_one_line_error(["push", run, REPO], "error: [Errno ")
     Path(run, "README.md").rmdir()
