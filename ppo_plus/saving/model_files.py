@@ -46,7 +46,7 @@ class ModelFiles(SavedModel):
     #: A folder of logs that only a file asks for; a loaded model writes nothing there.
     _log_of_file: str | None = None
     #: See :meth:`ppo_plus.PPO_Plus.evaluate`.
-    evaluate: Callable[..., tuple[float, float]]
+    evaluate: Callable[..., Any]
 
     def _setup_learn(
         self,
