@@ -12,6 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
 from ppo_plus.callbacks import EvalAfterUpdates, save_with_statistics
+from ppo_plus.rollout.evaluation import Episode
 from ppo_plus.zoo.interrupts import check
 
 #: Episodes of the evaluation at the end of training, at least.
@@ -34,9 +35,9 @@ class Evaluations(EvalAfterUpdates):
         super()._on_training_end()
         self.n_eval_episodes = self.n_recorded
 
-    def _record(self, returns: list[float], lengths: list[int], successes: list[bool]) -> None:
-        self.returns, n = returns, self.n_recorded
-        super()._record(returns[:n], lengths[:n], successes[:n])
+    def _record(self, episodes: list[Episode]) -> None:
+        self.returns = [episode["return"] for episode in episodes]
+        super()._record(episodes[: self.n_recorded])
 
     def better(self) -> str:
         """What to say of the best model, if it was evaluated as better than the last one."""
