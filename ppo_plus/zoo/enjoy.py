@@ -125,7 +125,7 @@ def _write_video(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
 
 def _checked(image: np.ndarray | None) -> np.ndarray:
     """A picture, ``(H, W, 3)`` in 8 bits, or an error with the remedy."""
-    if np.ndim(image) != 3 or (pixels := np.asarray(image)).dtype != np.uint8:
+    if not isinstance(image, np.ndarray) or image.ndim != 3 or image.dtype != np.uint8:
         remedy = "with render_mode='rgb_array', return an array (H, W, 3) of numpy.uint8"
         raise gym.error.UnsupportedMode(f"the environment's render() returned {image!r}: {remedy}")
-    return pixels
+    return image
