@@ -220,7 +220,7 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
         experiment.for_each_process(n_processes)
         check(experiment, options)
         settings = {experiment.env_id: experiment.settings(), "run": {**experiment.beside_settings(), **vars(options)}}
-        return partial(print, to_yaml(settings), end="") if args.dry_run else start
+        return start if start and not args.dry_run else partial(print, to_yaml(settings), end="")
     with deferred():
         run = set_up(experiment, options)
     upload = None
