@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from ppo_plus.envs.checks import AUTORESET, Info, check_info, check_shape, described, explanation
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.lean_vec_env import faster_methods
+from ppo_plus.envs.normalization import count_transitions, running_statistics
 from ppo_plus.policy.observations import NotFiniteError, require_finite
 
 
@@ -37,6 +38,8 @@ class CheckedEnvs:
         self._added: dict[str, Any] = {}
 
     def __enter__(self) -> None:
+        if self._normalize is not None:
+            count_transitions(self._normalize, self._env)
         if isinstance(self._owner, DummyVecEnv):
             attributes = vars(self._owner)
             self._added = {name: own for name, own in self._lent.items() if name not in attributes} | {"_current": None}
@@ -48,6 +51,8 @@ class CheckedEnvs:
         current = getattr(self._owner, "_current", None)
         for name in self._added:
             vars(self._owner).pop(name, None)
+        for rms in running_statistics(self._normalize):
+            vars(rms).pop("update", None)
         if isinstance(error, (EOFError, ConnectionError)) and isinstance(self._env.unwrapped, SubprocVecEnv):
             error.add_note(
                 f"A worker process of SubprocVecEnv died at step {self._step()}. With ppo_plus.SupervisedVecEnv(..., "
@@ -55,7 +60,9 @@ class CheckedEnvs:
             )
         if self._owner is None or not isinstance(error, Exception):
             return
-        i = error.env if isinstance(error, NotFiniteError) else current
+        # There may be several rows for each environment.
+        rows_each = self._env.num_envs // len(self._owner.envs)
+        i = error.env // rows_each if isinstance(error, NotFiniteError) else current
         explained = explanation(error, self._owner if i is None else self._owner.envs[i])
         if i is not None and not hasattr(error, "__notes__"):
             env = self._owner.envs[i].unwrapped
