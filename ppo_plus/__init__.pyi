@@ -4,6 +4,8 @@ from ppo_plus.callbacks import EvalAfterUpdates as EvalAfterUpdates
 from ppo_plus.compiling.compiled import CompileError as CompileError
 from ppo_plus.demonstrations.recording import record_demonstrations as record_demonstrations
 from ppo_plus.distributed.ranks import RanksError as RanksError
+from ppo_plus.envs.agents import make_agents as make_agents
+from ppo_plus.envs.agents import policy_arguments as policy_arguments
 from ppo_plus.envs.make_vec import as_vec_env as as_vec_env
 from ppo_plus.envs.make_vec import make_vec as make_vec
 from ppo_plus.envs.resumable.state import Resumable as Resumable
