@@ -280,9 +280,9 @@ def test_spread_trains_alone_in_processes_and_converted():
 def test_knights_die_and_are_excluded():
     pytest.importorskip("pygame")
     module = pytest.importorskip("pettingzoo.butterfly.knights_archers_zombies_v11")
-    env = make_agents(module.__name__, 2, seed=0, env_kwargs={"max_zombies": 40, "max_cycles": 400})
+    env = make_agents(module.__name__, 2, seed=0, env_kwargs={"spawn_delay": 1, "line_death": True})
     assert policy_arguments(env)["policy"] == "MlpPolicy"
-    model = PPO_Plus("MlpPolicy", env, n_steps=300, **ARGUMENTS | {"batch_size": 512}).learn(1)
+    model = PPO_Plus("MlpPolicy", env, n_steps=256, **ARGUMENTS | {"batch_size": 512}).learn(1)
     valid = model.rollout_buffer.valid
     assert valid is not None and 0 < valid.sum() < valid.size
     assert np.isfinite(model.rollout_buffer.advantages[valid]).all()
