@@ -28,6 +28,8 @@ from ppo_plus.formulas.losses import PPOLoss as PPOLoss
 from ppo_plus.formulas.schedules import constant as constant
 from ppo_plus.formulas.schedules import cosine as cosine
 from ppo_plus.formulas.schedules import linear as linear
+from ppo_plus.league import League as League
+from ppo_plus.league import SelfPlay as SelfPlay
 from ppo_plus.policy.attention import AttentionMemory as AttentionMemory
 from ppo_plus.policy.attention import CnnAttentionPolicy as CnnAttentionPolicy
 from ppo_plus.policy.attention import MlpAttentionPolicy as MlpAttentionPolicy

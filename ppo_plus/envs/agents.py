@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -161,15 +161,6 @@ def common_spaces(game: Any) -> list[spaces.Space]:
     return found
 
 
-class Layout(NamedTuple):
-    """The rows of a :class:`Team`."""
-
-    agents: tuple[str, ...]
-    observation_space: spaces.Space
-    action_space: spaces.Space
-    critic_only: tuple[str, ...]  # entries of the observations that only the critic may see
-
-
 class Team(gym.Env):
     """A game of PettingZoo as one environment: its observations and actions have a row for each possible agent, and its
     reward is the sum of theirs. It resets the game with seeds drawn from ``np_random``.
@@ -197,8 +188,8 @@ class Team(gym.Env):
             rows[GAME] = entries[STATE] = game.state_space
         alone = [*entries] == [OBSERVATION]
         row_space = entries[OBSERVATION] if alone else spaces.Dict([*entries.items()])
-        #: What :class:`AgentsVecEnv` needs to know.
-        self.layout = Layout(self.agents, row_space, action_space, (STATE,) if state else ())
+        #: The spaces of a row, and which entries of its observations only the critic may see.
+        self.row = row_space, action_space, (STATE,) if state else ()
         rows[STATUS], rows[REWARD] = spaces.Box(ABSENT, TRUNCATED, (n,), np.int8), spaces.Box(-np.inf, np.inf, (n,))
         self.observation_space = spaces.Dict([*rows.items()])
         is_array = isinstance(action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
@@ -308,12 +299,12 @@ class AgentsVecEnv(VecEnvWrapper):
     """
 
     def __init__(self, venv: VecEnv):
-        (layout,) = venv.get_attr("layout", [0])
-        super().__init__(venv, layout.observation_space, layout.action_space)
-        self.agents: tuple[str, ...] = layout.agents
+        (row,) = venv.get_attr("row", [0])
+        observation_space, action_space, self.critic_only = row
+        super().__init__(venv, observation_space, action_space)
+        (self.agents,) = venv.get_attr("agents", [0])
         self.num_envs = venv.num_envs * len(self.agents)
         self.reset_infos: list[Info] = [{} for _ in range(self.num_envs)]
-        self.critic_only: tuple[str, ...] = layout.critic_only
         #: Which rows are of agents that are there now, and which were transitions in the last step, ``(N,)``.
         self.observed = self.stepped = np.zeros(self.num_envs, dtype=bool)
         #: Return and length of the present episode of each agent.
