@@ -174,7 +174,7 @@ def speed_details(*names: str) -> Lines:
     """Start-up and memory."""
     header = [
         "workload",
-        "contender",
+        "trained with",
         "start-up, s",
         "with empty cache, s",
         "peak memory, MB",

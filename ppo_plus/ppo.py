@@ -529,7 +529,8 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
     def _normalize(self, buffer: RolloutBuffer) -> None:
         """Combine advantages with those of streams, and normalize them over the whole rollout, if that is asked for."""
         if self.policy.streams is not None:
-            buffer.combine_advantages(*self.policy.streams.weights(self._current_progress_remaining))
+            progress, standardized = self._current_progress_remaining, self.shared.normalized
+            buffer.combine_advantages(partial(self.policy.streams.combined, progress, standardized))
         if self.settings.normalize_advantage == "rollout":
             buffer.normalize_advantages(self.shared.normalized)
 
@@ -558,7 +559,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         for name, predicted, target in zip(names, values, returns, strict=True):
             logged[f"{name}explained_variance"] = self.shared.explained_variance(predicted, target)
         if self.policy.streams is not None:
-            weights, _ = self.policy.streams.weights(self._current_progress_remaining)
+            weights = self.policy.streams.weights(self._current_progress_remaining)
             logged |= {f"{name}weight": weight for name, weight in zip(names[1:], weights, strict=True)}
         logged |= {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
         for name, value in logged.items():

@@ -60,7 +60,7 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
     for (task, arm), runs in groups.items():
         scores = [reached(runs, name) for name in MEASURES.values()]
         rows.append([task, ARMS[arm].name if arm in ARMS else arm, str(len(runs)), *scores])
-    return markdown(["task", "contender", "seeds", *MEASURES], rows)
+    return markdown(["task", "settings", "seeds", *MEASURES], rows)
 
 
 REFERENCE, SHARED = "sb3-defaults", "mujoco-shared"
@@ -139,7 +139,7 @@ def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
         n_runs = sum(len(runs[arm][task]) for task in tasks)
         rows.append([ARMS[arm].name, f"{len(tasks)} of {len(TASKS)}", str(n_runs), *cells])
     named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
-    return markdown(["contender", "tasks", "runs", *named], rows)
+    return markdown(["settings", "tasks", "runs", *named], rows)
 
 
 def goals(results: Iterable[dict[str, Any]], arm: str) -> list[str]:

@@ -60,7 +60,7 @@ def _interval(runs: list[Result]) -> str:
 #: Columns of a table: the cell for the runs of one contender.
 COLUMNS: dict[str, Callable[[list[Result]], str]] = {
     "task": lambda runs: runs[0].task,
-    "contender": lambda runs: runs[0].contender,
+    "trained with": lambda runs: runs[0].contender,
     "steps": lambda runs: f"{runs[0].steps:,}",
     "returns": _returns,
     "IQM [95 %]": _interval,

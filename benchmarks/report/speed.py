@@ -89,7 +89,7 @@ def comparison(results: Results, corner: str, cell: Callable[[Measured, Measured
 
 def details_table(results: Results) -> list[str]:
     """A row for each workload and contender."""
-    header = ["workload", "contender", "start-up, s", "with empty cache, s", "peak, MB", "added, MB"]
+    header = ["workload", "trained with", "start-up, s", "with empty cache, s", "peak, MB", "added, MB"]
     rows = []
     for title, by_contender in results.items():
         for name, result in by_contender.items():

@@ -105,8 +105,8 @@ class StreamPart(RunningMoments):
     rollouts it may change its buffers, and in updates only its weights change."""
 
     not_constant = frozenset({"stream"})
-    #: Whether the sum of advantages is divided by 1 + |weight|.
-    rescales = False
+    #: Whether it is weighed against the rest of the reward in units of standard deviations.
+    is_cost = False
 
     def __init__(self, stream: Stream):
         super().__init__((), epsilon=1e-8)
@@ -165,10 +165,33 @@ class Streams(nn.Module):
         #: Whether minibatches need next observations: some streams are computed, and some learn.
         self.need_next_observations = self.are_computed and learns
 
-    def weights(self, progress_remaining: float) -> tuple[list[float], float]:
-        """The weights of the streams' advantages, and what the sum is divided by."""
-        weights = [part.weight(progress_remaining) for part in self.parts]
-        return weights, 1 + sum(abs(weight) * part.rescales for weight, part in zip(weights, self.parts, strict=True))
+    def weights(self, progress_remaining: float) -> list[float]:
+        """The weights of the streams' advantages."""
+        return [part.weight(progress_remaining) for part in self.parts]
+
+    def combined(
+        self,
+        progress_remaining: float,
+        standardized: Callable[[th.Tensor], th.Tensor],
+        reward: th.Tensor,
+        advantages: Sequence[th.Tensor],
+    ) -> th.Tensor:
+        r"""The advantages from which the policy learns: :math:`A = A_r + \sum_k w_k A_k`. With costs, of which :math:`k
+        \in C` and the others :math:`k \notin C`,
+
+        .. math:: A = \frac{N(A_r + \sum_{k \notin C} w_k A_k) - \sum_{k \in C} \lambda_k N(A_k)}{1 + \sum_C \lambda_k}.
+
+        :param standardized: :math:`N`, zero mean and unit standard deviation over the rollouts of all processes
+        :param reward: :math:`A_r`
+        :param advantages: :math:`A_k`, of the same shape
+        """
+        weighted = list(zip(self.parts, self.weights(progress_remaining), advantages, strict=True))
+        sum_ = reward + sum(weight * own for part, weight, own in weighted if not part.is_cost)
+        costs = [(-weight, own) for part, weight, own in weighted if part.is_cost]
+        if not costs:
+            return sum_
+        limited = standardized(sum_) - sum(multiplier * standardized(own) for multiplier, own in costs)
+        return limited / (1 + sum(multiplier for multiplier, _ in costs))
 
     def learn(self, losses: Losses, batch: Any) -> Losses:
         """The losses of a minibatch with those of the streams."""

@@ -257,11 +257,13 @@ class RolloutBuffer:
         self.stored("advantages").copy_(advantages)
         th.add(advantages, values, out=self.stored("returns"))
 
-    def combine_advantages(self, weights: Sequence[float], divisor: float) -> None:
-        """Add the weighted advantages of the streams to ``advantages``, and divide the sum, unless that is done."""
+    def combine_advantages(self, combined: Callable[[th.Tensor, list[th.Tensor]], th.Tensor]) -> None:
+        """Replace the advantages by those that ``combined`` makes of them and of those of the streams, unless that is
+        done."""
         if not self.is_combined:
-            parts = zip(weights, self.stream_buffers, strict=True)
-            self.advantages = (self.advantages + sum(weight * part.advantages for weight, part in parts)) / divisor
+            counted = ... if self.valid is None else th.from_numpy(self.valid)
+            own, *streams = (part.stored("advantages") for part in (self, *self.stream_buffers))
+            own[counted] = combined(own[counted], [advantages[counted] for advantages in streams])
         self.is_combined = True
 
     def normalize_advantages(self, normalized: Callable[[th.Tensor], th.Tensor] = normalize) -> None:

@@ -14,16 +14,17 @@ from ppo_plus.policy.cost import Multiplier
 def test_the_multiplier_follows_the_formula():
     part = Multiplier(Cost("cost", limit=10.0, k_p=0.5, k_i=0.1, k_d=0.2))
     seen = []
-    for mean in (30.0, 40.0, 20.0, 0.0, 0.0):
+    for mean in (30.0, 40.0, 14.0, 15.0, 8.0, 0.0):
         part.end_rollout(mean)
         seen.append(-part.weight(1.0))
-    # Violations 2, 3, 1, -1, -1; integrals 0.2, 0.5, 0.6, 0.5, 0.4; increases 2, 1, 0, 0, 0.
-    assert seen == pytest.approx([1 + 0.2 + 0.4, 1.5 + 0.5 + 0.2, 0.5 + 0.6, 0.0, 0.0])
-    assert part.terms[1].item() == pytest.approx(0.4)
+    # Violations 2, 3, 0.4, 0.5, -0.2, -1; integrals 0, 0, 0.04, 0.09, 0.07, 0.07, since those above 1/2 do not count;
+    # increases 2, 1, 0, 0.1, 0, 0.
+    assert seen == pytest.approx([1 + 0.4, 1.5 + 0.2, 0.2 + 0.04, 0.25 + 0.09 + 0.02, 0.0, 0.0])
+    assert part.terms[1].item() == pytest.approx(0.07)
     # The integral does not fall below 0, from where it would take long to rise.
-    for mean in [0.0] * 9 + [20.0]:
+    for mean in [5.0] * 9 + [15.0]:
         part.end_rollout(mean)
-    assert -part.weight(1.0) == pytest.approx(0.5 + 0.1 + 0.2 * 2)
+    assert -part.weight(1.0) == pytest.approx(0.25 + 0.05 + 0.2)
 
 
 def test_a_limit_below_one_is_in_units_of_the_cost():
