@@ -86,7 +86,7 @@ def make_agents(
     """
     if not isinstance(env, str) and not callable(env) and n_envs != 1:
         raise ValueError(f"n_envs={n_envs!r} copies need a function: pass one that makes {env} instead of that")
-    make = partial(_make_team, env, indicate_agents, state)
+    make = partial(make_team, env, indicate_agents, state)
     return AgentsVecEnv(make_vec(make, n_envs, seed, env_kwargs, vec_env, **supervision))
 
 
@@ -277,7 +277,8 @@ class ReplayableTeam(Team):
     replayable = True
 
 
-def _make_team(env: Source, indicate_agents: bool, state: bool, **kwargs: Any) -> Team:
+def make_team(env: Source, indicate_agents: bool = False, state: bool = False, **kwargs: Any) -> Team:
+    """A :class:`Team` of a game; the arguments are those of :func:`make_agents`, and of what makes the game."""
     game = open_game(env, "parallel_env", kwargs)
     if hasattr(game, "agent_iter"):
         if not game.metadata.get("is_parallelizable"):

@@ -11,6 +11,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import EvalAfterUpdates, PPO_Plus, make_agents, policy_arguments
 from ppo_plus.policy.policies import Carry
+from ppo_plus.zoo.cli import main
 
 ARGUMENTS = {"n_epochs": 1, "batch_size": 16, "device": "cpu", "seed": 0}
 
@@ -302,3 +303,27 @@ def test_games_of_another_kind_are_named(name, message):
     pytest.importorskip(name)
     with pytest.raises((ValueError, TypeError), match=message):
         make_agents(name)
+
+
+def test_the_shell_trains_and_plays(tmp_path, capsys):
+    pytest.importorskip("mpe2")
+    train = [
+        "-f",
+        str(tmp_path),
+        "-n",
+        "128",
+        "-params",
+        "n_steps:32",
+        "batch_size:32",
+        "n_epochs:1",
+        "--eval-freq",
+        "0",
+    ]
+    play = ["-f", str(tmp_path), "--no-render", "-n", "60"]
+    for name in ("pettingzoo:mpe2.simple_spread_v3", "selfplay:pettingzoo.classic.tictactoe_v3"):
+        main(["train", "--env", name, "--n-envs", "2", *train])
+        main(["enjoy", "--env", name, *play])
+        assert "mean return" in capsys.readouterr().out
+    (model,) = tmp_path.rglob("*tictactoe_v3.zip")
+    main(["enjoy", "--env", name, *play, "--env-kwargs", f"opponents:dict(itself={str(model)!r})"])
+    assert "mean return" in capsys.readouterr().out
