@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
-from ppo_plus.envs.agents import MASK, OBSERVATION, Source, common_spaces, open_game, without_mask
+from ppo_plus.envs.agents import MASK, OBSERVATION, Action, Source, common_spaces, open_game, without_mask
 from ppo_plus.envs.checks import Info
 from ppo_plus.envs.resumable.attributes import NotResumableError, State, differ, plain
 from ppo_plus.policy.masking import METHOD
@@ -77,15 +77,12 @@ class SelfPlay(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
-        for _ in range(100):
-            self._begin(int(self.np_random.integers(2**31)) if seed is None else seed, options)
-            obs, _, terminated, truncated, info = self._advance()
-            if not (terminated or truncated):
-                return obs, info
-            seed = None
-        raise ValueError(f"100 games of {self.game} in a row ended before the turn of {self.learner!r}: pass a seat")
+        self._begin(int(self.np_random.integers(2**31)) if seed is None else seed, options)
+        obs, _, terminated, truncated, info = self._advance()
+        # A game may be over before the learner's turn.
+        return self.reset(options=options) if terminated or truncated else (obs, info)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
+    def step(self, action: Action) -> tuple[Any, float, bool, bool, Info]:
         self._act(action)
         obs, reward, terminated, truncated, info = self._advance()
         self._returned += reward
@@ -94,7 +91,7 @@ class SelfPlay(gym.Env):
             info = {**info, GAME: {"result": float(result), "opponents": [*self._seats.values()]}}
         return obs, reward, terminated, truncated, info
 
-    def render(self) -> Any:
+    def render(self) -> np.ndarray | None:
         return self.game.render()
 
     def close(self) -> None:
@@ -110,29 +107,21 @@ class SelfPlay(gym.Env):
         #: Who plays the other seats, what they remember, all actions so far, and the learner's return.
         self._seats = {agent: names[i] for agent, i in zip(agents, drawn, strict=True) if agent != self.learner}
         self._carries: dict[str, Carry] = {}
-        self._actions: list[Any] = []
+        self._actions: list[Action | None] = []
         self._returned = 0.0
 
-    def _act(self, action: Any) -> None:
+    def _act(self, action: Action | None) -> None:
         self._actions.append(action)
         self.game.step(action)
-        self._skip_ended()
-
-    def _skip_ended(self) -> None:
-        """Take the empty turns of opponents that have ended."""
-        game = self.game
-        while game.agents and (agent := game.agent_selection) != self.learner:
-            if not (game.terminations[agent] or game.truncations[agent]):
-                break
-            game.step(None)
 
     def _advance(self) -> tuple[Any, float, bool, bool, Info]:
         """Have opponents play until it is the learner's turn, or its game is over."""
-        while self.game.agents and self.game.agent_selection != self.learner:
-            self._act(self._reply(self.game.agent_selection))
-        if not self.game.agents:
-            raise ValueError(f"{self.game} has removed {self.learner!r} without a last turn: give it one, as AEC asks")
-        _, reward, terminated, truncated, info = self.game.last(observe=False)
+        game = self.game
+        while game.agents and (agent := game.agent_selection) != self.learner:
+            self._act(None if game.terminations[agent] or game.truncations[agent] else self._reply(agent))
+        if not game.agents:
+            raise ValueError(f"{game} has removed {self.learner!r} without a last turn: give it one, as AEC asks")
+        _, reward, terminated, truncated, info = game.last(observe=False)
         return self._seen()[0], float(reward), bool(terminated), bool(truncated), dict(info)
 
     def _seen(self) -> tuple[Any, np.ndarray | None]:
@@ -144,7 +133,7 @@ class SelfPlay(gym.Env):
         mask = np.asarray(obs[MASK]) if not (terminated or truncated) else np.ones_like(obs[MASK])
         return rest[OBSERVATION] if [*rest] == [OBSERVATION] else rest, mask
 
-    def _reply(self, agent: str) -> Any:
+    def _reply(self, agent: str) -> Action:
         """The action of an opponent."""
         name, (obs, mask), seed = self._seats[agent], self._seen(), int(self.np_random.integers(2**31))
         player = self.snapshots[name] if name in self.snapshots else self.opponents[name]
@@ -177,7 +166,6 @@ class SelfPlay(gym.Env):
         self._carries = {agent: Carry(*tree_map(th.tensor, carry)) for agent, carry in carries.items()}
         self._actions = []
         self.game.reset(**self._start)
-        self._skip_ended()
         for action in actions:
             self._act(action)
         if differ(plain(self._seen()[0]), seen):
@@ -298,7 +286,7 @@ class League(BaseCallback):
         self.players[name] = {"timesteps": self.num_timesteps, "rating": self.rating, "games": 0, "win_rate": 0.5}
         self._share()
         if self.path is not None:
-            lines = [self.table()[0].keys(), *(row.values() for row in self.table())]
+            lines = [[*self.table()[0]], *([*row.values()] for row in self.table())]
             with replacing(self.path) as file:
                 file.write("".join(f"{','.join(map(str, line))}\n" for line in lines).encode())
 

@@ -30,7 +30,7 @@ from ppo_plus.policy.observations import parts_of
 from ppo_plus.trees import mapped
 
 if TYPE_CHECKING:
-    from pettingzoo import ParallelEnv
+    from pettingzoo import AECEnv, ParallelEnv
 
 #: Entries of PettingZoo's observations with masks; a bare observation has the first name.
 OBSERVATION, MASK = "observation", "action_mask"
@@ -46,8 +46,12 @@ ABSENT, PRESENT, TERMINATED, TRUNCATED = range(4)
 REPLAYABLE = ("mpe2.", "pettingzoo.")
 #: Episodes that logged means are taken over.
 WINDOW = 100
-#: An environment of PettingZoo, a function that makes one, or the name of its module.
-Source: TypeAlias = "str | Callable[..., Any] | ParallelEnv[str, Any, Any]"
+#: An environment of PettingZoo.
+Game: TypeAlias = "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]"
+#: One, a function that makes one, or the name of its module.
+Source: TypeAlias = "str | Callable[..., Game] | Game"
+#: What an environment takes as an action.
+Action = np.ndarray | int | tuple[Any, ...] | dict[str, Any]
 
 
 def make_agents(
@@ -108,13 +112,13 @@ def policy_arguments(env: VecEnv) -> dict[str, Any]:
     return arguments
 
 
-def open_game(env: Source, function: str, kwargs: dict[str, Any]) -> Any:
+def open_game(env: Source, function: str, kwargs: dict[str, Any]) -> "Game":
     """The game itself; that of a module is made by its function of this name.
 
     :raises ModuleNotFoundError: there is no such module
     :raises TypeError: something else than an environment of PettingZoo
     """
-    make: Any = env
+    make = env
     if isinstance(env, str):
         try:
             make = getattr(import_module(env), function, None)
@@ -142,7 +146,7 @@ def without_mask(space: spaces.Space) -> tuple[spaces.Space, spaces.Space | None
     return (rest[OBSERVATION] if [*rest] == [OBSERVATION] else rest), space[MASK]
 
 
-def common_spaces(game: Any) -> list[spaces.Space]:
+def common_spaces(game: "Game") -> list[spaces.Space]:
     """The observation space and the action space of all agents.
 
     :raises ValueError: they differ
@@ -170,7 +174,7 @@ class Team(gym.Env):
     :param state: the same
     """
 
-    def __init__(self, game: Any, indicate_agents: bool = False, state: bool = False):
+    def __init__(self, game: "Game", indicate_agents: bool = False, state: bool = False):
         self.game, self.agents = game, tuple(game.possible_agents)
         self._index = {agent: i for i, agent in enumerate(self.agents)}
         self.metadata, self.render_mode = game.metadata, getattr(game, "render_mode", None)
@@ -214,7 +218,7 @@ class Team(gym.Env):
             raise ValueError(f"{self.game} has no agents after reset: begin with at least one of {[*self.agents]}")
         return self._rows(obs, {}), _infos(infos)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
+    def step(self, action: np.ndarray | tuple[Action, ...]) -> tuple[Any, float, bool, bool, Info]:
         before = [*self.game.agents]
         actions = {agent: action[self._index[agent]] for agent in before}
         obs, rewards, terminated, truncated, infos = self.game.step(actions)
@@ -234,7 +238,7 @@ class Team(gym.Env):
         terminates = not present and TERMINATED in ended.values()
         return rows, float(rows[REWARD].sum()), terminates, not present and not terminates, _infos(infos)
 
-    def render(self) -> Any:
+    def render(self) -> np.ndarray | None:
         return self.game.render()
 
     def close(self) -> None:
@@ -254,7 +258,7 @@ class Team(gym.Env):
                 problem = f"has {agent!r} among agents, but not among possible_agents={[*self.agents]}"
                 raise ValueError(f"{self.game} {problem}: name all that may appear")
             if agent not in observations:
-                raise ValueError(f"{self.game} returned no observation for {agent!r}, which is there: add it")
+                raise ValueError(f"{self.game} returned no observation for {agent!r}, which acted or is there: add it")
             check_obs(observations[agent], self._space, values=False, name=f"the observation of {agent!r}")
             i, parts = self._index[agent], parts_of(observations[agent])
             for key in self._seen:
@@ -317,13 +321,14 @@ class AgentsVecEnv(VecEnvWrapper):
         self._start_time = time.time()
 
     def reset(self) -> VecEnvObs:
-        obs: Any = self.venv.reset()
+        obs = self.venv.reset()
+        assert isinstance(obs, dict)
         self.observed = obs[STATUS].reshape(-1) == PRESENT
         self.stepped = np.zeros_like(self.observed)
         self.returns[:], self.lengths[:] = 0.0, 0
         return self._rows(obs)
 
-    def step_async(self, actions: Any) -> None:
+    def step_async(self, actions: np.ndarray | list[Action]) -> None:
         n, n_agents = self.venv.num_envs, len(self.agents)
         if isinstance(actions, np.ndarray):
             actions = actions.reshape(n, n_agents, *actions.shape[1:])
@@ -332,8 +337,8 @@ class AgentsVecEnv(VecEnvWrapper):
         self.venv.step_async(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        obs: Any
         obs, _, over, game_infos = self.venv.step_wait()
+        assert isinstance(obs, dict)
         n_agents, status, rewards = len(self.agents), np.array(obs[STATUS]), np.array(obs[REWARD])
         new_obs, finals = self._rows(obs), {}
         self.stepped, self.observed = self.observed, status.reshape(-1) == PRESENT
@@ -367,7 +372,7 @@ class AgentsVecEnv(VecEnvWrapper):
         self.returns[ended], self.lengths[ended] = 0.0, 0
         return new_obs, rewards, ended | ~self.stepped, infos
 
-    def _rows(self, obs: Any) -> Any:
+    def _rows(self, obs: dict[str, np.ndarray]) -> VecEnvObs:
         """The observations of rows, from those of copies."""
         parts = {
             key: part.reshape(-1, *part.shape[2:]) for key, part in obs.items() if key not in (STATUS, REWARD, GAME)

@@ -230,7 +230,7 @@ class Wrong(Crowd):
         ("rewards", "crowd returned rewards without 'red_1', which acted: add it"),
         ("terminations", "crowd returned terminations without 'red_1', which acted: add it"),
         ("truncations", "crowd returned truncations without 'red_1', which acted: add it"),
-        ("observation", "crowd returned no observation for 'red_1', which is there: add it"),
+        ("observation", "crowd returned no observation for 'red_1', which acted or is there: add it"),
         ("not finite", "the observation that the environment returned is not finite"),
     ],
 )
