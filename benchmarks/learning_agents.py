@@ -108,7 +108,7 @@ def wins(pieces: np.ndarray, row: int, column: int) -> bool:
 
 def lookahead(rng: np.random.Generator, obs: np.ndarray, mask: np.ndarray) -> int:
     """Win if you can, block if you must, and else any move."""
-    columns = np.flatnonzero(mask)
+    columns = np.flatnonzero(mask).tolist()
     for player in (0, 1):
         for column in columns:
             row = lowest_free(obs, column)

@@ -56,7 +56,9 @@ class SelfPlay(gym.Env):
     :raises TypeError: ``env`` or an opponent is something else
     """
 
-    def __init__(self, env: Source, opponents: Mapping[str, Any] | None = None, seat: str | None = None, **kwargs: Any):
+    def __init__(
+        self, env: Source, opponents: Mapping[str, Any] | None = None, seat: str | None = None, **kwargs: object
+    ):
         game = open_game(env, "env", kwargs)
         if not hasattr(game, "agent_iter"):
             from pettingzoo.utils.conversions import parallel_to_aec
@@ -172,7 +174,7 @@ class SelfPlay(gym.Env):
             raise NotResumableError(f"the same actions led {self.game} elsewhere: it depends on more than its seed")
 
 
-def _as_player(name: str, player: Any) -> Player:
+def _as_player(name: str, player: object) -> Player:
     if isinstance(player, (str, Path)):
         player = PPO_Plus.load(player, device="cpu")
     player = getattr(player, "policy", player)
@@ -286,9 +288,9 @@ class League(BaseCallback):
         self.players[name] = {"timesteps": self.num_timesteps, "rating": self.rating, "games": 0, "win_rate": 0.5}
         self._share()
         if self.path is not None:
-            lines = [[*self.table()[0]], *([*row.values()] for row in self.table())]
+            lines = [",".join(self.table()[0]), *(",".join(map(str, row.values())) for row in self.table())]
             with replacing(self.path) as file:
-                file.write("".join(f"{','.join(map(str, line))}\n" for line in lines).encode())
+                file.write("\n".join([*lines, ""]).encode())
 
     def _share(self) -> None:
         """Give the environments the snapshots."""

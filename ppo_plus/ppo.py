@@ -187,7 +187,6 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = self._warned_of_schedules = False
-        #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
         self._trained_normalized: bool | None = None
         # SB3's constructor uses these before they can be checked with the others.
         verbose = int(verbose) if isinstance(verbose, bool) else verbose

@@ -63,7 +63,7 @@ def make_agents(
     *,
     indicate_agents: bool = False,
     state: bool = False,
-    **supervision: Any,
+    **supervision: object,
 ) -> VecEnv:
     """Make a vector environment of the agents of parallel PettingZoo environments, which share a policy::
 
@@ -112,7 +112,7 @@ def policy_arguments(env: VecEnv) -> dict[str, Any]:
     return arguments
 
 
-def open_game(env: Source, function: str, kwargs: dict[str, Any]) -> "Game":
+def open_game(env: Source, function: str, kwargs: dict[str, object]) -> "Game":
     """The game itself; that of a module is made by its function of this name.
 
     :raises ModuleNotFoundError: there is no such module
@@ -281,7 +281,7 @@ class ReplayableTeam(Team):
     replayable = True
 
 
-def make_team(env: Source, indicate_agents: bool = False, state: bool = False, **kwargs: Any) -> Team:
+def make_team(env: Source, indicate_agents: bool = False, state: bool = False, **kwargs: object) -> Team:
     """A :class:`Team` of a game; the arguments are those of :func:`make_agents`, and of what makes the game."""
     game = open_game(env, "parallel_env", kwargs)
     if hasattr(game, "agent_iter"):
@@ -331,10 +331,10 @@ class AgentsVecEnv(VecEnvWrapper):
     def step_async(self, actions: np.ndarray | list[Action]) -> None:
         n, n_agents = self.venv.num_envs, len(self.agents)
         if isinstance(actions, np.ndarray):
-            actions = actions.reshape(n, n_agents, *actions.shape[1:])
+            self.venv.step_async(actions.reshape(n, n_agents, *actions.shape[1:]))
         else:
-            actions = [tuple(actions[i * n_agents : (i + 1) * n_agents]) for i in range(n)]
-        self.venv.step_async(actions)
+            by_copy = [tuple(actions[i * n_agents : (i + 1) * n_agents]) for i in range(n)]
+            self.venv.step_async(by_copy)  # type: ignore[arg-type]  # as of Dict and Tuple spaces
 
     def step_wait(self) -> VecEnvStepReturn:
         obs, _, over, game_infos = self.venv.step_wait()
@@ -390,7 +390,7 @@ class AgentsVecEnv(VecEnvWrapper):
         means = {name: float(np.mean(last)) for name, last in self.last_returns.items() if name in names}
         return {f"rollout/{name}_rew_mean": mean for name, mean in means.items()}
 
-    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+    def env_method(self, method_name: str, *args: object, indices: VecEnvIndices = None, **kwargs: object) -> list[Any]:
         """Call a method of the copies; action masks are those of all agents."""
         found = self.venv.env_method(method_name, *args, indices=indices, **kwargs)
         return found if method_name != METHOD else [*np.reshape(found, (self.num_envs, -1))]
