@@ -37,7 +37,11 @@ N_EPISODES = 100
 #: Of larger models, only what plays is kept in the repository.
 MAX_BYTES = 400_000
 #: Steps, width in pixels and colors of a GIF.
-FILM = 150, 160, 48
+FILM = 100, 320, 32
+#: Gymnasium's camera stays where MuJoCo's agents start, and far from the small ones.
+CAMERAS = dict.fromkeys(TASKS, "camera_name:track") | {
+    "InvertedDoublePendulum-v5": "default_camera_config:dict(distance=2.4, lookat=[0.0, 0.0, 0.6])"
+}
 
 
 def measured() -> dict[str, list[dict[str, Any]]]:
@@ -119,8 +123,7 @@ def film(task: str) -> None:
     n_steps, width, colors = FILM
     with TemporaryDirectory() as work:
         path = Path(work, "film.gif")
-        # Gymnasium's camera stays where MuJoCo's agents start.
-        camera = ["--env-kwargs", "camera_name:track"] if task in TASKS else []
+        camera = ["--env-kwargs", CAMERAS[task]] if task in CAMERAS else []
         options = ["-f", str(AGENTS), "-n", str(n_steps), "--seed", "1", "-o", str(path), *camera]
         ppo_plus(["record", "--env", task, *options])
         with Image.open(path) as whole:

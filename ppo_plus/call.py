@@ -1,6 +1,7 @@
 """A call of ``learn``: its progress and its callbacks. An interrupted one is resumed by
 :mod:`ppo_plus.saving.checkpoint.checkpoint`."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -8,11 +9,22 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
-from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.process import keep_freed_memory
+from ppo_plus.model import Model
+from ppo_plus.process import assigned, keep_freed_memory
 
 #: Attributes that SB3 sets on every callback.
 SET_BY_SB3 = frozenset({"model", "logger", "training_env", "locals", "globals", "parent"})
+
+
+def check_callback(callback: object) -> None:
+    """:raises TypeError: nothing that :meth:`PPO_Plus.learn` can call"""
+    is_function = callable(callback) and not isinstance(callback, type)
+    callbacks = callback if isinstance(callback, list) else [callback]
+    if callback is not None and not is_function and not all(isinstance(item, BaseCallback) for item in callbacks):
+        raise TypeError(
+            f"callback={callback!r} must be a callback such as EvalCallback(eval_env), a list of callbacks, or a "
+            "function of locals and globals"
+        )
 
 
 def tree_of(callback: BaseCallback, known: list[BaseCallback] | None = None) -> list[BaseCallback]:
@@ -62,16 +74,18 @@ class Call:
         return self
 
     @contextmanager
-    def running(self, ranks: Ranks) -> Iterator["Call"]:
+    def running(self, model: Model) -> Iterator["Call"]:
         """The call while it runs. An error ends training in the other processes, too."""
         keep_freed_memory()
         try:
-            yield self
+            with assigned(model.compilation, shown=self.compiling):
+                yield self
         except BaseException:
-            ranks.leave()
+            model.ranks.leave()
             raise
         finally:
-            self.close_bars()
+            for bar in self.bars():  # an error would leave them open, and rich draws one at a time
+                getattr(bar, "close", int)()
             if self.resumed is None:  # otherwise it can be resumed again
                 self.total_timesteps, self.iteration, self.callbacks, self.configured = None, 0, [], []
 
@@ -91,10 +105,24 @@ class Call:
         """The callbacks in which processes that train together wait for each other (``in_all_processes``)."""
         return [type(part).__name__ for part in self.callbacks if getattr(part, "in_all_processes", False)]
 
-    def close_bars(self) -> None:
-        """Close progress bars, which an error would leave open: rich draws one at a time."""
-        for callback in self.callbacks:
-            for name in ("pbar", "progress_bar", "bar"):  # SB3's, rl_zoo3's, and ours
-                close = getattr(getattr(callback, name, None), "close", None)
-                if close is not None:
-                    close()
+    def bars(self) -> list[Any]:
+        """The progress bars of callbacks."""
+        names = ("pbar", "progress_bar", "bar")  # SB3's, rl_zoo3's, and ours
+        found = [getattr(callback, name, None) for callback in self.callbacks for name in names]
+        return [bar for bar in found if bar is not None]
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Progress bars of tqdm say that training is being compiled, and leave out the time that it takes."""
+        begun, bars = time.time(), [bar for bar in self.bars() if isinstance(getattr(bar, "start_t", None), float)]
+        for bar in bars:
+            bar.set_description("compiling")
+        try:
+            yield
+        finally:
+            seconds = time.time() - begun
+            for bar in bars:
+                bar.start_t, bar.last_print_t = bar.start_t + seconds, bar.last_print_t + seconds
+                bar.set_description("")
+                if "_prog" in vars(bar):  # rich counts by itself
+                    vars(bar)["_prog"].reset(vars(bar)["_task_id"], completed=bar.n)

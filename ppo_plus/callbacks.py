@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.type_aliases import GymEnv
 from tqdm import tqdm
 
-from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.ppo import PPO_Plus
-from ppo_plus.rollout.evaluation import frozen, play, with_statistics_of
+from ppo_plus.rollout.evaluation import Episode, frozen, play, with_statistics_of
 from ppo_plus.saving import statistics
 from ppo_plus.saving.files import replacing
 
@@ -26,14 +26,17 @@ class EvalAfterUpdates(EvalCallback):
     :param eval_env: evaluation environments of this process, or the id of one. They are wrapped as the training
         environments are, and get their normalization statistics
     :param eval_freq: environment steps between evaluations, over all environments (SB3: of each); 0 or less: never
-    :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
+    :param kwargs: arguments of ``EvalCallback``, such as ``deterministic``; ``best_model_save_path`` gets the
+        statistics as well. The mean sums of streams, such as costs, are logged as ``eval/mean_<name>``
     """
 
     #: See :attr:`ppo_plus.call.Call.in_all_processes`.
     in_all_processes = True
+    model: PPO_Plus  # type: ignore[assignment]
 
-    def __init__(self, eval_env: Any, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):
-        super().__init__(PPO_Plus._wrap_env(eval_env), eval_freq=eval_freq, verbose=verbose, **kwargs)
+    def __init__(self, eval_env: GymEnv | str, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):
+        wrapped = PPO_Plus._wrap_env(eval_env)  # type: ignore[arg-type]
+        super().__init__(wrapped, eval_freq=eval_freq, verbose=verbose, **kwargs)
 
     def _init_callback(self) -> None:
         with warnings.catch_warnings():
@@ -61,34 +64,37 @@ class EvalAfterUpdates(EvalCallback):
 
     def _evaluate(self, is_due: bool) -> None:
         """Evaluate if it is due, and there has been an update since the last evaluation."""
-        ranks: Ranks = self.model.ranks  # type: ignore[attr-defined]
+        ranks = self.model.ranks
         # Rank 0 decides, so that all ranks evaluate or none does.
         if ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
-            self._is_success_buffer = []
             n_episodes = (self.n_eval_episodes + ranks.rank) // ranks.size
             options = {"deterministic": self.deterministic, "render": self.render, "warn": self.warn}
             with frozen(with_statistics_of(self.model, self.eval_env)) as played:
-                returns, lengths = play(self.model, played, n_episodes, self._log_success_callback, **options)
-            parts = ranks.gather_values((returns, lengths, self._is_success_buffer))
+                parts = ranks.gather_values(play(self.model, played, n_episodes, **options))
             if ranks.leads:
-                self._record(*(sum(part, []) for part in zip(*parts, strict=True)))
+                self._record(sum(parts, []))
 
-    def _record(self, returns: list[float], lengths: list[int], successes: list[bool]) -> None:
+    def _record(self, episodes: list[Episode]) -> None:
         """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does."""
+        names = dict.fromkeys(name for one in episodes for name in one)
+        columns = {name: [one[name] for one in episodes if name in one] for name in names}
+        returns, lengths, successes = columns.pop("return"), columns.pop("length"), columns.pop("is_success", [])
         self.evaluations_timesteps.append(self.num_timesteps)
         self.evaluations_results.append(returns)
-        self.evaluations_length.append(lengths)
+        self.evaluations_length.append(lengths)  # type: ignore[arg-type]
         tables: dict[str, Any] = {
             "timesteps": self.evaluations_timesteps,
             "results": self.evaluations_results,
             "ep_lengths": self.evaluations_length,
         }
         if successes:
-            self.evaluations_successes.append(successes)
+            self.evaluations_successes.append(successes)  # type: ignore[arg-type]
             tables["successes"] = self.evaluations_successes
             self.logger.record("eval/success_rate", np.mean(successes))
+        for name, sums in columns.items():
+            self.logger.record(f"eval/mean_{name}", np.mean(sums))
         if self.log_path is not None:
             with replacing(f"{self.log_path}.npz") as file:
                 np.savez(file, **tables)
@@ -106,7 +112,7 @@ class EvalAfterUpdates(EvalCallback):
         if is_best:
             self.best_mean_reward = mean
             if self.best_model_save_path is not None:
-                save_with_statistics(self.model, Path(self.best_model_save_path, "best_model.zip"))  # type: ignore[arg-type]
+                save_with_statistics(self.model, Path(self.best_model_save_path, "best_model.zip"))
             if self.callback_on_new_best is not None:
                 self.should_continue &= self.callback_on_new_best.on_step()
         self.should_continue = self.should_continue and self._on_event()

@@ -9,6 +9,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.distributed.ranks import Ranks
+from ppo_plus.envs.normalization import Trained
 from ppo_plus.policy.policies import ActorCriticPolicy
 
 
@@ -30,8 +31,8 @@ class Model(Protocol):
     ranks: Ranks
     #: The last observations, arrays or tensors; ``None``: the next rollout resets the environments.
     _last_obs: Any
-    #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
-    _trained_normalized: bool | None
+    #: Whether training observes through a ``VecNormalize``.
+    _trained_normalized: Trained
 
     @property
     def logger(self) -> Logger: ...

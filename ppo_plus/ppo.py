@@ -18,7 +18,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import process
-from ppo_plus.call import Call
+from ppo_plus.call import Call, check_callback
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import original
@@ -32,9 +32,10 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, ScheduleLike, value_at
-from ppo_plus.policy.adapter import build_policy
+from ppo_plus.policy.adapter import build_policy, without_contrib
 from ppo_plus.policy.arguments import as_plain
-from ppo_plus.policy.masking import find_masks
+from ppo_plus.policy.masking import Masks, find_masks
+from ppo_plus.policy.observations import GivenObservation
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.public import MODULES
@@ -46,7 +47,7 @@ from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
-from ppo_plus.settings import LOWEST, Settings, check_callback, check_device, known_names_only, schedule_of
+from ppo_plus.settings import SCHEDULED, Settings, known_names_only, schedule_of
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Trainer, Update, interrupts_wait, torch_defaults
 
@@ -127,7 +128,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
     #: The arguments that may change over time.
-    scheduled: ClassVar[frozenset[str]] = frozenset(LOWEST)
+    scheduled: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
     policy: ActorCriticPolicy  # type: ignore[assignment]
 
     @known_names_only
@@ -187,7 +188,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = self._warned_of_schedules = False
-        self._trained_normalized: bool | None = None
+        self._trained_normalized = None
         # SB3's constructor uses these before they can be checked with the others.
         verbose = int(verbose) if isinstance(verbose, bool) else verbose
         require_int("verbose", verbose, 0)
@@ -197,10 +198,11 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             env = checked_env(env, verbose)
         elif _init_setup_model:
             raise TypeError("env=None: pass an environment, or the id of one")
-        check_device(device)
+        process.check_device(device)
         if device == "auto" and isinstance(env, VecEnv) and isinstance(env.unwrapped, TensorVecEnv):
             device = env.unwrapped.device
         self.shared.use_device(utils.get_device(device))
+        policy = without_contrib(policy)
         arguments: Any = env, learning_rate, n_steps, gamma, gae_lambda, ent_coef, vf_coef, max_grad_norm
         super().__init__(  # type: ignore[misc]
             self.policy_aliases.get(policy, policy),  # type: ignore[arg-type]  # SB3 would refuse a name with less help
@@ -270,7 +272,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
         require_int("log_interval", log_interval, 1, or_none=True)
         self.call = self.call.begun(total_timesteps)
-        with process.computing(settings.threads(self.policy, self.device)), self.call.running(self.ranks) as call:
+        with process.computing(settings.threads(self.policy, self.device)), self.call.running(self) as call:
             total_timesteps, callback = self._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
@@ -307,7 +309,9 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         self._trained_normalized = bool(normalization.normalized_by(self.env))
         self._fit_buffer()
         continues = self.call.resumed is not None
-        self._plan_compiling(0 if continues else total_timesteps)
+        planned = 0 if continues else self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
+        foreign = None if self.policy.has_params else f"{self.policy_class.__name__} overrides methods of SB3's policy"
+        self.compilation.plan(self.settings.compile, planned, self.device, foreign)
         if not continues:
             self.trainer.n_skipped = 0
         begins = (reset_num_timesteps and not continues) or self._last_obs is None
@@ -328,23 +332,9 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             )
         if begins:
             checked.check_reset(self._last_obs)
+        check_evaluations(self, self.call.callbacks)
         self.ranks.require_same({"callback": self.call.in_all_processes})
         return total, callbacks
-
-    def _plan_compiling(self, total_timesteps: int) -> None:
-        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
-        foreign = None if self.policy.has_params else f"{self.policy_class.__name__} overrides methods of SB3's policy"
-        self.compilation.plan(self.settings.compile, planned, self.device, foreign)
-
-    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        callback = super()._init_callback(callback, progress_bar)
-        check_evaluations(self, self.call.callbacks)
-        if self.policy._forward_hooks or self.policy._forward_pre_hooks:
-            warnings.warn(
-                "forward hooks on the policy itself are not called: register them on parts like policy.mlp_extractor",
-                stacklevel=6,
-            )
-        return callback
 
     def _fit_buffer(self) -> None:
         """Make the buffer again if ``n_steps`` was assigned, and store it where the environments' tensors are."""
@@ -470,7 +460,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return keep_training
 
-    def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: Any = None) -> None:
+    def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         if ended := self.shared.record(of_ended(infos, dones)):
             super()._update_info_buffer(ended, np.ones(len(ended), dtype=bool))
 
@@ -528,8 +518,8 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
     def _normalize(self, buffer: RolloutBuffer) -> None:
         """Combine advantages with those of streams, and normalize them over the whole rollout, if that is asked for."""
         if self.policy.streams is not None:
-            progress, standardized = self._current_progress_remaining, self.shared.normalized
-            buffer.combine_advantages(partial(self.policy.streams.combined, progress, standardized))
+            combined = partial(self.policy.streams.combined, self._current_progress_remaining, self.shared.normalized)
+            buffer.combine_advantages(combined)
         if self.settings.normalize_advantage == "rollout":
             buffer.normalize_advantages(self.shared.normalized)
 
@@ -575,11 +565,11 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
 
     def predict(
         self,
-        observation: Any,
+        observation: GivenObservation,
         state: tuple[np.ndarray, ...] | None = None,
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
-        action_masks: Any = None,
+        action_masks: Masks | None = None,
     ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
         if action_masks is None and self._expects_masks and not self._warned_of_masks:
@@ -593,9 +583,14 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
 
     @np.errstate(under="ignore")
     def evaluate(
-        self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
-    ) -> tuple[float, float]:
-        """Mean and standard deviation of the return, with deterministic actions.
+        self,
+        n_eval_episodes: int = 10,
+        env: GymEnv | None = None,
+        render: bool = False,
+        deterministic: bool = True,
+        return_episodes: bool = False,
+    ) -> Any:
+        """Play episodes; mean and standard deviation of their returns.
 
         It does not disturb training: normalization statistics stay unchanged, and if the training environment is used,
         its ``Monitor`` records nothing, and new episodes start before training continues.
@@ -604,11 +599,14 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         :param env: where to play; by default the training environment. Observations are normalized with the training
             environment's statistics if that is a ``VecNormalize``; rewards are those before any ``VecNormalize``
         :param render: whether to show it
-        :return: mean and standard deviation over episodes
+        :param deterministic: the modes of action distributions instead of samples
+        :param return_episodes: return a dict for each episode instead: its ``return`` and ``length``, ``is_success`` if
+            its last info has that, and the sums of streams that are read from ``info`` (such as costs), by name
+        :return: mean and standard deviation over episodes, or the episodes
         :raises ValueError: no environment, one with other spaces, or no episode asked for
         :raises FloatingPointError: an observation or a reward is not finite
         """
-        return evaluate(self, n_eval_episodes, env, render)
+        return evaluate(self, n_eval_episodes, env, render, deterministic, return_episodes)
 
     @torch_defaults()
     def pretrain(
@@ -627,8 +625,8 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
 
         :param dataset: what :func:`ppo_plus.record_demonstrations` returns; a dict with ``observations`` and
             ``actions``, and optionally ``rewards``, ``terminations``, ``truncations`` and ``action_masks``, a row per
-            transition; a list of such dicts or of trajectories of imitation; or a data set of Minari. They are those of
-            the environment, before ``VecNormalize``, and are added to the statistics of normalization
+            transition, or an ``.npz`` file of it; a list of such dicts; or data of imitation or Minari. They are those
+            of the environment, before ``VecNormalize``, and are added to the statistics of normalization
         :param n_epochs: passes over the data, at most, at least 1
         :param batch_size: transitions per minibatch, at least 1; with memory, those of at least one episode
         :param learning_rate: constant, above 0

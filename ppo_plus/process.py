@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.utils import get_device
 from torch import nn
 
 #: Names of ``malloc.h``.
@@ -18,6 +20,20 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 #: Weights times transitions that are computed at once from which on several threads are faster than one.
 WORTH_THREADS = 20_000_000
 CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+
+
+def check_device(device: th.device | str) -> None:
+    """Warns where, as in SB3, "cuda" without a GPU means the CPU; raises :class:`ValueError` for unknown devices."""
+    try:
+        chosen = get_device(device)
+    except RuntimeError as error:
+        raise ValueError(f'device={device!r} is not known to torch: use "cpu", "cuda" or "auto"') from error
+    if device != "auto" and chosen.type != th.device(device).type:
+        warnings.warn(
+            f"device={str(device)!r}: torch finds no GPU here, so training runs on the CPU. Install a torch that "
+            'supports the GPU, or use device="auto", which takes one where there is one',
+            stacklevel=4,
+        )
 
 
 def worth_threads(policy: nn.Module, n_at_once: int, device: th.device) -> bool:

@@ -7,7 +7,8 @@ import difflib
 import errno
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,19 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         return "learning_rate"
     longer = [one for one in known if len(str(name)) > 2 and one.startswith(str(name))]
     return next(iter([*longer, *difflib.get_close_matches(str(name), known, 1)]), None)
+
+
+def unknown_argument(owner: str, name: str, value: Any, remedies: Mapping[str, str]) -> TypeError:
+    """The error for an argument that a class or function does not have; ``remedies`` says by name what to write."""
+    likely = nearest(name, remedies)
+    remedy = f"see help({owner}) for its arguments" if likely is None else f"did you mean {remedies[likely]}?"
+    return TypeError(f"{name}={value!r} is not an argument of {owner}: {remedy}")
+
+
+def require_installed(package: str, needed_for: str) -> None:
+    """:raises ImportError: an optional package is not installed"""
+    if find_spec(package) is None:
+        raise ImportError(f"{needed_for} needs {package}: pip install {package}", name=package)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""The arguments of :class:`~ppo_plus.PPO_Plus` as one frozen, checked value, and checks of other input."""
+"""The arguments of :class:`~ppo_plus.PPO_Plus`, as one frozen, checked value."""
 
 import inspect
 import math
@@ -7,14 +7,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, wraps
-from operator import attrgetter, is_
 from typing import Any, ParamSpec
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
-from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.normalization import require_one_normalization
@@ -32,21 +29,22 @@ from ppo_plus.formulas.schedules import (
     value_at,
 )
 from ppo_plus.policy.adapter import adapt_policy_class
-from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
-from ppo_plus.policy.attention import MlpAttentionPolicy
+from ppo_plus.policy.arguments import SHAPING, check_policy_kwargs
+from ppo_plus.policy.attention import AttentionMemory
+from ppo_plus.policy.memory import LayerMemory
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.policies import ActorCriticPolicy
-from ppo_plus.policy.recurrent import MlpLstmPolicy
+from ppo_plus.policy.recurrent import RecurrentMemory
 from ppo_plus.policy.streams import Stream
 from ppo_plus.process import worth_threads
 from ppo_plus.require import (
     ATTRIBUTES,
-    nearest,
     require_callable,
     require_int,
     require_kind,
     require_number,
     require_one_of,
+    unknown_argument,
 )
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 
@@ -57,8 +55,6 @@ RESERVED = ("value", "policy_gradient", "entropy", "rew", "len")
 
 #: What a rollout has at most, so that a number with zeros too many is not the allocator's error.
 MAX_TRANSITIONS = 10**9
-#: The arguments that shape the policy, besides its class and ``policy_kwargs``.
-SHAPING = frozenset("action_mask_key exploration normalize_observations normalize_values streams use_sde".split())
 #: The arguments that may differ between processes that train one model.
 OWN = frozenset({"seed", "tensorboard_log", "n_threads", "compile"})
 #: What ``n_threads`` is at most: more than a machine has cores, since models move between machines.
@@ -67,9 +63,9 @@ MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))
 P = ParamSpec("P")
 
 
-def _scheduled(low: float = 0.0, above: bool = False, optional: bool = False) -> Any:
-    """A field for an argument that may change over time, at least (at the start: above) ``low``, or ``None``."""
-    return field(metadata={"schedule": (low, above), "optional": optional})
+def _scheduled(low: float = 0.0, above: bool = False) -> Any:
+    """A field for an argument that may change over time, at least (at the start: above) ``low``."""
+    return field(metadata={"schedule": (low, above)})
 
 
 def _fixed() -> Any:
@@ -92,8 +88,8 @@ class Settings:
     n_epochs: int
     gamma: float
     gae_lambda: float
-    clip_range: ScheduleLike | None = _scheduled(above=True, optional=True)
-    clip_range_vf: ScheduleLike | None = _scheduled(above=True, optional=True)
+    clip_range: ScheduleLike | None = _scheduled(above=True)
+    clip_range_vf: ScheduleLike | None = _scheduled(above=True)
     normalize_advantage: bool | str
     ent_coef: ScheduleLike = _scheduled(-float("inf"))
     vf_coef: ScheduleLike = _scheduled()
@@ -102,7 +98,7 @@ class Settings:
     sde_sample_freq: int | str
     rollout_buffer_class: type | None = _fixed()
     rollout_buffer_kwargs: dict[str, Any] = _fixed()
-    target_kl: ScheduleLike | None = _scheduled(above=True, optional=True)
+    target_kl: ScheduleLike | None = _scheduled(above=True)
     stats_window_size: int
     tensorboard_log: str | None
     policy_kwargs: dict[str, Any] = _fixed()
@@ -134,7 +130,7 @@ class Settings:
     @cached_property
     def schedules(self) -> dict[str, Schedule | None]:
         """The arguments that may change over time, as schedules; ``None`` where the argument is."""
-        return {name: schedule_of(name, getattr(self, name)) for name in LOWEST}
+        return {name: schedule_of(name, getattr(self, name)) for name in SCHEDULED}
 
     @cached_property
     def control(self) -> KLControl:
@@ -154,8 +150,9 @@ class Settings:
     @classmethod
     def of(cls, model: Any, before: "Settings | None" = None) -> "Settings":
         """The arguments as a model's attributes have them now: ``before`` if none has been assigned since."""
-        arguments = {name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES}
-        if before is not None and all(map(is_, arguments.values(), attrgetter(*NAMES)(before))):
+        names = (argument.name for argument in fields(cls))
+        arguments = {name: getattr(model, ATTRIBUTES.get(name, name)) for name in names}
+        if before is not None and all(value is getattr(before, name) for name, value in arguments.items()):
             return before
         return cls(**arguments)
 
@@ -179,7 +176,7 @@ class Settings:
             if schedule is None or isinstance(schedule, Constant):
                 values[name] = schedule and float(schedule.value)
             else:
-                values[name] = value_at(progress_remaining, name, schedule, LOWEST[name])
+                values[name] = value_at(progress_remaining, name, schedule, SCHEDULED[name][0])
         return values
 
     @property
@@ -281,11 +278,10 @@ class Settings:
         )
 
 
-#: The arguments, and those of them that may change over time, with the metadata of their fields.
-NAMES = tuple(argument.name for argument in fields(Settings) if argument.init)
-SCHEDULED = {argument.name: argument.metadata for argument in fields(Settings) if "schedule" in argument.metadata}
-#: The smallest values of these.
-LOWEST = {name: metadata["schedule"][0] for name, metadata in SCHEDULED.items()}
+#: The smallest values of arguments that may change over time, and whether they have to be above them at the start.
+SCHEDULED = {each.name: each.metadata["schedule"] for each in fields(Settings) if "schedule" in each.metadata}
+#: Those of them that may be ``None``.
+OPTIONAL = frozenset({"clip_range", "clip_range_vf", "target_kl"})
 
 
 def schedule_of(name: str, value: Any) -> Schedule | None:
@@ -294,9 +290,9 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
     :raises ValueError: it is out of range
     :raises TypeError: it is not a schedule
     """
-    if value is None and SCHEDULED[name]["optional"]:
+    if value is None and name in OPTIONAL:
         return None
-    schedule = make_schedule(name, value, *SCHEDULED[name]["schedule"])
+    schedule = make_schedule(name, value, *SCHEDULED[name])
     require_callable(name, schedule, 1, TAKES_PROGRESS)
     return schedule
 
@@ -310,7 +306,7 @@ def _check_kinds(settings: Settings) -> None:
     require_kind("use_sde", settings.use_sde, bool, "True or False")
     require_kind("recompute_advantages", settings.recompute_advantages, bool, "True or False")
     require_kind("policy_kwargs", settings.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
-    check_policy_kwargs(adapt_policy_class(settings.policy_class), settings.policy_kwargs)
+    check_policy_kwargs(settings.policy_kwargs)
     for name in OPTIONS:
         normalization_options(name, getattr(settings, name))
     streams, remedy = settings.streams, 'a list of streams, such as [ppo_plus.Cost("cost", limit=25.0)]'
@@ -400,41 +396,13 @@ def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        unknown = next((name for name in kwargs if name not in own), None)
-        if unknown is None:
-            return init(*args, **kwargs)
-        of_policies = (name for policy in (MlpLstmPolicy, MlpAttentionPolicy) for name in accepted_names(policy) or ())
-        likely = nearest(unknown, [*own, *of_policies])
-        if unknown == "n_envs":
-            likely = f"env=ppo_plus.make_vec(env, n_envs={kwargs[unknown]!r})"
-        elif likely is not None and likely not in own:
-            likely = f"policy_kwargs=dict({likely}=...)"
-        remedy = "see help(PPO_Plus) for its arguments" if likely is None else f"did you mean {likely}?"
-        raise TypeError(f"{unknown}={kwargs[unknown]!r} is not an argument of PPO_Plus: {remedy}")
+        for name, value in kwargs.items():
+            if name not in own:
+                kinds = (ActorCriticPolicy, LayerMemory, RecurrentMemory, AttentionMemory)
+                inner = [each for kind in kinds for each in inspect.signature(kind).parameters]
+                remedies = {each: f"policy_kwargs=dict({each}=...)" for each in inner} | {each: each for each in own}
+                remedies["n_envs"] = f"env=ppo_plus.make_vec(env, n_envs={value!r})"
+                raise unknown_argument("PPO_Plus", name, value, remedies)
+        init(*args, **kwargs)
 
     return checked
-
-
-def check_device(device: th.device | str) -> None:
-    """Warns where, as in SB3, "cuda" without a GPU means the CPU; raises :class:`ValueError` for unknown devices."""
-    try:
-        chosen = get_device(device)
-    except RuntimeError as error:
-        raise ValueError(f'device={device!r} is not known to torch: use "cpu", "cuda" or "auto"') from error
-    if device != "auto" and chosen.type != th.device(device).type:
-        warnings.warn(
-            f"device={str(device)!r}: torch finds no GPU here, so training runs on the CPU. Install a torch that "
-            'supports the GPU, or use device="auto", which takes one where there is one',
-            stacklevel=4,
-        )
-
-
-def check_callback(callback: Any) -> None:
-    """:raises TypeError: nothing that :meth:`PPO_Plus.learn` can call"""
-    is_function = callable(callback) and not isinstance(callback, type)
-    callbacks = callback if isinstance(callback, list) else [callback]
-    if callback is not None and not is_function and not all(isinstance(item, BaseCallback) for item in callbacks):
-        raise TypeError(
-            f"callback={callback!r} must be a callback such as EvalCallback(eval_env), a list of callbacks, or a "
-            "function of locals and globals"
-        )

@@ -350,15 +350,21 @@ def test_gradient_steps_are_counted_over_calls_of_learn(monkeypatch):
     assert model.compiled and str(model.compiled) == "yes: 4 gradient steps are planned"
 
 
-def test_a_model_continues_in_the_mode_that_it_was_trained_in(monkeypatch, tmp_path):
+def test_a_loaded_model_counts_the_steps_to_come(monkeypatch, tmp_path):
     monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 4)
     model = short()
     model._setup_learn(256)
-    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1_000_000)
     model.save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env="CartPole-v1", device="cpu")
+    assert model.compiled and loaded.compiled
     loaded._setup_learn(64)
-    assert model.compiled and loaded.compiled and loaded.compilation.n_planned == 5
+    assert str(loaded.compiled).startswith("no: 1 gradient steps are planned")
+    loaded._setup_learn(192)
+    assert str(loaded.compiled) == "yes: 4 gradient steps are planned"
+    # What was compiled here stays compiled.
+    monkeypatch.setattr("ppo_plus.compiling.compiled.WORTH_COMPILING", 1_000_000)
+    loaded._setup_learn(64)
+    assert loaded.compiled
     loaded.compile = False
     loaded._refresh()
     loaded._setup_learn(64)

@@ -72,8 +72,9 @@ def test_predict_takes_tuples(policy):
     assert model.predict(batch, deterministic=True)[0].tolist() == [action] * 3
     for evaluated in (evaluate_policy(model, env, 2, warn=False), model.evaluate(2, env)):
         assert np.isfinite(evaluated).all()
-    with pytest.raises(ValueError, match=r"must be a dict with the keys \['0', '1', '2'\]"):
-        model.predict(obs[:2])
+    for wrong in (obs[:2], [*obs]):
+        with pytest.raises(ValueError, match=r"must be a tuple of 3 parts, or a dict with the keys \['0', '1', '2'\]"):
+            model.predict(wrong)
     assert to_tensor(obs, model.observation_space, th.device("cpu"))[0].keys() == {"0", "1", "2"}
 
 

@@ -2,9 +2,10 @@
 
 import json
 import lzma
-import os
 from pathlib import Path
 from typing import Any
+
+from ppo_plus.saving.files import append_lines, is_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -48,14 +49,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def _records(path: Path, content: bytes) -> list[dict[str, Any]]:
     """The records of a file with this content."""
     lines = content.split(b"\n")
-    if not _is_whole(lines[-1]):
+    if not is_whole(lines[-1]):
         lines.pop()
     records = []
     for number, line in enumerate(lines, 1):
         try:
             records.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number} is not valid JSON: {error}") from None
+        except ValueError as error:  # also where the bytes are not text
+            raise ValueError(f"{path}, line {number} is not valid JSON ({error}): mend or delete it") from None
     return records
 
 
@@ -72,21 +73,4 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     with path.open("a+b") as file:
         # Held until the file is closed.
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        *_, end = file.read().split(b"\n")
-        if _is_whole(end):
-            line = b"\n" + line  # an editor has removed the last line's end
-        elif end:
-            file.truncate(file.tell() - len(end))
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _is_whole(line: bytes) -> bool:
-    """Whether a line that has no end is a whole record: no part of a JSON object is valid JSON."""
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
+        append_lines(file, line)

@@ -1,8 +1,9 @@
 """Whether a model's training is compiled, and functions of tensors that compile themselves, or else run uncompiled."""
 
-import time
+import signal
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -56,6 +57,7 @@ class Compiled:
     :param reads: what it reads besides its arguments; a call must not change it
     :param strict: raise :class:`CompileError` if it cannot be compiled, instead of warning and running uncompiled
     :param constants: what it was compiled for, in a form that can be compared
+    :param shown: the context in which it is compiled, which shows that
     """
 
     function: Callable[..., Any]
@@ -63,11 +65,10 @@ class Compiled:
     reads: Reads = Reads()
     strict: bool = False
     constants: dict[str, Any] | str | None = None
+    shown: Callable[[], AbstractContextManager[Any]] = nullcontext
     n_traces: int = field(default=0, init=False)
     #: Why it is not compiled; ``None``: it is, or will be at its first call.
     failure: str | None = field(default=None, init=False)
-    #: How long compiling has taken.
-    seconds: float = field(default=0.0, init=False)
     _run: Callable[[list[th.Tensor]], Any] | None = field(default=None, init=False)
     _signature: list[Any] = field(default_factory=list, init=False)
     _static_form: PyTreeSpec | None = field(default=None, init=False)
@@ -142,13 +143,12 @@ class Compiled:
         return True
 
     def _compile(self, args: tuple[Any, ...], n_static: int) -> None:
-        start = time.monotonic()
         try:
             if self.n_traces >= MAX_TRACES:
                 raise CompileError(keeps_changing("what it reads"))
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
-            with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
+            with self.shown(), ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
                 self._run = self._trace_and_compile(args, n_static)
                 if not self.agrees(*args):
                     raise CompileError(
@@ -156,12 +156,13 @@ class Compiled:
                         "that are not torch's, or changes what it was given"
                     )
         except Exception as error:
+            if _was_interrupted(error):
+                self.reset()
+                raise KeyboardInterrupt from error
             self.fail(in_one_line(error), error)
         except BaseException:
             self.reset()  # it has not been compared yet
             raise
-        finally:
-            self.seconds += time.monotonic() - start
 
     def fail(self, reason: str, cause: Exception | None = None) -> None:
         """Run the function uncompiled from now on; ``strict``: raise an error."""
@@ -235,6 +236,13 @@ def in_one_line(error: Exception) -> str:
     """The class of an error and the first line of its message."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C, which all processes of a terminal get, has ended the C++ compiler."""
+    while error is not None and getattr(error, "returncode", None) != -signal.SIGINT:
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _check_tensors(graph: th.fx.GraphModule, inputs: list[th.Tensor]) -> None:
@@ -344,8 +352,11 @@ class CompileStatus:
 class Compilation:
     """Decisions and compiled functions of a model; a saved model keeps the decision, and compiles again."""
 
+    #: The context in which functions are compiled, which shows that.
+    shown: Callable[[], AbstractContextManager[Any]] = nullcontext
+
     def __init__(self) -> None:
-        #: Gradient steps that all calls of ``learn`` have planned.
+        #: Gradient steps that all calls of ``learn`` have planned, since the model was made or loaded.
         self.n_planned = 0
         #: What was decided last.
         self.decision = CompileStatus(False, "learn has not been called yet")
@@ -357,7 +368,7 @@ class Compilation:
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies compile for themselves.
-        return vars(self) | {"functions": {}}
+        return vars(self) | {"functions": {}, "shown": nullcontext}
 
     def plan(self, requested: bool | str, n_steps: int, device: th.device, unsupported: str | None = None) -> None:
         """Decide for a call of ``learn``: on the arguments alone, never on time.
@@ -390,7 +401,7 @@ class Compilation:
         if on_nvidia and requested == "auto":
             return CompileStatus(False, f"on {device}, only compile=True compiles")
         # What was compiled stays compiled.
-        if requested == "auto" and not self.decision and n_steps < WORTH_COMPILING:
+        if requested == "auto" and not (self.decision and self.n_planned) and n_steps < WORTH_COMPILING:
             start = f"compiling starts at {WORTH_COMPILING:,}; compile=True compiles all the same"
             return CompileStatus(False, f"{planned}; {start}")
         reason = obstacle(device)
@@ -406,11 +417,6 @@ class Compilation:
         if not self.decision:
             return f"training runs uncompiled: {self.decision.reason}"
         return f"compiling first ({self.decision.reason}): some 20 s, or a few if these networks were compiled before"
-
-    @property
-    def seconds(self) -> float:
-        """The time that compiling has taken so far."""
-        return sum(compiled.seconds for compiled in self.functions.values())
 
     def status(self, own_update: str | None = None) -> CompileStatus:
         """The decision, or why it could not be carried out.
@@ -459,12 +465,12 @@ class Compilation:
             if self.strict and known.failure:
                 known.fail(known.failure)
             return known
-        compiled = Compiled(function, name, reads, self.strict, constants)
+        compiled = Compiled(function, name, reads, self.strict, constants, lambda: self.shown())
         self.functions[name] = compiled
         if isinstance(constants, str):
             compiled.fail(constants)
         elif known is not None:
-            compiled.n_traces, compiled.seconds = known.n_traces, known.seconds
+            compiled.n_traces = known.n_traces
             if known.n_traces >= MAX_TRACES:
                 compiled.failure = known.failure  # without a second warning
                 changed = first_difference(known.constants, constants) or "what it reads"

@@ -26,7 +26,7 @@ from ppo_plus.formulas.moments import Moments
 from ppo_plus.model import Model
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry
 from ppo_plus.process import assigned, computing
-from ppo_plus.require import require_int, require_number
+from ppo_plus.require import LARGEST, require_int, require_number
 from ppo_plus.rollout.buffer import AT_ONCE, values_of
 from ppo_plus.settings import Settings
 from ppo_plus.trees import tree_map
@@ -58,7 +58,7 @@ def clone(
     """See :meth:`ppo_plus.PPO_Plus.pretrain`, whose arguments these are."""
     for name, count in {"n_epochs": n_epochs, "batch_size": batch_size}.items():
         require_int(name, count, 1)
-    require_number("learning_rate", learning_rate, 0, above=True)
+    require_number("learning_rate", learning_rate, 0, LARGEST, above=True)
     require_number("validation_split", validation_split, 0, 1 - 1e-9)
     require_int("patience", patience, 1, or_none=True)
     settings = model._refresh()

@@ -1,6 +1,7 @@
 """Data sets of demonstrations, checked and as tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,26 @@ from stable_baselines3.common.preprocessing import is_image_space, maybe_transpo
 from ppo_plus.envs.checks import TIMEOUT
 from ppo_plus.envs.normalization import observation_moments
 from ppo_plus.model import Model
-from ppo_plus.policy.masking import as_masks
-from ppo_plus.policy.observations import is_finite, to_network
+from ppo_plus.policy.masking import as_masks, nothing_allowed
+from ppo_plus.policy.observations import as_dict, is_finite, to_network
 from ppo_plus.require import LARGEST, require_spaces
 from ppo_plus.trees import mapped, tree_leaves, tree_map
 
-#: The entries of a data set, and what imitation calls them.
-NAMES = {"observations": "obs", "actions": "acts", "rewards": "rews", "terminations": "", "truncations": ""}
+#: The entries of a data set, and what others call them.
+NAMES = {
+    "observations": ("obs",),
+    "actions": ("acts",),
+    "rewards": ("rews",),
+    "terminations": ("terminals",),
+    "truncations": ("timeouts",),
+}
 MASKS = "action_masks"
+#: Ours, by every name; what else says how episodes end; and what is left out.
+OURS = {other: name for name, others in NAMES.items() for other in (name, *others)} | {MASKS: MASKS}
+ENDS = ("dones", "terminal", "infos")
+LEFT_OUT = ("next_obs", "next_observations", "infos/", "metadata/")
+#: What can be read, for messages.
+KINDS = "a dict of arrays, a list of episodes, a data set of imitation or Minari, or the path of an .npz file"
 #: The spaces of a reward, and of whether an episode ends.
 REWARD, END = spaces.Box(-LARGEST, LARGEST, (), np.float64), spaces.Discrete(2)
 #: Members of a space: an array, or a dict or tuple of them.
@@ -39,13 +52,22 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
 
     :raises ValueError: something is missing, unknown, or does not fit the spaces: names the row
     """
-    if dataset is None or isinstance(dataset, (str, Path)):
-        raise TypeError(f"dataset={dataset!r} must be a dict of arrays or a list of episodes: np.load reads .npz files")
-    if isinstance(dataset, Mapping):
-        data, last = _checked(model, "dataset", dataset), np.array([-1])
+    if isinstance(dataset, (str, Path)) and Path(dataset).suffix == ".npz":
+        with np.load(dataset) as file:
+            dataset = dict(file)
+    if isinstance(dataset, tuple) and len(dataset) == 2 and not any(map(_has_entries, dataset)):
+        dataset = dict(zip(NAMES, dataset, strict=False))
+    if hasattr(dataset, "to_numpy"):
+        remedy = 'pass dict(observations=frame[["x", "y"]].to_numpy(), actions=frame["action"].to_numpy())'
+        raise TypeError(f"dataset is a {type(dataset).__name__}, whose columns have no meaning here: {remedy}")
+    episodes = dataset.iterate_episodes() if hasattr(dataset, "iterate_episodes") else dataset
+    if _has_entries(episodes) and not any(hasattr(episodes, name) for name in ("terminal", "terminations")):
+        data, last = _checked(model, "dataset", episodes, whole=False), np.array([-1])
+    elif isinstance(episodes, str) or not (_has_entries(episodes) or isinstance(episodes, Iterable)):
+        raise TypeError(f"dataset={dataset!r} must be {KINDS}")
     else:
-        episodes = dataset.iterate_episodes() if hasattr(dataset, "iterate_episodes") else dataset
-        parts = [_checked(model, f"dataset[{i}]", _episode(part)) for i, part in enumerate(episodes)]
+        episodes = [episodes] if _has_entries(episodes) else episodes
+        parts = [_checked(model, f"dataset[{i}]", part, whole=True) for i, part in enumerate(episodes)]
         if len({tuple(part) for part in parts}) != 1:
             raise ValueError("dataset has no episodes, or only some of them have rewards or masks: make them alike")
         data = tree_map(lambda *rows: np.concatenate(rows), *parts)
@@ -72,22 +94,37 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
     return {"observations": observations} | {name: th.as_tensor(rows).to(model.device) for name, rows in data.items()}
 
 
-def _episode(episode: Any) -> dict[str, Any]:
-    """The entries of a trajectory of imitation, an episode of Minari, or a dict of one or several episodes."""
-    get = episode.get if isinstance(episode, Mapping) else lambda name: getattr(episode, name, None)
-    found = {name: get(name) if get(name) is not None else get(short) for name, short in NAMES.items()}
-    data = {name: rows for name, rows in found.items() if rows is not None}
-    data |= episode if isinstance(episode, Mapping) else {}
-    if {"observations", "actions"} <= data.keys():
-        n, infos = _count(data["actions"]), get("infos")
-        data["observations"] = mapped(lambda rows: rows[:n] if len(rows) == n + 1 else rows, data["observations"])
+def _has_entries(value: Any) -> bool:
+    return isinstance(value, Mapping) or any(hasattr(value, name) for name in ("acts", "actions"))
+
+
+def _entries(name: str, given: Any, whole: bool) -> dict[str, Any]:
+    """The entries of a data set, or of a dict, trajectory of imitation or episode of Minari that is ``whole``, by our
+    names; raises :class:`ValueError`."""
+    if not _has_entries(given):
+        raise ValueError(f"{name} is {given!r:.100}, and has no observations and actions: give dataset as {KINDS}")
+    if not isinstance(given, Mapping):
+        given = {key: getattr(given, key, None) for key in (*OURS, *ENDS)}
+    given = {key: rows for key, rows in given.items() if rows is not None}
+    data = {OURS[key]: _without_index(rows) for key, rows in given.items() if key in OURS}
+    others = [key for key in given if key not in (*OURS, *ENDS) and not str(key).startswith(LEFT_OUT)]
+    if others or not {"observations", "actions"} <= data.keys() or len(data) < len(OURS.keys() & given.keys()):
+        needed, optional = [*NAMES][:2], [*NAMES, MASKS][2:]
+        raise ValueError(f"{name} has {[*given]}: it needs {needed}, and may have {optional}, each once")
+    n, dones, terminal, infos = _count(data["actions"]), *(given.get(key) for key in ENDS)
+    last = np.arange(n) == n - 1
+    timeouts = [bool(info.get(TIMEOUT, False)) for info in infos] if isinstance(infos, (list, np.ndarray)) else None
+    is_known = terminal is not None or (dones is not None and ("truncations" in data or timeouts is not None))
+    if "terminations" not in data and (whole or dones is not None):
         # imitation does not say how an episode has ended, but its infos may.
-        terminated = bool(get("terminal")) and not (infos is not None and infos[-1].get(TIMEOUT, False))
-        last = np.arange(n) == n - 1
-        data.setdefault("truncations", last)
-        if get("terminal") is None and "terminations" not in data:
+        dones = last & bool(terminal) if dones is None else np.ravel(as_array(dones)).astype(bool)
+        data.setdefault("truncations", np.zeros(len(dones), int) if timeouts is None else dones & timeouts)
+        if not is_known:
             data.pop("rewards", None)  # returns are unknown where the way an episode ended is
-        data.setdefault("terminations", last & terminated)
+        data["terminations"] = dones & (np.ravel(as_array(data["truncations"])) == 0)
+    if whole:
+        data["observations"] = mapped(lambda rows: rows[:n] if len(rows) == n + 1 else rows, data["observations"])
+        data.setdefault("truncations", last)
     return data
 
 
@@ -95,17 +132,19 @@ def _count(rows: Any) -> int:
     return len(rows) if isinstance(rows, list) else len(np.atleast_1d(tree_leaves(rows)[0]))
 
 
-def _checked(model: Model, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(model: Model, name: str, dataset: Any, whole: bool) -> dict[str, Any]:
     """The entries of a data set or an episode as arrays in the dtypes of their spaces."""
+    given = _entries(name, dataset, whole)
     known = dict(zip(NAMES, (model.observation_space, model.action_space, REWARD, END, END), strict=True))
-    names = [*known, MASKS]
-    if not {*names[:2]} <= given.keys() <= {*names}:
-        raise ValueError(f"{name} has {[*given]}: it needs {names[:2]}, and may have {names[2:]}")
     n, distribution, masks = _count(given["actions"]), model.policy.distribution, given.get(MASKS)
     if not n:
         raise ValueError(f"{name} is empty: give it at least one transition")
+    if isinstance(model.action_space, spaces.Discrete):
+        given["actions"] = _choices(given["actions"], model.action_space)
     data: dict[str, Any] = {
-        key: _rows(f"{name}[{key!r}]", given[key], known[key], n, key != names[0]) for key in known if key in given
+        key: _rows(f"{name}[{key!r}]", given[key], space, n, key != "observations")
+        for key, space in known.items()
+        if key in given
     }
     if masks is not None:
         data[MASKS] = masks = as_masks(f"{name}[{MASKS!r}]", masks, distribution.mask_layout)
@@ -114,6 +153,8 @@ def _checked(model: Model, name: str, given: Mapping[str, Any]) -> dict[str, Any
     if masks is not None:
         if len(masks) != n:
             raise ValueError(f"{name} has {len(masks)} action_masks and {n} actions: give one of each per transition")
+        for row in np.flatnonzero(nothing_allowed(masks, distribution.mask_layout))[:1]:
+            raise ValueError(f"row {row} of {name}['{MASKS}'] allows nothing to choose from: correct it")
         # A masked action has the lowest of all log-probabilities.
         net, std = th.zeros(n, distribution.net_dim), th.ones(n, distribution.gaussian_dim)
         params = distribution.params(net, std, th.from_numpy(masks))
@@ -144,6 +185,24 @@ def _rows(name: str, rows: Any, space: spaces.Space, n: int, bounded: bool) -> N
     raise ValueError(f"{name}: {whole}")
 
 
+def _choices(rows: Any, space: spaces.Discrete) -> Any:
+    """Choices that are one-hot, as their numbers; others unchanged."""
+    with suppress(ValueError, TypeError):  # no array
+        array = np.asarray(as_array(rows))
+        if (
+            array.ndim == 2
+            and array.shape[1] == space.n > 1
+            and np.array_equal(array, np.eye(space.n)[array.argmax(1)])
+        ):
+            return array.argmax(1) + space.start
+    return rows
+
+
+def _without_index(rows: Any) -> Any:
+    """Rows of pandas as an array; others unchanged."""
+    return rows.to_numpy() if hasattr(rows, "to_numpy") else rows
+
+
 def as_array(part: Any) -> Any:
     return part.numpy(force=True) if isinstance(part, th.Tensor) else part
 
@@ -151,10 +210,13 @@ def as_array(part: Any) -> Any:
 def cast(rows: Any, space: spaces.Space, n: tuple[int, ...], bounded: bool) -> Nested:
     """Numbers of shape ``(*n, *space.shape)`` in the dtype of a space; raises :data:`MISTAKES`."""
     if isinstance(space, spaces.Dict):
+        rows = as_dict(rows)
         return {key: cast(rows[key], sub, n, bounded) for key, sub in space.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(cast(part, sub, n, bounded) for part, sub in zip(rows, space, strict=True))
     array, shape = np.asarray(rows), (*n, *(space.shape or ()))
+    if not space.shape and array.shape == (*n, 1):
+        array = array[..., 0]
     if is_image_space(space) and array.ndim == len(shape):
         array = maybe_transpose(array, space)
     if array.shape != shape:

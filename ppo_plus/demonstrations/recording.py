@@ -16,7 +16,7 @@ from ppo_plus.envs.checked_envs import CheckedEnvs, is_reset
 from ppo_plus.envs.checks import TIMEOUT, check_spaces, row_of, seed_envs
 from ppo_plus.envs.layers import share_layers
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.make_vec import as_vec_env
+from ppo_plus.envs.make_vec import as_vec_env, with_dicts
 from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import find_masks
@@ -47,7 +47,8 @@ def record_demonstrations(
         raise TypeError(f"demonstrator={demonstrator!r} must be a model, or a function from observation to action")
     made = as_vec_env(maybe_make_env(env, 0))
     check_spaces(made)
-    vec_env = made if isinstance(made, VecEnv) else LeanVecEnv([lambda: made])
+    inner = made if isinstance(made, VecEnv) else LeanVecEnv([lambda: made])
+    vec_env = with_dicts(inner)
     warn_of_statistics(getattr(demonstrator, "_trained_normalized", None), vec_env)
     if getattr(demonstrator, "env", None) is not None and share_layers(vec_env, demonstrator.env):
         demonstrator.set_env(demonstrator.env)  # training then starts new episodes
@@ -70,7 +71,8 @@ def record_demonstrations(
             seen = [row_of(original, i) for i in range(n_envs)]
             masks = {} if source is None else {MASKS: source.read(vec_env, obs, n_steps)}
             if predict is None:
-                actions: Any = [_action(demonstrator(row), vec_env.action_space) for row in seen]
+                rows = seen if vec_env is inner else [tuple(row.values()) for row in seen]  # as it returns them
+                actions: Any = [_action(demonstrator(row), vec_env.action_space) for row in rows]
                 actions = actions if vec_env.action_space.shape is None else np.stack(actions)
             else:
                 actions, state = predict(obs, state, dones, deterministic, **masks)

@@ -206,7 +206,7 @@ class SharedTraining(SingleProcess):
 
     def epochs(self, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterator[Iterable[Rows]]:
         rollout: Batch | None = None
-        with_room: Any = None  # the rollout with a place for normalized advantages
+        room = th.empty(0)  # for its normalized advantages
         for epoch in epochs:
             minibatches = list(epoch)
             if not minibatches:
@@ -220,8 +220,9 @@ class SharedTraining(SingleProcess):
                 for i, ((data, indices), part) in enumerate(zip(minibatches, parts, strict=True)):
                     # The minibatches of a custom buffer may be of several rollouts.
                     if data is not rollout:
-                        rollout, with_room = data, data._replace(normalized=th.zeros_like(data.advantages))
-                    with_room.normalized[indices] = part
+                        rollout, room = data, th.zeros_like(data.advantages)
+                        with_room = data._replace(normalized=room)
+                    room[indices] = part
                     minibatches[i] = with_room, indices
             yield minibatches
 

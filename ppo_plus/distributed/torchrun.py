@@ -5,6 +5,7 @@ Torch is imported within the functions, because the command line asks :func:`lau
 
 import atexit
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -34,9 +35,27 @@ def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by torchrun, which starts ``ppo-plus`` with these arguments in several processes."""
     # One core for each process; torchrun prints a long warning if the variable is not set.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_processes)]
+    torchrun = ["-m", "ppo_plus.distributed.torchrun", "--standalone", "--nproc-per-node", str(n_processes)]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *torchrun, "-m", "ppo_plus", *arguments])
+
+
+def run() -> None:
+    """torchrun, which ends as the first of its processes that failed, without a traceback: that process said why."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        main()
+    except SignalException as error:
+        sys.exit(128 + error.sigval)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            print(f"ppo-plus: error: process {rank} was killed by signal {-failure.exitcode}", file=sys.stderr)
+        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
 
 
 def join(device: str) -> "Ranks":
@@ -88,3 +107,7 @@ def end_with_torchrun() -> None:
         if os.getppid() != PARENT:
             # torchrun ended before this call.
             signal.raise_signal(signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    run()

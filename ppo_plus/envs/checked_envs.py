@@ -29,30 +29,36 @@ class CheckedEnvs:
         values = vars(self._normalize) if self._normalize else {}
         statistics = ("obs_rms", "ret_rms", "returns")
         self._statistics = {name: copy.deepcopy(values[name]) for name in statistics if name in values}
+        #: What says which rows a ``VecNormalize`` must not count; ``None``: it counts all.
+        self._rows = self._normalize and next((layer for layer in layers(env) if "stepped" in vars(layer)), None)
         owners = (layer for layer in layers(env) if isinstance(layer, (DummyVecEnv, SyncVectorEnv)))
         #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
         self._owner = next(owners, None)
+        is_dummy = isinstance(self._owner, DummyVecEnv)
+        self._attributes = vars(self._owner) if is_dummy else {}
         #: What a ``DummyVecEnv`` has within the context only. One of the user cannot be exchanged, since callbacks and
         #: wrappers have it, and steps of SB3's copy everything; outside of the context, nothing of it is changed.
-        self._lent = faster_methods(self._owner) if isinstance(self._owner, DummyVecEnv) else {}
+        self._lent = faster_methods(self._owner) if is_dummy else {}  # type: ignore[arg-type]
         self._added: dict[str, Any] = {}
 
     def __enter__(self) -> None:
-        if self._normalize is not None:
-            count_transitions(self._normalize, self._env)
-        if isinstance(self._owner, DummyVecEnv):
-            attributes = vars(self._owner)
-            self._added = {name: own for name, own in self._lent.items() if name not in attributes} | {"_current": None}
-            attributes.update(self._added)
+        if self._normalize is not None and self._rows is not None:
+            count_transitions(self._normalize, self._rows)
+        self._added = self._lent
+        if not self._lent.keys().isdisjoint(self._attributes):  # methods that the user has set
+            self._added = {name: own for name, own in self._lent.items() if name not in self._attributes}
+        self._attributes.update(self._added, _current=None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        current = getattr(self._owner, "_current", None)
+        current = self._attributes.pop("_current", None)
         for name in self._added:
-            vars(self._owner).pop(name, None)
-        for rms in running_statistics(self._normalize):
+            self._attributes.pop(name, None)
+        for rms in running_statistics(self._normalize if self._rows else None):
             vars(rms).pop("update", None)
+        if error is None:
+            return
         if isinstance(error, (EOFError, ConnectionError)) and isinstance(self._env.unwrapped, SubprocVecEnv):
             error.add_note(
                 f"A worker process of SubprocVecEnv died at step {self._step()}. With ppo_plus.SupervisedVecEnv(..., "

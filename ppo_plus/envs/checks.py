@@ -19,11 +19,12 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import ClipAction
-from stable_baselines3.common.env_util import is_wrapped, unwrap_wrapper
+from stable_baselines3.common.env_util import unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
+from ppo_plus.envs.layers import layers
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.observations import canonical_space, is_finite, why_not_finite
 from ppo_plus.require import LARGEST
@@ -66,23 +67,22 @@ class InvalidOutput(ValueError):
         self.not_finite, self.remedy = not_finite, remedy
 
 
-def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "an observation") -> None:
+def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "an observation") -> Any:
     """Check the shape of one environment's observation, and if ``values`` also its dtype and its numbers.
 
+    :return: its arrays, in the structure of the space; a ``Box`` may have come as a list or tuple of numbers
     :raises InvalidOutput: it does not fit its space, or is not finite
     """
     if isinstance(space, spaces.Dict):
-        for key, sub in space.items():
+        for key in space:
             if not isinstance(obs, dict) or key not in obs:
                 raise InvalidOutput(f"returned {name} without {key!r}, which its space {space} has")
-            check_obs(obs[key], sub, values, f"{name}[{key!r}]")
-        return
+        return {key: check_obs(obs[key], sub, values, f"{name}[{key!r}]") for key, sub in space.items()}
     if isinstance(space, spaces.Tuple):
-        if not isinstance(obs, tuple) or len(obs) != len(space):
+        if not isinstance(obs, (tuple, list, np.ndarray)) or len(obs) != len(space):
             raise InvalidOutput(f"returned {name} that is not a tuple of {len(space)} parts, like its space {space}")
-        for i, (part, sub) in enumerate(zip(obs, space, strict=True)):
-            check_obs(part, sub, values, f"{name}[{i}]")
-        return
+        parts = enumerate(zip(obs, space, strict=True))
+        return tuple(check_obs(part, sub, values, f"{name}[{i}]") for i, (part, sub) in parts)
     array = as_array(obs, name)
     if not _fits(array.shape, space.shape or ()):
         raise InvalidOutput(f"returned {name} of shape {array.shape}, but its space {space} has {space.shape}")
@@ -91,6 +91,7 @@ def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "a
         raise InvalidOutput(f"returned {what}: {array!r:.200}")
     if values and not is_finite(array):
         raise InvalidOutput(f"returned {name} that is {why_not_finite(array)}: {array!r:.200}", not_finite=True)
+    return array.reshape(space.shape or ())
 
 
 def as_array(obs: Any, name: str = "an observation") -> np.ndarray:
@@ -107,9 +108,9 @@ def as_array(obs: Any, name: str = "an observation") -> np.ndarray:
         raise InvalidOutput(f"returned {name} that is not an array ({error})", remedy=remedy) from None
 
 
-def copied(obs: Any) -> Any:
-    """A copy of an observation, with arrays as its parts; errors as :func:`as_array`."""
-    return mapped(lambda part: as_array(part).copy(), obs)
+def copied(obs: Any, space: spaces.Space) -> Any:
+    """A copy of an observation, with arrays as its parts; errors as :func:`check_obs`."""
+    return mapped(np.copy, check_obs(obs, space, values=False))
 
 
 def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observation") -> None:
@@ -165,6 +166,18 @@ def row_of(obs: VecEnvObs, i: int) -> Any:
     return mapped(lambda array: np.array(array[i]), obs)
 
 
+def write_row(arrays: Any, i: int, obs: Any) -> None:
+    """Write an observation into row ``i``, in the dtype of the space. A single number may come as an array of one."""
+    if isinstance(arrays, dict):
+        for key, array in arrays.items():
+            write_row(array, i, obs[key])
+    elif isinstance(arrays, tuple):
+        for array, part in zip(arrays, obs, strict=True):
+            write_row(array, i, part)
+    else:
+        arrays[i] = np.reshape(obs, arrays.shape[1:])
+
+
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Whether the shapes are the same, where a single number may also come as an array of one, and the reverse."""
     return shape == expected or math.prod(shape) == math.prod(expected) == 1
@@ -203,7 +216,7 @@ def check_spaces(env: gym.Env | VecEnv) -> None:
     try:
         make_distribution(env.action_space)
     except ValueError as error:
-        if isinstance(env, gym.Env) and is_wrapped(env, ClipAction):
+        if any(isinstance(layer, ClipAction) for layer in layers(env)):
             raise ValueError(
                 f"{error}. ClipAction removed the bounds: leave that wrapper out, since actions are clipped anyway"
             ) from None

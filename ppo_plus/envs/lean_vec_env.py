@@ -7,6 +7,7 @@ Nothing stands between ``envs[i]`` and the wrappers of the user: the vector envi
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +23,7 @@ from ppo_plus.envs.checks import (
     as_reward,
     check_info,
     check_obs,
+    check_spaces,
     check_step_info,
     copied,
     counted,
@@ -32,13 +34,16 @@ from ppo_plus.envs.resumable.state import Resumable, as_resumable
 
 class LeanVecEnv(DummyVecEnv):
     """A ``DummyVecEnv`` that returns the same values, as independent of later steps, in less time, and records what
-    :mod:`ppo_plus.envs.resumable.state` needs."""
+    :mod:`ppo_plus.envs.resumable.state` needs.
+
+    :raises ValueError: the spaces of an environment are not supported
+    """
 
     #: Index of the environment that is stepped or reset now, for messages.
     _current: int | None = None
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]]):
-        super().__init__(env_fns)
+        super().__init__([partial(_supported, make) for make in env_fns])
         self._known, self._resumables = [*self.envs], [as_resumable(env) for env in self.envs]
 
     def recorded(self) -> list[Resumable]:
@@ -65,6 +70,12 @@ class LeanVecEnv(DummyVecEnv):
         return step_each(self, self.recorded())
 
 
+def _supported(make: Callable[[], gym.Env]) -> gym.Env:
+    env = make()
+    check_spaces(env)
+    return env
+
+
 def faster_methods(env: DummyVecEnv) -> dict[str, Callable[[], Any]]:
     """Methods that do what those of a ``DummyVecEnv`` of the user do, as :class:`LeanVecEnv` does it, apart from those
     that it overrides."""
@@ -82,7 +93,7 @@ def reset_each(vec_env: Any, envs: Sequence[gym.Env]) -> VecEnvObs:
         options = {"options": vec_env._options[i]} if vec_env._options[i] else {}
         obs, info = env.reset(seed=vec_env._seeds[i], **options)
         check_info(info)
-        check_obs(obs, vec_env.observation_space, values=False)
+        obs = check_obs(obs, vec_env.observation_space, values=False)
         vec_env.reset_infos[i] = info
         vec_env._save_obs(i, obs)
     vec_env._current = None
@@ -105,8 +116,7 @@ def step_each(vec_env: Any, envs: Sequence[gym.Env]) -> VecEnvStepReturn:
         info[TIMEOUT] = truncated and not terminated
         dones[i] = done = terminated or truncated
         if done:
-            check_obs(obs, space, values=False)
-            info["terminal_observation"] = copied(obs)
+            info["terminal_observation"] = copied(obs, space)
         # Before the reset, which may write into them. Most infos have nothing but this key.
         infos.append({TIMEOUT: info[TIMEOUT]} if len(info) == 1 else _copied(info))
         if done:
@@ -117,8 +127,7 @@ def step_each(vec_env: Any, envs: Sequence[gym.Env]) -> VecEnvStepReturn:
         if type(obs) is np.ndarray and obs.shape == shape:
             only[i] = obs
         else:
-            check_obs(obs, space, values=False)
-            vec_env._save_obs(i, obs)
+            vec_env._save_obs(i, check_obs(obs, space, values=False))
     vec_env._current = None
     return _copied_obs(vec_env), rewards.copy(), dones.copy(), infos
 

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from ppo_plus.envs.checks import check_spaces, seed_envs
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.normalization import check_normalization, require_one_normalization, warn_of_statistics
+from ppo_plus.envs.normalization import Trained, check_normalization, require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.env import GymTensors, TensorEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv, warn_of_numpy
@@ -85,17 +85,8 @@ def make_vec(
         if module:  # registers it
             import_module(module)
     make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
-    kinds = {"vec_env_cls": VEC_ENVS[vec_env], "vec_env_kwargs": supervision, "wrapper_class": supported}
+    kinds = {"vec_env_cls": VEC_ENVS[vec_env], "vec_env_kwargs": supervision}
     return with_dicts(make_vec_env(make_env, n_envs, seed=int(seed), env_kwargs=env_kwargs, **kinds))  # type: ignore[arg-type]
-
-
-def supported(env: gym.Env) -> gym.Env:
-    """The environment.
-
-    :raises ValueError: its spaces are not supported; vector environments would not say so
-    """
-    check_spaces(env)
-    return env
 
 
 class TupleAsDict(VecEnvWrapper):
@@ -181,7 +172,7 @@ class ModelEnvs(OnPolicyAlgorithm):
     normalize_observations: bool | dict[str, Any]
     normalize_values: bool | dict[str, Any]
     #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
-    _trained_normalized: bool | None
+    _trained_normalized: Trained
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:

@@ -2,15 +2,18 @@
 
 import warnings
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from ppo_plus.envs.layers import layers
+from ppo_plus.envs.layers import Layer, layers
 from ppo_plus.require import require_number
 
+#: Whether a model was trained on normalized observations; ``"maybe"``: in SB3, in a ``VecNormalize``, which may have
+#: normalized rewards alone; ``None``: unknown, or there was no training.
+Trained = bool | Literal["maybe"] | None
 #: Arguments of ``PPO_Plus``, and those of ``VecNormalize`` that do the same.
 IN_POLICY = {"normalize_observations": "norm_obs", "normalize_values": "norm_reward"}
 
@@ -28,20 +31,19 @@ def check_normalization(env: VecEnv) -> None:
     require_number("VecNormalize: gamma", normalize.gamma, 0, 1)
 
 
-def count_transitions(normalize: VecNormalize, env: VecEnv) -> None:
+def count_transitions(normalize: VecNormalize, env: Layer) -> None:
     """Have a ``VecNormalize`` count no returns of rows that are not transitions, and no observations of agents that are
     not there, until ``update`` is removed from its running statistics.
 
-    :param env: environments, some of which say so by ``stepped`` and ``observed``, booleans ``(N,)``
+    :param env: environments whose ``stepped`` and, if they have it, ``observed`` say so, booleans ``(N,)``
     """
-    if getattr(env, "stepped", None) is not None:
-        normalize.ret_rms.update = partial(_count, normalize.ret_rms, env, "stepped")  # type: ignore[method-assign]
-    if getattr(env, "observed", None) is not None:
-        for rms in observation_moments(normalize).values():
-            rms.update = partial(_count, rms, env, "observed")  # type: ignore[method-assign]
+    counted = {"stepped": [normalize.ret_rms], "observed": observation_moments(normalize).values()}
+    for name in counted.keys() & vars(env).keys():
+        for rms in counted[name]:
+            rms.update = partial(_count, rms, env, name)  # type: ignore[method-assign]
 
 
-def _count(rms: RunningMeanStd, env: VecEnv, name: str, rows: np.ndarray) -> None:
+def _count(rms: RunningMeanStd, env: Layer, name: str, rows: np.ndarray) -> None:
     counted = rows[getattr(env, name)]
     if len(counted):
         RunningMeanStd.update(rms, counted)
@@ -52,11 +54,8 @@ def normalized_by(env: VecEnv | None) -> list[RunningMeanStd]:
     return [] if env is None else [*observation_moments(unwrap_vec_normalize(env)).values()]
 
 
-def warn_of_statistics(trained: bool | None, env: VecEnv | None) -> None:
-    """Warn if a policy would see other numbers in an environment than it was trained on.
-
-    :param trained: whether those were normalized; ``None``: it is unknown
-    """
+def warn_of_statistics(trained: Trained, env: VecEnv | None) -> None:
+    """Warn if a policy would see other numbers in an environment than it was trained on."""
     moments = normalized_by(env)
     if trained and (not moments or any(rms.count < 1 for rms in moments)):
         problem = "has no statistics yet" if moments else "does not normalize them"
@@ -65,9 +64,10 @@ def warn_of_statistics(trained: bool | None, env: VecEnv | None) -> None:
         problem, remedy = "normalizes them", "leave VecNormalize out"
     else:
         return
+    were = "may have been" if trained == "maybe" else "were" if trained else "were not"
     warnings.warn(
-        f"the model was trained on observations that were {'' if trained else 'not '}normalized (VecNormalize), and "
-        f"env={env!r} {problem}, so that its actions are wrong: {remedy}",
+        f"the model was trained on observations that {were} normalized (VecNormalize), and env={env!r} {problem}, so "
+        f"that its actions {'may be' if trained == 'maybe' else 'are'} wrong: {remedy}",
         stacklevel=4,
     )
 

@@ -46,6 +46,11 @@ class KLControl:
     #: Whether it needs ``target_kl``.
     needs_target: ClassVar[bool] = False
 
+    @property
+    def controls(self) -> bool:
+        """Whether it does anything, as all but the base class do."""
+        return type(self) is not KLControl
+
     def init(self) -> KLState:
         """The state before the first update."""
         return KLState(running=th.tensor(True), beta=th.tensor(0.0), lr_scale=th.tensor(1.0))

@@ -25,6 +25,37 @@ OURS: dict[type, type[ActorCriticPolicy]] = {
     sb3.ActorCriticCnnPolicy: CnnPolicy,
     sb3.MultiInputActorCriticPolicy: MultiInputPolicy,
 }
+#: The policy classes of sb3-contrib, and the names of ours that replace them.
+CONTRIBS = {
+    "MaskableActorCriticPolicy": "MlpPolicy",
+    "MaskableActorCriticCnnPolicy": "CnnPolicy",
+    "MaskableMultiInputActorCriticPolicy": "MultiInputPolicy",
+    "RecurrentActorCriticPolicy": "MlpLstmPolicy",
+    "RecurrentActorCriticCnnPolicy": "CnnLstmPolicy",
+    "RecurrentMultiInputActorCriticPolicy": "MultiInputLstmPolicy",
+}
+
+
+def contribs_policy(policy: Any) -> str:
+    """The name of sb3-contrib's policy class that a class is or is derived from; ``""``: none."""
+    bases = policy.__mro__ if isinstance(policy, type) else ()
+    names = (base.__name__ for base in bases if base.__module__.startswith("sb3_contrib."))
+    return next((name for name in names if name in CONTRIBS), "")
+
+
+def without_contrib(policy: Any) -> Any:
+    """The name of ours in place of a policy class of sb3-contrib; another policy unchanged.
+
+    :raises ValueError: a class is derived from one of sb3-contrib's
+    """
+    if not (theirs := contribs_policy(policy)):
+        return policy
+    name = CONTRIBS[theirs]
+    if not policy.__module__.startswith("sb3_contrib."):
+        kind = "takes masks as well" if theirs.startswith("Maskable") else "has an LSTM"
+        remedy = f'derive it from ppo_plus.{name}, which {kind}, or pass policy="{name}"'
+        raise ValueError(f"policy={policy!r} is derived from sb3-contrib's {theirs}: {remedy}")
+    return name
 
 
 class EvaluatedActions(ActionDistribution):
@@ -184,4 +215,16 @@ def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
     # Before SB3's class, whose `__init__` does not know our arguments.
     inserted: dict[type, None] = dict.fromkeys([policy_class, OURS[theirs], ActorCriticPolicy, theirs])
     bases = (SB3Interface, policy_class) if overridden(policy_class) else tuple(inserted)
-    return type(policy_class.__name__, bases, {"__module__": policy_class.__module__})
+    attributes = {"__module__": policy_class.__module__, "__reduce_ex__": _reduce_ex, "written_class": policy_class}
+    return type(policy_class.__name__, bases, attributes)
+
+
+def _reduce_ex(policy: Any, protocol: Any) -> tuple[Any, ...]:
+    """Pickle by the class that the user wrote, since pickles do not find the one that is made of it."""
+    _, _, *state = object.__reduce_ex__(policy, protocol)
+    return (_empty, (type(policy).written_class,), *state)
+
+
+def _empty(policy_class: type) -> Any:
+    adapted = adapt_policy_class(policy_class)
+    return adapted.__new__(adapted)

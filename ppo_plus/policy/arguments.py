@@ -1,7 +1,6 @@
 """The arguments of policies, ``policy_kwargs``: their checks before a policy is built, and custom networks."""
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any
@@ -13,11 +12,10 @@ from torch import nn
 
 from ppo_plus.policy.normalization import OPTIONS
 from ppo_plus.policy.observations import canonical_space
-from ppo_plus.require import LARGEST, nearest, require_int, require_kind, require_number
+from ppo_plus.require import LARGEST, require_int, require_kind, require_number
 
-#: Arguments of policies that ``PPO_Plus`` passes.
-OF_PPO_PLUS = ("use_sde", "exploration", "action_mask_key", "streams", *OPTIONS)
-PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", *OF_PPO_PLUS)
+#: Arguments of policies that ``PPO_Plus`` passes; they shape the policy, besides its class and ``policy_kwargs``.
+SHAPING = frozenset({"use_sde", "exploration", "action_mask_key", "streams", *OPTIONS})
 #: SB3's features extractors, and height and width that its NatureCNN needs at least.
 SB3S, LEAST_PIXELS = (FlattenExtractor, NatureCNN, CombinedExtractor), 36
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
@@ -34,9 +32,11 @@ def as_plain(value: Any, depth: int = 2) -> Any:
     return list(value) if isinstance(value, Sequence) else value
 
 
-def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
-    """:raises TypeError, ValueError: an argument is unknown, of the wrong kind, or out of range"""
-    _check_names(policy_class, policy_kwargs)
+def check_policy_kwargs(policy_kwargs: dict[str, Any]) -> None:
+    """:raises TypeError, ValueError: an argument is one of ``PPO_Plus``, of the wrong kind, or out of range"""
+    for name in SHAPING & policy_kwargs.keys():
+        remedy = f"PPO_Plus(..., {name}={policy_kwargs[name]!r})"
+        raise TypeError(f"policy_kwargs: {name} is an argument of PPO_Plus: pass {remedy}")
     _check_net_arch(policy_kwargs.get("net_arch"))
     require_kind("policy_kwargs: autocast", policy_kwargs.get("autocast", False), bool, "True or False")
     require_number("policy_kwargs: log_std_init", policy_kwargs.get("log_std_init", 0.0), -LARGEST, LARGEST)
@@ -61,36 +61,6 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
             f"policy_kwargs: optimizer_class={optimizer_class!r} must be a first-order optimizer of torch for dense "
             "gradients, such as torch.optim.Adam"
         )
-
-
-def accepted_names(policy_class: type) -> set[str] | None:
-    """Names of a policy class's arguments; ``None`` if only the class knows them."""
-    names: set[str] = set()
-    for base in policy_class.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
-        names |= {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-        if not base.__module__.startswith("ppo_plus."):
-            # A custom class may take further names from its **kwargs.
-            return None
-    return names - {"self"}
-
-
-def _check_names(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
-    accepted = accepted_names(policy_class)
-    for name, value in policy_kwargs.items():
-        if name in PASSED_BY_PPO_PLUS:
-            remedy = f"PPO_Plus(..., {name}={value!r})" if name in OF_PPO_PLUS else "leave it out"
-            raise TypeError(f"policy_kwargs: {name}={value!r} is passed to the policy by PPO_Plus: {remedy}")
-        if accepted is None or name in accepted:
-            continue
-        likely = nearest(name, accepted)
-        names = ", ".join(sorted(accepted - {*PASSED_BY_PPO_PLUS}))
-        remedy = f"it takes {names}" if likely is None else f"did you mean {likely}?"
-        raise TypeError(f"policy_kwargs: {name}={value!r} is not an argument of {policy_class.__name__}: {remedy}")
 
 
 def _check_net_arch(net_arch: Any) -> None:

@@ -156,10 +156,12 @@ def to_tensor(
     :raises FloatingPointError: it is not finite, in single precision
     """
     if isinstance(space, spaces.Dict):
-        observation = as_dict(observation)
+        given, observation = observation, as_dict(observation)
         if not isinstance(observation, Mapping) or not space.spaces.keys() <= observation.keys() | optional:
             needed = sorted(space.spaces.keys() - optional)
-            raise ValueError(f"observation {observation!r} must be a dict with the keys {needed}")
+            # A list would be ambiguous: it may be of several observations.
+            also = f"a tuple of {len(space)} parts, or " if [*space] == [*map(str, range(len(space)))] else ""
+            raise ValueError(f"observation {given!r} must be {also}a dict with the keys {needed}")
         parts = {
             key: to_tensor(observation[key], sub, device, f"{name}[{key!r}]")
             for key, sub in space.items()
@@ -199,7 +201,10 @@ def require_choices(observations: np.ndarray, space: "spaces.Discrete | spaces.M
     choices = observations - space.start
     n = space.n if isinstance(space, spaces.Discrete) else space.nvec
     if ((choices < 0) | (choices >= n)).any():
-        raise ValueError(f"the observation {observations} is outside of its space {space}: correct one of them")
+        counted = f", which counts from start={space.start}" if np.any(space.start) else ""
+        raise ValueError(
+            f"the observation {observations} is outside of its space {space}{counted}: correct one of them"
+        )
 
 
 def _by_key(functions: dict[str, Preprocess], observations: dict[str, th.Tensor]) -> dict[str, th.Tensor]:

@@ -28,7 +28,13 @@ from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.arguments import NetworkLike, make_extractor, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import Masks, as_masks, check_mask_key, nothing_allowed
-from ppo_plus.policy.normalization import ObservationNormalizer, ValueNormalizer, check_encoder, normalization_options
+from ppo_plus.policy.normalization import (
+    OPTIONS,
+    ObservationNormalizer,
+    ValueNormalizer,
+    check_encoder,
+    normalization_options,
+)
 from ppo_plus.policy.observations import (
     GivenObservation,
     as_starts,
@@ -328,11 +334,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         data = super()._get_constructor_parameters()
         if None not in self._networks.values():
             data["net_arch"] = None
-        names = ["autocast", "share_features_extractor", "action_mask_key", "actor_keys", "critic_keys"]
-        names += ["normalize_observations", "normalize_values"]
-        own = {name: getattr(self, name) for name in names} | {"streams": self._streams}
-        given = not (self.use_sde or type(self.exploration) is WhiteNoise)
-        return data | self._networks | own | {"exploration": self.exploration if given else None}
+        if not self.share_features_extractor:
+            data["share_features_extractor"] = False
+        names = ["autocast", "action_mask_key", "actor_keys", "critic_keys", *OPTIONS]
+        own = self._networks | {name: getattr(self, name) for name in names} | {"streams": self._streams}
+        if not (self.use_sde or type(self.exploration) is WhiteNoise):
+            own["exploration"] = self.exploration
+        # Without defaults, a class written for SB3 can read them, too.
+        return data | {name: value for name, value in own.items() if value not in (None, False, (), [])}
 
     # --- for the algorithm ---------------------------------------------------------------------------------------
 

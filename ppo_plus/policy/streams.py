@@ -67,6 +67,8 @@ class Stream:
         if self.name is None:
             object.__setattr__(self, "name", path[-1] if path else getattr(self.source, "__name__", title))
         require_kind(f"{title}: name", self.name, str, "text")
+        if not self.name or "/" in str(self.name):
+            raise ValueError(f"{title}: name={self.name!r} is a part of names in logs: pass name=, without a slash")
         for argument in ("episodic", "normalize"):
             require_kind(f"{title}: {argument}", getattr(self, argument), bool, "True or False")
 

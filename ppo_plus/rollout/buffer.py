@@ -7,7 +7,7 @@ reads or overrides those keeps working. For environments in tensors, the storage
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -232,7 +232,11 @@ class RolloutBuffer:
         rows = th.from_numpy(self.valid.argsort(axis=0, kind="stable")).to(self.storage)
         order = rows, th.arange(self.n_envs, device=self.storage)
         moved = copy.copy(self)
-        moved._stored = {name: tree_map(lambda part: _held(part[order]), self.stored(name)) for name in self._stored}
+        # An overridden method may read everything.
+        is_own = type(self).compute_returns_and_advantage is RolloutBuffer.compute_returns_and_advantage
+        names = (*ESTIMATED, "episode_starts") if is_own else self._stored
+        parts = {name: tree_map(lambda part: _held(part[order]), self.stored(name)) for name in names}
+        moved._stored = self._stored | parts
         moved.valid = np.sort(self.valid, axis=0)
         moved.compute_returns_and_advantage(last_values=last_values, dones=dones)
         for name in ("advantages", "returns"):

@@ -420,6 +420,9 @@ def prepare_act(
 ) -> Act:
     """How a policy acts in the next rollout, compiled if training is; ``may_move``: callbacks may move weights."""
     tensors = [*policy.parameters(), *policy.buffers()]
+    if vars(policy)["_forward_hooks"] or vars(policy)["_forward_pre_hooks"]:
+        message = "forward hooks on the policy itself are not called: register them on parts like policy.mlp_extractor"
+        warnings.warn(message, stacklevel=5)
 
     def plain(*inputs: Any) -> tuple[th.Tensor, Carry]:
         step, carry = policy.act(*inputs)

@@ -7,6 +7,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import count
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -26,13 +28,14 @@ from stable_baselines3.common.vec_env import (
 )
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
-from ppo_plus.envs.checked_envs import CheckedEnvs, monitored
-from ppo_plus.envs.checks import TIMEOUT
+from ppo_plus.envs.checked_envs import CheckedEnvs, is_reset, monitored
+from ppo_plus.envs.checks import TIMEOUT, as_reward
 from ppo_plus.envs.layers import layers, share_layers
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.model import Model
-from ppo_plus.policy.masking import MaskSource, find_masks
+from ppo_plus.policy.masking import find_masks
+from ppo_plus.policy.streams import Stream
 from ppo_plus.process import assigned
 from ppo_plus.require import NotFinite, require_int, require_spaces
 
@@ -43,15 +46,32 @@ NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
 RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)
 
 
+#: Chooses actions, with arguments and results as of :meth:`ppo_plus.PPO_Plus.predict`.
+Predict = Callable[..., tuple[Any, Any]]
+#: Return and length of an episode, ``is_success`` if its last info has that, and the sums of streams, by name.
+Episode = dict[str, float]
+
+
 class Evaluated(Model, Protocol):
     """A model that is evaluated."""
 
     normalize_observations: bool | dict[str, Any]
+    streams: Sequence[Stream]
+
+    @property
+    def predict(self) -> Predict: ...
 
     def _wrap_env(self, env: GymEnv, verbose: int = 0) -> VecEnv: ...
 
 
-def evaluate(model: Evaluated, n_eval_episodes: int, env: GymEnv | None, render: bool) -> tuple[float, float]:
+def evaluate(
+    model: Evaluated,
+    n_eval_episodes: int,
+    env: GymEnv | None,
+    render: bool,
+    deterministic: bool = True,
+    return_episodes: bool = False,
+) -> tuple[float, float] | list[Episode]:
     """See :meth:`ppo_plus.PPO_Plus.evaluate`, of which ``model`` is one."""
     if isinstance(n_eval_episodes, (gym.Env, VecEnv)):
         raise TypeError(f"n_eval_episodes={n_eval_episodes!r} is an environment: pass env={n_eval_episodes!r}")
@@ -71,78 +91,83 @@ def evaluate(model: Evaluated, n_eval_episodes: int, env: GymEnv | None, render:
     elif model.env is not None:
         _warn_of_statistics(model.env, vec_env)
     with undisturbed(vec_env) if trains else frozen(vec_env) as played:
-        returns, _ = play(model, played, n_eval_episodes, render=render, warn=False)
+        episodes = play(model, played, n_eval_episodes, render=render, deterministic=deterministic, warn=False)
+    returns = [episode["return"] for episode in episodes]
     mean = float(np.mean(returns))
     if not math.isfinite(mean):
         raise NotFinite(
             f"the mean return of {n_eval_episodes} episodes is {mean}: a reward of env={env or vec_env!r} is not "
             "finite. Fix the environment, or wrap it to clip its rewards"
         )
-    return mean, float(np.std(returns))
+    return episodes if return_episodes else (mean, float(np.std(returns)))
 
 
-def play(
-    model: Any,
-    env: VecEnv,
-    n_episodes: int,
-    callback: Callable[[dict[str, Any], dict[str, Any]], None] | None = None,
-    **options: Any,
-) -> tuple[list[float], list[int]]:
-    """Returns and lengths of episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
+def play(model: Evaluated, env: VecEnv, n_episodes: int, **options: Any) -> list[Episode]:
+    """Episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
 
     An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes of the environment raise
     the errors of training.
     """
     #: Steps of each environment, and those before its present episode.
     taken, before = Counter[int](), Counter[int]()
+    #: Sums of streams in the present episode of each environment; NaN where infos lack them.
+    sums: dict[int, dict[str, float]] = {}
+    streams = {str(stream.name): stream for stream in model.streams if not stream.is_computed}
+    episodes: list[Episode] = []
 
-    def each_step(step: dict[str, Any], names: dict[str, Any]) -> None:
+    def each_step(step: dict[str, Any], _: dict[str, Any]) -> None:
         i, info = step["i"], step["info"]
         taken[i] += 1
-        if step["done"] and RESTART in info:
+        failed = step["done"] and RESTART in info
+        if failed:
             # A fault of the environment has interrupted the episode, which does not count.
             step["dones"][i], step["current_rewards"][i], step["current_lengths"][i] = False, 0.0, 0
         elif step["done"] and monitored(info) is None:
             info.pop("episode", None)
             if info.get(TIMEOUT):
                 info["episode"] = {"r": step["current_rewards"][i], "l": step["current_lengths"][i]}
+        if not (failed or is_reset(info)):
+            own = sums.setdefault(i, {})
+            for name, stream in streams.items():
+                try:
+                    own[name] = own.get(name, 0.0) + as_reward(stream.find(info))
+                except KeyError:
+                    own[name] = math.nan
         if step["done"] and ("episode" in info or not step["is_monitor_wrapped"]):
             before[i] = taken[i]
+            episode = {name: total for name, total in sums.pop(i, {}).items() if not math.isnan(total)}
+            if info.get("is_success") is not None:
+                episode["is_success"] = bool(info["is_success"])
+            if not failed:
+                episodes.append(episode)
         if taken[i] == before[i] + LONG:
             warnings.warn(
                 f"no episode of environment {i} has ended in {LONG:,} steps of the evaluation. If the policy never "
                 "ends one, give the environment a time limit: Monitor(TimeLimit(env, max_episode_steps=...))",
                 stacklevel=4,
             )
-        if callback is not None:
-            callback(step, names)
 
+    player: Any = SimpleNamespace(predict=predict_in(model, env))
     with CheckedEnvs(env, lambda: max(taken.values(), default=0)):
-        return evaluate_policy(  # type: ignore[return-value]
-            with_masks(model, env), env, n_episodes, callback=each_step, return_episode_rewards=True, **options
+        returns, lengths = evaluate_policy(
+            player, env, n_episodes, callback=each_step, return_episode_rewards=True, **options
         )
+    columns = zip(returns, lengths, episodes, strict=True)  # type: ignore[arg-type]
+    return [{"return": float(r), "length": int(n), **further} for r, n, further in columns]
 
 
-def with_masks(model: Any, vec_env: VecEnv) -> Any:
-    """The model as it plays in an environment: if that has masks, ``predict`` gets them."""
-    source = find_masks(vec_env, model.policy.distribution.mask_layout, model.action_mask_key)
-    return model if source is None or source.key is not None else Masked(model, vec_env, source)
+def predict_in(model: Evaluated, env: VecEnv) -> Predict:
+    """The ``predict`` of a model in an environment, whose masks it gets if there are any."""
+    source = find_masks(env, model.policy.distribution.mask_layout, model.action_mask_key)
+    if source is None or source.key is not None:
+        return model.predict
+    steps = count()
 
+    def predict(observation: VecEnvObs, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        masks = source.read(env, observation, next(steps))
+        return model.predict(observation, *args, action_masks=masks, **kwargs)
 
-class Masked:
-    """A model whose ``predict`` asks the environment for its masks; everything else is the model's."""
-
-    def __init__(self, model: Any, env: VecEnv, source: MaskSource):
-        self.model, self.env, self.source = model, env, source
-        self.n_steps = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def predict(self, observation: VecEnvObs, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        masks = self.source.read(self.env, observation, self.n_steps)
-        self.n_steps += 1
-        return self.model.predict(observation, *args, action_masks=masks, **kwargs)  # type: ignore[no-any-return]
+    return predict
 
 
 def check_evaluations(model: Evaluated, callbacks: Sequence[BaseCallback]) -> None:
@@ -160,7 +185,7 @@ def check_evaluations(model: Evaluated, callbacks: Sequence[BaseCallback]) -> No
             )
 
 
-def with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
+def with_statistics_of(model: Evaluated, vec_env: VecEnv) -> VecEnv:
     """The environment wrapped as in training, with the present statistics of training.
 
     :raises ValueError: it has other spaces, or cannot be wrapped as the training environment is

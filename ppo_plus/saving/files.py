@@ -1,5 +1,6 @@
-"""Files that are written completely or not at all, and locks of processes."""
+"""Files that are written completely or not at all, files of lines that grow, and locks of processes."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -45,6 +46,40 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text file, completely or not at all; see :func:`replacing`."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
+
+
+def append_lines(file: BinaryIO, lines: bytes) -> None:
+    """Append records to a JSON Lines file that this process has locked, and wait until the disk has them.
+
+    A process that is killed and a full disk leave a part of a line at the end, which is cut.
+
+    :param file: opened to read and to write
+    :param lines: the records, each with the end of its line
+    """
+    content = b"\n"
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        content = file.read()
+    if content != b"\n":
+        file.seek(0)
+        end = file.read().rpartition(b"\n")[2]
+        if is_whole(end):
+            lines = b"\n" + lines  # an editor has removed the last line's end
+        else:
+            file.truncate(file.tell() - len(end))
+            file.seek(0, os.SEEK_END)
+    file.write(lines)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether a line that has no end is a whole record: no part of a JSON object is valid JSON."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 @contextmanager

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from ppo_plus.require import require_kind
 from ppo_plus.saving.format.container import MEMBERS, read_parts
-from ppo_plus.saving.statistics import statistics_path
+from ppo_plus.saving.statistics import SB3_NAMES, find_statistics, read_statistics, statistics_path
 
 #: What is downloaded, and what is neither downloaded nor uploaded; the metrics of rl_zoo3 are a zip, but not a model.
-READ = ["*.zip", "*.yml", "vec_normalize.pkl"]
-LEFT_OUT = ["train_eval_metrics.zip", "rl_model_*", "*/vecnormalize.pkl", "checkpoints/*", "*.monitor.csv", ".*"]
+READ = ["*.zip", "*.yml", SB3_NAMES]
+LEFT_OUT = ["train_eval_metrics.zip", "rl_model_*", "checkpoints/*", "*.monitor.csv", ".*"]
+#: Settings of rl_zoo3, ours too, that normalize observations or may.
+NORMALIZES = re.compile(r"^[ -]*normalize\W+(true|dict|norm_)", re.I | re.M)
 CARD = """---
 {head}
 ---
@@ -82,7 +85,11 @@ def push(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | None
         (folder / "README.md").write_text(card, encoding="utf-8")
         hub.create_repo(repo, exist_ok=True)
         options = {"repo_id": repo, "delete_patterns": "*", "commit_message": "Upload a run of PPO_Plus"}
-        url = str(hub.upload_folder(folder_path=folder, ignore_patterns=LEFT_OUT, **options).commit_url)
+        url = str(
+            hub.upload_folder(
+                folder_path=folder, ignore_patterns=[*LEFT_OUT, "*/vecnormalize.pkl"], **options
+            ).commit_url
+        )
         if logs is not None:
             hub.upload_folder(folder_path=logs, path_in_repo="runs", **options)
         return url
@@ -94,15 +101,32 @@ def fetch(repo: str, filename: str | None = None) -> Path:
     :param filename: a ``.zip`` in the repository; ``None``: the last model of a run of ours, or else the only one
     :raises ValueError: there is no such model, or there are several; other errors as in :func:`explained`
     """
+    if filename is not None:
+        require_kind("filename", filename, str, 'the name of a file in the repository, such as "best_model.zip"')
+        if ".." in Path(filename).parts or Path(filename).is_absolute():
+            raise ValueError(f"filename={filename!r} leads out of the repository: name a file in it")
     with explained(repo) as hub:
         files = Path(hub.snapshot_download(repo, allow_patterns=READ, ignore_patterns=LEFT_OUT))
         if filename is not None:  # which may be one of those that are left out
-            hub.snapshot_download(repo, allow_patterns=[filename, statistics_path(Path(filename)).as_posix()])
+            beside = statistics_path(Path(filename)).as_posix()
+            hub.snapshot_download(repo, allow_patterns=[filename, beside, SB3_NAMES])
     last = [f"{path.parent.name}.zip" for path in files.glob("*/args.yml")]
+    left_out = [*LEFT_OUT, statistics_path(Path("*")).name]
     # The cache also has what other calls and programs downloaded.
-    found = [path for path in files.glob("*.zip") if not any(map(path.match, LEFT_OUT))]
-    models = [files / name for name in ([filename] if filename else last)] or found
-    if len(models) != 1 or not models[0].is_file():
-        names = sorted(path.name for path in found)
-        raise ValueError(f"repo={repo!r} has the files {names}: load one in Python, from_hub(repo, filename=...)")
-    return models[0]
+    zips = {path.relative_to(files).as_posix(): path for path in sorted(files.rglob("*.zip"))}
+    found = [name for name, path in zips.items() if not any(map(path.match, left_out))]
+    names = [filename] if filename else last or [name for name in found if "/" not in name]
+    if len(names) != 1 or names[0] not in zips:
+        raise ValueError(f"repo={repo!r} has the files {found}: load one in Python, from_hub(repo, filename=...)")
+    return zips[names[0]]
+
+
+def observation_statistics(model: Path, depth: int) -> tuple[Path | None, bool]:
+    """The statistics by which a model's observations are normalized, if its repository has them, and whether settings
+    there say that they are; ``depth``: in how many folders the model lies."""
+    folders = [*model.parents[1 : depth + 1], *sorted(model.parent.glob("*/"))]
+    source = find_statistics(model, *folders)
+    if source is not None and not read_statistics(source)["norm_obs"]:
+        return None, False
+    settings = [path.read_text("utf-8", "replace") for at in (model.parent, *folders) for path in at.glob("config.yml")]
+    return source, any(map(NORMALIZES.search, settings))

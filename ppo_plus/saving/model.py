@@ -23,20 +23,21 @@ from stable_baselines3.common.type_aliases import GymEnv
 from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import Compilation, CompileStatus
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.envs.normalization import warn_of_statistics
+from ppo_plus.envs.normalization import Trained, warn_of_statistics
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.schedules import Sampled, Schedule, Unknown, value_at
+from ppo_plus.policy.arguments import SHAPING
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
-from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
+from ppo_plus.require import ATTRIBUTES, require_spaces, unknown_argument
 from ppo_plus.rollout.collector import Position
 from ppo_plus.saving.format import container, names
 from ppo_plus.saving.format.container import PathOrFile, naming
 from ppo_plus.saving.format.names import Damaged, Refused, name_of
 from ppo_plus.saving.format.values import Optional, Undescribable, describe, require_form, restore, unknown_names
 from ppo_plus.saving.sb3.pickles import of_closure
-from ppo_plus.settings import SHAPING, Settings
+from ppo_plus.settings import Settings
 from ppo_plus.update.minibatch import FUSED, PER_PARAMETER, is_elementwise
 from ppo_plus.update.update import Trainer
 
@@ -63,8 +64,8 @@ class SavedModel(OnPolicyAlgorithm):
     built_layout: dict[str, th.Size | type[th.optim.Optimizer]] | None
     #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
     _expects_masks: bool
-    #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
-    _trained_normalized: bool | None
+    #: Whether training observes through a ``VecNormalize``.
+    _trained_normalized: Trained
     _last_episode_starts: np.ndarray | None
     _warned_of_schedules: bool
 
@@ -103,7 +104,7 @@ STATE = {
     "episode_infos": ("ep_info_buffer", object),
     "episode_successes": ("ep_success_buffer", object),
     "expects_masks": ("_expects_masks", object),
-    "trained_normalized": ("_trained_normalized", (None, bool)),
+    "trained_normalized": ("_trained_normalized", (None, bool, str)),
     "observations": ("_last_obs", object),
     "episode_starts": ("_last_episode_starts", (None, np.ndarray, th.Tensor)),
     "carry": ("position.carry", object),
@@ -140,9 +141,7 @@ def changed_attributes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]
         known |= vars(cls("MlpPolicy", None, device="cpu", _init_setup_model=False)).keys()
     for name, value in kwargs.items():
         if name not in known:
-            likely = nearest(name, arguments)
-            remedy = f"see help({cls.__name__}) for its arguments" if likely is None else f"did you mean {likely}?"
-            raise TypeError(f"{name}={value!r} is not an argument of {cls.__name__}: {remedy}")
+            raise unknown_argument(cls.__name__, name, value, {known: known for known in arguments})
     return {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
 
 

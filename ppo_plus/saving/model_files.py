@@ -14,16 +14,18 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import get_system_info
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
+from ppo_plus.envs.normalization import normalized_by
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
+from ppo_plus.require import require_installed
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
 from ppo_plus.saving.export import Normalization, export, outermost
 from ppo_plus.saving.format.container import is_container
-from ppo_plus.saving.hub import fetch
+from ppo_plus.saving.hub import fetch, observation_statistics
 from ppo_plus.saving.model import SavedModel, changed_attributes, check_optimizer_state, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
-from ppo_plus.saving.statistics import move_into, read_statistics, statistics_path
+from ppo_plus.saving.statistics import move_into
 from ppo_plus.settings import Settings
 
 
@@ -48,6 +50,8 @@ class ModelFiles(SavedModel):
                 "folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there again",
                 stacklevel=4,
             )
+        if self.tensorboard_log is not None:
+            require_installed("tensorboard", f"tensorboard_log={self.tensorboard_log!r}")
         if self.call.resumed is not None:
             total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
         with checkpoint.logs_continued(self, tb_log_name):
@@ -114,6 +118,7 @@ class ModelFiles(SavedModel):
         changes, objects = changed_attributes(cls, kwargs), custom_objects or {}
         if is_container(path):
             model = load_model(cls, path, env, device, objects, print_system_info, force_reset, changes)
+            model.compilation.n_planned = 0  # nothing of it is compiled here
         else:
             model = from_sb3(cls, path, env, device, changes, objects, trust_pickle, print_system_info, force_reset)
         starts = model._last_episode_starts
@@ -176,15 +181,22 @@ class ModelFiles(SavedModel):
         :raises ImportError: the extra is missing: ``pip install "ppo_plus[hub]"``
         :raises ConnectionError: the hub has no such repository, or cannot be reached, and its files are not cached
         :raises ValueError: as :meth:`load`, or there is no such model
+        :raises TypeError: ``filename`` is not text
         """
         path = fetch(repo, filename)
-        sources = statistics_path(path), path.with_name("vec_normalize.pkl")
-        source = next((one for one in sources if one.is_file() and read_statistics(one)["norm_obs"]), None)
+        source, is_normalized = observation_statistics(path, (filename or "").count("/"))
         with warnings.catch_warnings():
-            if source is not None:
-                warnings.filterwarnings("ignore", "the model was trained on observations that were normalized")
+            warnings.filterwarnings("ignore", "the model was trained on observations that (were|may have been) norm")
             model = cls.load(path, env, **kwargs)
-        return model if source is None else model.absorb_normalization(source)
+        if source is not None and model._trained_normalized is not False:
+            return model.absorb_normalization(source)
+        is_normal = model.policy.observation_normalizer or any(rms.count >= 1 for rms in normalized_by(model.env))
+        if (is_normalized or model._trained_normalized) and not is_normal:
+            may = "" if model._trained_normalized is True else "may have "
+            problem = f"repo={repo!r} has no statistics of {path.name}, which {may}learned from normalized observations"
+            remedy = "get its vec_normalize.pkl, and call absorb_normalization"
+            warnings.warn(f"{problem} (VecNormalize), so that its actions may be wrong: {remedy}", stacklevel=2)
+        return model
 
     def export(self, path: str | Path, *, normalization: Normalization = "environment") -> Path:
         """Export the policy, to act by its mode as :meth:`predict` does, without this package: see :doc:`/deploying`.

@@ -1,5 +1,6 @@
 """Normalization statistics as a file that cannot run code, and those that SB3 pickled."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,8 @@ STATISTICS = {
 #: How much rounding to single precision changes raw observations, relatively, and may change normalized ones.
 UNIT, ROUNDING = 2.0**-24, 1e-5
 _PICKLED = "stable_baselines3.common.vec_env.vec_normalize:VecNormalize"
+#: Names that people give SB3's files of statistics.
+SB3_NAMES = "*[Vv]ec*[Nn]ormalize*.pkl"
 
 
 def _are_moments(value: Any) -> bool:
@@ -52,6 +55,31 @@ FORM |= {"observation_moments": (None, _are_moments, {str: _are_moments}), "retu
 def statistics_path(path: Path) -> Path:
     """The file of a model's statistics: ``best_model.zip`` has ``best_model_vecnormalize.zip``."""
     return path.with_name(f"{path.name.removesuffix('.zip')}_vecnormalize.zip")
+
+
+def find_statistics(model: Path, *folders: Path) -> Path | None:
+    """The file of a model's statistics, ours or SB3's: the one with the model's name, such as
+    ``best_model_vecnormalize.pkl`` or the ``rl_model_vecnormalize_64_steps.pkl`` of ``rl_model_64_steps.zip``, or else
+    one that all models share, in the model's folder or the further folders.
+
+    :raises ValueError: several may be meant
+    """
+    if any(model.parent.glob(statistics_path(Path("*")).name)):
+        return path if (path := statistics_path(model)).is_file() else None
+    models = {path.stem for path in model.parent.glob("*.zip")}
+    for folder in (model.parent, *folders):
+        found = {
+            path: re.sub("[_-]?vec.*normalize[_-]?", "_", path.stem, flags=re.I) for path in folder.glob(SB3_NAMES)
+        }
+        found = {path: name.strip("_-") for path, name in found.items()}
+        for names in ({model.stem}, {""}, {*found.values()} - models):
+            fitting = sorted(path for path, name in found.items() if name in names)
+            if len(fitting) > 1:
+                remedy = f"load the model alone, and call absorb_normalization({str(fitting[0])!r}), or another"
+                raise ValueError(f"{model} may have the statistics {[path.name for path in fitting]}: {remedy}")
+            if fitting:
+                return fitting[0]
+    return None
 
 
 def write_statistics(normalize: VecNormalize, path: Path) -> None:

@@ -139,8 +139,12 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
 
     A parameter that the loss does not reach has a zero gradient here where torch would have none. The two are the same
     for one that was never reached, without weight decay; otherwise its momentum and weight decay still apply here.
+
+    :raises ValueError: all weights are frozen
     """
     params = trainable(optimizer)
+    if not params:
+        raise ValueError("all weights of the policy are frozen: set requires_grad=True for those that are to learn")
     if not _packable(optimizer, params):
         yield optimizer
         return
@@ -173,7 +177,7 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 def _packable(optimizer: Optimizer, params: list[nn.Parameter]) -> bool:
     elementwise = type(optimizer) in ELEMENTWISE and len(optimizer.param_groups) == 1 and not has_step_hooks(optimizer)
-    if not elementwise or not params or any(p.dtype != th.float32 or p.device != params[0].device for p in params):
+    if not elementwise or any(p.dtype != th.float32 or p.device != params[0].device for p in params):
         return False
     states = [optimizer.state.get(p, {}) for p in params]
     return all(
@@ -359,7 +363,7 @@ class UpdateRule:
         total = losses.total.detach()
         finite = counted = applied = th.isfinite(total + norm)
         next_state = state
-        if type(control) is not KLControl:
+        if control.controls:
             counted = finite & state.running
             next_state = control.after_minibatch(state, _measured(control, losses), coefficients.target_kl)
             if next_state is not state:

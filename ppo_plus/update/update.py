@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch as th
@@ -64,15 +65,15 @@ def coefficients_of(values: Mapping[str, Any]) -> Coefficients:
 def interrupts_wait() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C wait in the block until what the block gets is called, or the block ends: so it finds nothing halfway.
     A second one that comes :data:`PATIENCE` seconds later or more does not wait, since the code may hang."""
-    handler: Any = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
     came: list[float] = []
 
     def answer() -> None:
-        if came:
+        if came and callable(handler):
             came.clear()
             handler(signal.SIGINT, None)
 
-    def receive(number: int, frame: Any) -> None:
+    def receive(number: int, frame: FrameType | None) -> None:
         came.append(time.monotonic())
         if came[-1] - came[0] > PATIENCE:
             answer()
@@ -130,18 +131,27 @@ class Trainer:
 
         :param values: the values of schedules, by name of the argument
         :raises CompileError: ``compile=True``, and minibatches cannot be compiled
-        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
+        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient, or the weights are
+            not finite at the end
         """
         self.age += 1
-        update = Update(self, rule, values, device)
-        coefficients = tree_map(lambda value: to_device(value, device), update.coefficients)
-        with interrupts_wait() as update.answer_interrupt, packed(rule.policy.optimizer) as flat:
+        state, groups = self.kl_state(rule.control), rule.policy.optimizer.param_groups
+        rates = th.tensor([group["lr"] for group in groups]).squeeze()
+        on_cpu = coefficients_of(values)._replace(learning_rate=rates)
+        for group in groups:
+            group["lr"] *= state.lr_scale.item()
+        coefficients = tree_map(lambda value: to_device(value, device), on_cpu)
+        with interrupts_wait() as answer_interrupt, packed(rule.policy.optimizer) as flat:
             if self.compilation.decision.compiles:
-                update.minibatch = compiled_minibatch(rule, flat, coefficients, self.compilation)
+                minibatch = compiled_minibatch(rule, flat, coefficients, self.compilation)
             else:
-                update.minibatch = in_place(rule, flat, coefficients)
+                minibatch = in_place(rule, flat, coefficients)
+            update = Update(self, rule, state, on_cpu, minibatch, answer_interrupt, device)
             yield update
             update.finish()
+            if not all(bool(weights.isfinite().all()) for weights in trainable(flat)):
+                rate = f"learning_rate={update.learning_rate:g}"
+                raise NotFinite(f"the weights are not finite after an update with {rate}: lower it, or max_grad_norm")
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)
 
     def count_skipped(self, finite: Iterable[float], describe: Callable[[int], str] = str) -> None:
@@ -163,24 +173,29 @@ class Trainer:
 
 
 class Update:
-    """One update, from its first minibatch to its last; the control's state and target (0-d) are on the CPU."""
+    """One update, from its first minibatch to its last.
 
-    #: Makes its minibatches.
-    minibatch: Minibatch
-    #: Raises ``KeyboardInterrupt`` if Ctrl-C has come.
-    answer_interrupt: Callable[[], None]
+    :param state: of the KL control, on the CPU
+    :param coefficients: the values of schedules, on the CPU, and the learning rates of groups of parameters
+    :param minibatch: makes its minibatches
+    :param answer_interrupt: raises ``KeyboardInterrupt`` if Ctrl-C has come
+    """
 
-    def __init__(self, trainer: Trainer, rule: UpdateRule, values: Mapping[str, Any], device: th.device):
-        self._updater, self.control, self._device = trainer, rule.control, device
-        self.state = trainer.kl_state(self.control)
-        groups = rule.policy.optimizer.param_groups
-        rates = th.tensor([group["lr"] for group in groups]).squeeze()
-        #: The values of schedules, on the CPU; the learning rates of groups of parameters, if there are several.
-        self.coefficients = coefficients_of(values)._replace(learning_rate=rates)
-        for group in groups:
-            group["lr"] *= self.state.lr_scale.item()
+    def __init__(
+        self,
+        trainer: Trainer,
+        rule: UpdateRule,
+        state: KLState,
+        coefficients: Coefficients,
+        minibatch: Minibatch,
+        answer_interrupt: Callable[[], None],
+        device: th.device,
+    ):
+        self._trainer, self.control, self._device = trainer, rule.control, device
+        self.state, self.coefficients = state, coefficients
+        self._minibatch, self._answer_interrupt = minibatch, answer_interrupt
         #: That of the first group, logged unrounded.
-        self.learning_rate: float = groups[0]["lr"]
+        self.learning_rate: float = rule.policy.optimizer.param_groups[0]["lr"]
         self._may_stop = type(self.control).after_minibatch is not KLControl.after_minibatch
         # Whether to ask after each minibatch if it was the last one. On CUDA, waiting for the answer takes longer than
         # making the others, which change no weight; but they must not change buffers or draw numbers either.
@@ -202,7 +217,7 @@ class Update:
         if not self._unread[-1]:
             self.state = KLState(*(to_device(value, self._device) for value in self.state))
         before = None if self._asks or not self._may_stop else th.cuda.get_rng_state(self._device)
-        self.state, names, record = self.minibatch(rollout, self.state, indices)
+        self.state, names, record = self._minibatch(rollout, self.state, indices)
         if self._names not in ((), names):
             what = f"compute_loss returned the diagnostics {[*self._names]} in one minibatch and {[*names]} in another"
             raise ValueError(f"{what}: return the same, in the same order")
@@ -211,7 +226,7 @@ class Update:
         if before is not None:
             self._asks = not before.equal(th.cuda.get_rng_state(self._device))
         self.stopped = self._may_stop and self._asks and not self.state.running
-        self.answer_interrupt()
+        self._answer_interrupt()
 
     def run(self, epoch: Iterable[tuple[Batch, th.Tensor]]) -> None:
         """Learn from the minibatches of an epoch, until the KL control stops the update."""
@@ -226,7 +241,7 @@ class Update:
         self.n_epochs += 1
         self._unread.append([])
         # Without a control nothing has to be known of an epoch on a GPU before the update ends.
-        if self._device.type == "cpu" or type(self.control) is not KLControl:
+        if self._device.type == "cpu" or self.control.controls:
             self.kl = means(self._names, self._read()).get(self.control.measure, self.coefficients.target_kl)
             self.state = self.control.after_epoch(self.state, self.kl, self.coefficients.target_kl)
             self.stopped = not self.state.running
@@ -237,7 +252,7 @@ class Update:
         self.state, self._unread = KLState(*state), [[]]
         for table in tables:
             self._tables.append(table)
-            self._updater.count_skipped(table[:, FINITE].tolist(), self._describe)
+            self._trainer.count_skipped(table[:, FINITE].tolist(), self._describe)
         return self._tables[-1]
 
     def _describe(self, i: int) -> str:
@@ -256,8 +271,8 @@ class Update:
         table = th.cat(self._tables)
         logged = {name: mean.item() for name, mean in means(self._names, table).items()}
         logged["learning_rate"] = self.learning_rate
-        if logged.get("action_std", 0.0) > LARGE_STD and not self._updater.has_warned:
-            self._updater.has_warned = True
+        if logged.get("action_std", 0.0) > LARGE_STD and not self._trainer.has_warned:
+            self._trainer.has_warned = True
             warnings.warn(
                 f"train/action_std is {logged['action_std']:.3g}: unless the bounds of the action space are as wide, "
                 "actions are noise clipped at these. Lower ent_coef, which raises log_std, or learning_rate",
@@ -267,7 +282,7 @@ class Update:
             logged["std"] = policy.log_std.detach().exp().mean().item()
         if skipped := table[:, FINITE].tolist().count(0.0):
             logged["skipped_minibatches"] = skipped
-        if type(self.control) is not KLControl:
+        if self.control.controls:
             logged["kl_early_stop"] = float(not self.state.running)
             logged["kl_coef"], logged["lr_scale"] = self.state.beta.item(), self.state.lr_scale.item()
         return logged
@@ -336,59 +351,62 @@ def compiled_minibatch(
     return in_place(rule, flat, coefficients, gradient_compiled(rule, compiled, flat, coefficients))
 
 
+class Bound:
+    """A compiled function that is bound to one rollout, until another one comes."""
+
+    def __init__(self, compiled: Compiled):
+        self._compiled = compiled
+        self.rollout: Batch | None = None
+        self.call: Callable[..., Any] = compiled.function
+
+    def to(self, rollout: Batch, *static: Any, plain: Callable[..., Any] | None = None) -> None:
+        """Bind it; arguments as of :meth:`~ppo_plus.compiling.compiled.Compiled.bind`."""
+        self.rollout, self.call = rollout, self._compiled.bind(*static, plain=plain)
+
+
 def gradient_compiled(
     rule: UpdateRule, compiled: Compiled, flat: Optimizer, coefficients: Coefficients
 ) -> GradientFunction:
     """Loss and gradient of a process's part of a minibatch, compiled; after the encoder, if that is not compiled."""
-    vector = trainable(flat)[0].data
-    bound_to: Batch | None = None
-    bound: Any = None
+    vector, bound = trainable(flat)[0].data, Bound(compiled)
 
     def gradient_of(rollout: Batch, state: KLState, indices: th.Tensor) -> LossAndGradient:
-        nonlocal bound_to, bound
         # The number of valid transitions decides shapes, which a compiled form has fixed; and if compiling has failed,
         # hooks on weights must see the gradient of the weights themselves.
         if rollout.valid is not None or compiled.failure is not None:
             return rule.own_gradient(coefficients, rollout, state, indices)
-        if bound_to is not rollout:
+        if bound.rollout is not rollout:
             train_state = TrainState(vector, rule.list_others(), {})
             # What was counted for an encoder that has run already would be a constant of the trace.
             read = rollout
             if not rule.policy.compiles_encoder:
                 read = tree_map(lambda leaf: leaf if isinstance(leaf, th.Tensor) else None, rollout)
-            bound_to, bound = rollout, compiled.bind(train_state, coefficients, read)
+            bound.to(rollout, train_state, coefficients, read)
         if rule.policy.compiles_encoder:
-            return bound(state, indices)  # type: ignore[no-any-return]
-        return rule.gradient_by_parts(partial(bound, state, indices), pick(rollout, indices))
+            return bound.call(state, indices)  # type: ignore[no-any-return]
+        return rule.gradient_by_parts(partial(bound.call, state, indices), pick(rollout, indices))
 
     return gradient_of
 
 
 def whole_compiled(rule: UpdateRule, compiled: Compiled, flat: Optimizer, coefficients: Coefficients) -> Minibatch:
     """Minibatches in the compiled form of an :class:`UpdateRule`."""
-    eager = in_place(rule, flat, coefficients)
-    fresh, full_size = not moments(flat), 0
-    bound_to: Batch | None = None
-    bound: Any = None
+    eager, bound, full_size = in_place(rule, flat, coefficients), Bound(compiled), 0
 
     def minibatch(rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:
-        nonlocal fresh, full_size, bound_to, bound
+        nonlocal full_size
         if rollout.valid is not None:  # see gradient_compiled
             return eager(rollout, state, indices)
-        if bound_to is not rollout:
-            # The trace needs a full minibatch, and the optimizer's state, which its first step may create.
+        if bound.rollout is not rollout:
+            # The trace needs a full minibatch, and the optimizer's state, which the first step that is taken creates.
             full_size = max(full_size, len(indices))
-            if fresh or len(indices) < full_size:
-                outcome = eager(rollout, state, indices)
-                # A step that was skipped has not made the state yet.
-                fresh = fresh and not bool(outcome[2][FINITE])
-                return outcome
+            if len(indices) < full_size or not moments(flat):
+                return eager(rollout, state, indices)
             (vector,) = trainable(flat)
             vector.grad = None  # the compiled form leaves none
             # Only now, since a module may have replaced a buffer, or have a new one.
             train_state = TrainState(vector.data, rule.list_others(), moments(flat))
-            bound_to = rollout
-            bound = compiled.bind(train_state, coefficients, rollout, plain=partial(eager, rollout))
-        return bound(state, indices)  # type: ignore[no-any-return]
+            bound.to(rollout, train_state, coefficients, rollout, plain=partial(eager, rollout))
+        return bound.call(state, indices)  # type: ignore[no-any-return]
 
     return minibatch

@@ -1,7 +1,8 @@
-"""Callbacks of a training run: saved models, interrupts, progress."""
+"""Callbacks of a training run: evaluations, saved models, interrupts, progress."""
 
 import math
 import sys
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,42 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
-from ppo_plus.callbacks import save_with_statistics
+from ppo_plus.callbacks import EvalAfterUpdates, save_with_statistics
 from ppo_plus.zoo.interrupts import check
+
+#: Episodes of the evaluation at the end of training, at least.
+LAST_EPISODES = 20
+
+
+class Evaluations(EvalAfterUpdates):
+    """The evaluations of a run. The last one, of the model that stays, has at least :data:`LAST_EPISODES` episodes; for
+    its file and the best model it counts as many of them as the others have."""
+
+    #: All returns of the last evaluation.
+    returns: Sequence[float] = ()
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        self.n_recorded = self.n_eval_episodes
+
+    def _on_training_end(self) -> None:
+        self.n_eval_episodes = max(self.n_recorded, LAST_EPISODES)
+        super()._on_training_end()
+        self.n_eval_episodes = self.n_recorded
+
+    def _record(self, returns: list[float], lengths: list[int], successes: list[bool]) -> None:
+        self.returns, n = returns, self.n_recorded
+        super()._record(returns[:n], lengths[:n], successes[:n])
+
+    def better(self) -> str:
+        """What to say of the best model, if it was evaluated as better than the last one."""
+        means = [np.mean(returns) for returns in self.evaluations_results]
+        best = int(np.argmax(means))
+        if best == len(means) - 1 or means[best] <= np.mean(self.returns):
+            return ""
+        n, steps = len(self.evaluations_results[best]), self.evaluations_timesteps[best]
+        evaluated = f"mean return {means[best]:.2f} over {n} evaluation episodes after {steps:,} timesteps"
+        return f"\nthe best model was better: {evaluated}; --load-best plays it"
 
 
 class SavedModels(BaseCallback):
@@ -56,17 +91,12 @@ class ProgressDisplay(BaseCallback):
         notice = self.model.compilation.notice  # type: ignore[attr-defined]
         if notice is not None and self.model.verbose < 1:  # else the model prints it
             print(notice, file=sys.stderr, flush=True)
-        self.compiling = self.model.compilation.seconds  # type: ignore[attr-defined]
         done, total = self.model.num_timesteps, self.locals["total_timesteps"]
         # Without a terminal the bar is never drawn; its text is printed at each tenth.
         where: dict[str, Any] = {} if self.shows_bar else {"file": StringIO(), "mininterval": math.inf}
         self.bar = tqdm(initial=done, total=total, unit=" steps", unit_scale=True, dynamic_ncols=True, **where)
 
     def _on_step(self) -> bool:
-        # The time left is that of training: compiling is over.
-        compiling = self.model.compilation.seconds - self.compiling  # type: ignore[attr-defined]
-        self.bar.start_t, self.bar.last_print_t = self.bar.start_t + compiling, self.bar.last_print_t + compiling
-        self.compiling += compiling
         tenths = 10 * self.bar.n // self.bar.total
         self.bar.update(min(self.num_timesteps, self.bar.total) - self.bar.n)  # the last rollout is completed
         if not self.shows_bar and 10 * self.bar.n // self.bar.total > tenths:

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env.base_vec_env import tile_images
 
 from ppo_plus import PPO_Plus
 from ppo_plus.envs.checked_envs import of_ended
-from ppo_plus.rollout.evaluation import with_masks
+from ppo_plus.rollout.evaluation import predict_in
 from ppo_plus.zoo.experiment import load_statistics, make_envs, saved_experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages
 from ppo_plus.zoo.runs import RunFolder
@@ -38,9 +38,9 @@ class Player:
     def play(self, n_timesteps: int) -> Iterator[list[dict[str, Any]]]:
         """Play a number of steps in each environment, and yield what a ``Monitor`` says of the episodes that ended."""
         obs, state, starts = self.env.reset(), None, np.ones(self.env.num_envs, dtype=bool)
-        player = with_masks(self.model, self.env)
+        predict = predict_in(self.model, self.env)
         for _ in range(n_timesteps):
-            actions, state = player.predict(obs, state, starts, self.deterministic)
+            actions, state = predict(obs, state, starts, self.deterministic)
             obs, _, starts, infos = self.env.step(actions)
             yield [info["episode"] for info in of_ended(infos, starts) if info["episode"]]
 
@@ -93,7 +93,7 @@ def enjoy(player: Player, n_timesteps: int) -> None:
 def record(player: Player, n_timesteps: int, path: Path) -> None:
     """Play in environments with ``render_mode="rgb_array"``, write a ``.gif`` or ``.mp4``, and print its path."""
     fps = (player.env.get_attr("metadata")[0] or {}).get("render_fps") or 30
-    frames = (tile_images([_rgb(image) for image in player.env.get_images()]) for _ in player.play(n_timesteps))
+    frames = (tile_images([_checked(image) for image in player.env.get_images()]) for _ in player.play(n_timesteps))
     path.parent.mkdir(parents=True, exist_ok=True)
     (_write_gif if path.suffix.lower() == ".gif" else _write_video)(frames, path, fps)
     player.env.close()
@@ -117,14 +117,9 @@ def _write_video(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
             writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
 
 
-def _rgb(image: Any) -> np.ndarray:
-    """A picture as RGB from 0 to 255, ``(H, W, 3)``. An environment may render floats up to 1, or shades of gray."""
-    pixels = np.asarray(image)
-    if pixels.ndim == 2:
-        pixels = pixels[..., None]
-    if pixels.ndim != 3 or pixels.dtype == object:
-        remedy = "with render_mode='rgb_array', return an array (H, W, 3)"
+def _checked(image: np.ndarray | None) -> np.ndarray:
+    """A picture, ``(H, W, 3)`` in 8 bits, or an error with the remedy."""
+    if np.ndim(image) != 3 or (pixels := np.asarray(image)).dtype != np.uint8:
+        remedy = "with render_mode='rgb_array', return an array (H, W, 3) of numpy.uint8"
         raise gym.error.UnsupportedMode(f"the environment's render() returned {image!r}: {remedy}")
-    if np.issubdtype(pixels.dtype, np.floating) and pixels.max() <= 1:
-        pixels = 255 * pixels
-    return np.broadcast_to(np.clip(pixels, 0, 255).astype(np.uint8)[..., :3], (*pixels.shape[:2], 3))
+    return pixels

@@ -21,8 +21,9 @@ from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.envs.agents import AgentsVecEnv
+from ppo_plus.envs.checks import check_spaces
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.make_vec import require_vec_env, supported, with_dicts
+from ppo_plus.envs.make_vec import require_vec_env, with_dicts
 from ppo_plus.policy.arguments import LEAST_PIXELS
 from ppo_plus.process import torch_threads
 from ppo_plus.saving import statistics
@@ -63,6 +64,7 @@ class Experiment:
     policy_kwargs: dict[str, Any] = field(default_factory=dict)
     hyperparams: dict[str, Any] = field(default_factory=dict)  # the other arguments of `PPO_Plus`
     eval_env_kwargs: dict[str, Any] | None = None  # arguments of evaluation environments; `None` for `env_kwargs`
+    deterministic: bool | None = None  # whether evaluation takes the most likely actions; `None`: as rl_zoo3 does
     seed: int = 0
     device: str = "auto"
     vec_env: str = "dummy"  # `"dummy"` steps the environments one after another, `"subproc"` in separate processes
@@ -123,13 +125,15 @@ class Experiment:
 
     @property
     def deterministic_eval(self) -> bool:
-        """Whether evaluation takes the most likely actions: as in rl_zoo3, not for Atari and MiniGrid."""
+        """Whether evaluation takes the most likely actions: by default as in rl_zoo3, not for Atari and MiniGrid."""
+        if self.deterministic is not None:
+            return self.deterministic
         spec = gym.registry.get(env_id := self.env_id.rpartition(":")[2])
         return not is_atari(env_id) and "minigrid" not in str(spec and spec.entry_point)
 
 
 #: Fields of :class:`Experiment` that a settings file does not set.
-BESIDE_SETTINGS = ("eval_env_kwargs", "seed", "device", "vec_env")
+BESIDE_SETTINGS = ("eval_env_kwargs", "deterministic", "seed", "device", "vec_env")
 #: Keys of a settings file that are fields of :class:`Experiment`; the other keys are arguments of ``PPO_Plus``.
 FIELDS = tuple(f.name for f in fields(Experiment) if f.name not in ("env_id", "hyperparams", *BESIDE_SETTINGS))
 #: Keys that name classes to import, and the base class of each.
@@ -153,7 +157,7 @@ def load_experiment(
     :param overrides: settings that replace those of the file
     :param variant: use the entry ``env_id/variant`` of the file
     :param packages: packages that the file may import wrappers, callbacks and policies from; ``None``: any
-    :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
+    :param run: fields that a file does not set: :data:`BESIDE_SETTINGS`
     :raises ValueError: invalid YAML, no entry, unknown key or bad value; the message names file, entry and key
     """
     source, overrides = hyperparams.builtin_file() if path is None else Path(path), overrides or {}
@@ -276,7 +280,7 @@ class Supervision(TypedDict, total=False):
 
     restarts: int
     timeout: float | None
-    n_workers: int | str
+    n_workers: int | str | None
 
 
 def make_envs(
@@ -290,7 +294,7 @@ def make_envs(
     first: int = 0,
     restarts: int = 0,
     timeout: float | None = None,
-    n_workers: int | str = "auto",
+    n_workers: int | str | None = None,
 ) -> VecEnv:
     """The environments, in rl_zoo3's order: wrappers, vector wrappers, normalization, stacking, transposed images.
 
@@ -314,12 +318,13 @@ def make_envs(
     kind: dict[str, Any] = {"vec_env_cls": LeanVecEnv}
     if experiment.vec_env == "subproc" or restarts > 0 or timeout is not None:
         # A mistake raises its own error here; in a worker process it would only end the process.
-        supported(_wrap(make(**env_kwargs), wrappers)).close()
+        with closing(_wrap(make(**env_kwargs), wrappers)) as single:
+            check_spaces(single)
         # Above the progress bar, if there is one.
         report = partial(tqdm.write, file=sys.stderr)
         supervision = {"restarts": restarts, "timeout": timeout, "report": report, "n_workers": n_workers}
         kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}
-    elif n_workers != "auto":
+    elif n_workers is not None:
         raise ValueError(f"--env-workers {n_workers} needs processes: pass --vec-env subproc or --env-timeout, too")
     env: VecEnv = make_vec_env(
         make,
@@ -328,7 +333,7 @@ def make_envs(
         start_index=first,
         monitor_dir=None if monitor_dir is None else str(monitor_dir),
         monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
-        wrapper_class=lambda single: supported(_wrap(single, wrappers)),
+        wrapper_class=lambda single: _wrap(single, wrappers),
         env_kwargs=env_kwargs,
         **kind,
     )
@@ -381,7 +386,7 @@ def load_model(
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
-    if unwrap_vec_normalize(env) is None and (source := find_statistics(path, experiment.env_id)).is_file():
+    if unwrap_vec_normalize(env) is None and (source := find_statistics(path, experiment.env_id)) is not None:
         problem = f"{path} was trained in a VecNormalize, whose statistics are {source}"
         remedy = "give the run's settings (-conf FILE), or add -params normalize:True"
         raise ValueError(f"{problem}, but the settings do not normalize: {remedy}")
@@ -390,14 +395,10 @@ def load_model(
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
 
 
-def find_statistics(path: Path, env_id: str) -> Path:
-    """The file of a model's statistics: beside the model, or the one that all models of an rl_zoo3 run share, which has
-    another name on the hub. It may not exist."""
-    beside, folder = statistics_path(path), path.parent
-    if any(folder.glob(statistics_path(Path("*")).name)):
-        return beside
-    shared = (file for at in (folder / file_name(env_id), folder) for file in sorted(at.glob("vec*normalize.pkl")))
-    return next(shared, beside)
+def find_statistics(path: Path, env_id: str) -> Path | None:
+    """The file of a model's statistics, if there is one: beside the model, or the one that all models of an rl_zoo3 run
+    share."""
+    return statistics.find_statistics(path, path.parent / file_name(env_id))
 
 
 def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
@@ -408,7 +409,7 @@ def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
     """
     if (normalize := unwrap_vec_normalize(env)) is not None:
         source = find_statistics(path, env_id)
-        if not source.is_file():
-            problem = f"the settings normalize, and there are no statistics {source} of the model"
+        if source is None:
+            problem = f"the settings normalize, and there are no statistics {statistics_path(path)} of the model"
             raise FileNotFoundError(f"{problem}: copy them there, or leave out normalize")
         statistics.put_statistics(normalize, statistics.read_statistics(source), source)

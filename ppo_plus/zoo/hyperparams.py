@@ -149,7 +149,7 @@ def builtin_file() -> Path:
     return installed if installed.is_file() else package.parent / "hyperparams" / "ppo_plus.yml"
 
 
-def expected_returns() -> dict[str, str]:
+def measured_returns() -> dict[str, str]:
     """What the entries of the package's own file reached, in words, by name; without those that were not measured."""
     return read_mapping(builtin_file().with_name("returns.yml"))
 
@@ -266,7 +266,7 @@ def errors_of(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"{name}: {error}") from error
 
 
 def positive_int(name: str, value: Value) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 
 import gymnasium as gym
-from gymnasium.envs.registration import load_env_creator
 
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
 ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
@@ -111,7 +110,7 @@ def import_class(name: str, parents: type | tuple[type, ...], packages: Packages
         cls = getattr(_imported(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         remedy = "is its name right?" if isinstance(error, AttributeError) else "is its package installed?"
-        raise ValueError(f"{name!r} cannot be imported ({error}): {remedy}") from None
+        raise ValueError(f"{name!r} cannot be imported ({error}): {remedy}") from error
     parents = parents if isinstance(parents, tuple) else (parents,)
     if not isinstance(cls, type) or not issubclass(cls, parents):
         names = " or ".join(f"{parent.__module__}.{parent.__qualname__}" for parent in parents)
@@ -149,15 +148,6 @@ def draw_without_screen() -> None:
     library = None if has_screen() or "MUJOCO_GL" in os.environ else next(filter(find_library, OFFSCREEN), None)
     if library is not None:
         os.environ["MUJOCO_GL"] = library.lower()
-
-
-def require_render_mode(env_id: str, mode: str) -> None:
-    """Check that the class of an environment says that it has a render mode; Gymnasium shows arrays in a window."""
-    entry = find_env(env_id).entry_point
-    modes = getattr(load_env_creator(entry) if isinstance(entry, str) else entry, "metadata", {}).get("render_modes")
-    if modes is not None and not {mode, "rgb_array"} & {*modes}:
-        problem = f"{env_id} cannot be drawn with render_mode={mode!r}: its metadata['render_modes'] is {modes!r}"
-        raise ValueError(f"{problem}; add 'rgb_array' and have render() return an array (H, W, 3)")
 
 
 def require_drawing(env_id: str, window: bool) -> None:

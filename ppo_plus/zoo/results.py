@@ -162,9 +162,10 @@ def plot_curves(curves: dict[str, dict[str, Curve]], path: Path) -> None:
                     axes.plot(curve.timesteps, curve.runs.T, color=line.get_color(), alpha=0.4, linewidth=0.8)
 
 
-def plot_learning_curve(folder: Path, title: str) -> Path:
-    """Draw a run's training episodes, their moving average and its evaluations as ``learning_curve.png``."""
-    path, evaluated = folder / "learning_curve.png", read_evaluations(folder)
+def plot_learning_curve(folder: Path, title: str, path: Path | None = None) -> Path:
+    """Draw a run's training episodes, their moving average and its evaluations, by default as ``learning_curve.png``
+    in its folder; return the path."""
+    path, evaluated = path or folder / "learning_curve.png", read_evaluations(folder)
     with picture(path, title, size=(8, 5)) as (axes,):
         axes.plot(*read_episodes(folder), ".", markersize=3, alpha=0.3, label="training episodes")
         axes.plot(*read_training(folder), label="moving average of training episodes")

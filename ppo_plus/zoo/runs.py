@@ -34,14 +34,13 @@ class Options:
     tensorboard_log: str | None = None
     restart_envs: int = 0  # how many failed environments to replace, over all for training, and over all for evaluation
     env_timeout: float | None = None  # limit of seconds for a step or a reset of an environment
-    env_workers: int | None = None  # number of processes with environments; `None`: as many as cores
+    env_workers: int | str | None = None  # number of processes with environments, or `auto`; `None`: one for each
     progress: bool = True
     verbose: int = 0
 
     def supervision(self) -> dict[str, Any]:
         """Arguments of :func:`ppo_plus.zoo.experiment.make_envs` for environments that may fail."""
-        workers = self.env_workers or "auto"
-        return {"restarts": self.restart_envs, "timeout": self.env_timeout, "n_workers": workers}
+        return {"restarts": self.restart_envs, "timeout": self.env_timeout, "n_workers": self.env_workers}
 
 
 class RunFolder:
@@ -133,13 +132,15 @@ def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
     return {int(match[1]): path for path in parent.glob("*") if (match := pattern.fullmatch(path.name))}
 
 
-def open_run(path: Path, option: str = "--resume") -> RunFolder:
-    """The run in a folder, or ``FileNotFoundError``."""
+def open_run(
+    path: Path, option: str = "--resume", remedy: str = "give one like logs/ppo_plus/CartPole-v1_1"
+) -> RunFolder:
+    """The run in a folder, or ``FileNotFoundError`` with the option that names the folder, and a remedy."""
     # On the hub, rl_zoo3's is beside the model.
     saved = next(iter([*path.glob("*/args.yml"), *path.glob("args.yml")]), None)
     arguments = {} if saved is None else read_mapping(saved)
     if saved is None or "env" not in arguments:
-        raise FileNotFoundError(f"{option} {path}: not the folder of a run; give one like logs/ppo_plus/CartPole-v1_1")
+        raise FileNotFoundError(f"{option} {path}: not the folder of a run; {remedy}")
     folder = RunFolder(path, arguments["env"])
     folder.settings = saved.parent
     return folder

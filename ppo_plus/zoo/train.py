@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ppo_plus import EvalAfterUpdates, PPO_Plus
+from ppo_plus import PPO_Plus
 from ppo_plus.callbacks import save_with_statistics
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.files import replacing, write_text
 from ppo_plus.zoo import interrupts
-from ppo_plus.zoo.callbacks import Interruptible, ProgressDisplay, SavedModels
+from ppo_plus.zoo.callbacks import Evaluations, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.experiment import Experiment, load_model, make_envs, make_model, saved_experiment
 from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, command, import_options, this_command
@@ -34,7 +34,7 @@ class Run:
     options: Options
     folder: RunFolder
     model: PPO_Plus
-    evaluations: list[EvalAfterUpdates]  # the callback that evaluates; none without evaluations
+    evaluations: list[Evaluations]  # the callback that evaluates; none without evaluations
 
 
 def set_up(experiment: Experiment, options: Options | None = None) -> Run:
@@ -64,11 +64,12 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
 
 
 def _shown(experiment: Experiment, options: Options) -> dict[str, Any]:
-    """The arguments of a model that say what is shown and logged, in a folder that is created."""
+    """The arguments of a model that say what is shown and logged, in a folder that can be created."""
     tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
     if tensorboard_log:
+        path = Path(tensorboard_log).absolute()
         try:
-            Path(tensorboard_log).mkdir(parents=True, exist_ok=True)
+            TemporaryDirectory(dir=next(at for at in (path, *path.parents) if at.exists())).cleanup()
         except OSError as error:
             raise OSError(f"-tb {options.tensorboard_log}: this folder cannot be created ({error.strerror})") from None
     return {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
@@ -80,9 +81,7 @@ def check(experiment: Experiment, options: Options) -> None:
         _close(set_up(experiment, replace(options, log_folder=folder, tensorboard_log=None)))
 
 
-def make_evaluations(
-    experiment: Experiment, options: Options, ranks: Ranks, folder: RunFolder
-) -> list[EvalAfterUpdates]:
+def make_evaluations(experiment: Experiment, options: Options, ranks: Ranks, folder: RunFolder) -> list[Evaluations]:
     """The callback that evaluates in this process's evaluation environments, at least one; none for no evaluation."""
     if options.eval_freq <= 0:
         return []
@@ -90,7 +89,7 @@ def make_evaluations(
     env = make_envs(experiment, n_envs, evaluation=True, first=ranks.rank * n_envs, **options.supervision())
     played = {"n_eval_episodes": options.eval_episodes, "deterministic": experiment.deterministic_eval}
     saved = {"log_path": str(folder.path), "best_model_save_path": str(folder.path)}
-    return [EvalAfterUpdates(env, options.eval_freq, verbose=int(options.progress), **played, **saved)]
+    return [Evaluations(env, options.eval_freq, verbose=int(options.progress), **played, **saved)]
 
 
 def _write_settings(experiment: Experiment, options: Options, folder: RunFolder) -> None:
@@ -209,8 +208,10 @@ def _close(run: Run) -> None:
 def _summary(run: Run, seconds: float) -> str:
     trained = f"{run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
     rewards, what = [episode["r"] for episode in run.model.ep_info_buffer or ()], f"training episodes after {trained}"
-    if run.evaluations and (results := run.evaluations[0].evaluations_results):
-        rewards, steps = results[-1], run.evaluations[0].evaluations_timesteps[-1]
+    better = ""
+    if run.evaluations and (returns := run.evaluations[0].returns):
+        rewards, steps = returns, run.evaluations[0].evaluations_timesteps[-1]
         what = f"evaluation episodes after {steps:,} timesteps; trained for {trained}"
+        better = run.evaluations[0].better()
     mean = f"{np.mean(rewards):.2f} +/- {np.std(rewards):.2f}" if rewards else "unknown"
-    return f"{run.experiment.env_id}: mean return {mean} over {len(rewards)} {what}"
+    return f"{run.experiment.env_id}: mean return {mean} over {len(rewards)} {what}{better}"

@@ -2,6 +2,7 @@
 form is made again."""
 
 import copy
+import subprocess
 import warnings
 from types import SimpleNamespace
 
@@ -319,3 +320,19 @@ def test_a_function_that_failed_raises_again_and_is_said():
     assert not compilation.status() and "odd runs uncompiled (it is odd)" in str(compilation.status())
     with pytest.raises(CompileError, match="it is odd"):
         compilation.compiled("odd", abs, Reads())
+
+
+def test_a_compiler_that_ctrl_c_ends_interrupts(monkeypatch):
+    """A terminal sends it to all processes; that of the update waits for the end of the minibatch."""
+
+    def compile_graph(*_):
+        try:
+            subprocess.run(["sh", "-c", "kill -INT $$"], check=True)
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError("C++ compile error") from error
+
+    monkeypatch.setattr("ppo_plus.compiling.compiled.compile_graph", compile_graph)
+    compiled = Compiled(th.add, "the sum")
+    with pytest.raises(KeyboardInterrupt), warnings.catch_warnings(action="error"):
+        compiled.bind(th.ones(2))(th.ones(2))
+    assert compiled.failure is None and not compiled.is_compiled

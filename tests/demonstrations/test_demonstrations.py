@@ -3,9 +3,11 @@
 import copy
 import re
 from contextlib import nullcontext
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, VECTOR, KeyMaskedEnv, MaskedEnv, RandomEnv, vec
@@ -18,7 +20,7 @@ from models import make_model, make_recurrent, weights
 from stable_baselines3 import PPO
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import optim
 
 import ppo_plus
@@ -26,6 +28,7 @@ import ppo_plus.settings
 from ppo_plus import PPO_Plus, record_demonstrations
 from ppo_plus.demonstrations import cloning
 from ppo_plus.demonstrations.reading import read_demonstrations
+from ppo_plus.envs.checks import TIMEOUT
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.trees import tree_leaves, tree_map
 
@@ -40,7 +43,7 @@ class Follow(RandomEnv):
         self.terminates = terminates
 
     def step(self, action):
-        reward = float(self.last[0])
+        reward = float(np.ravel(self.last[0])[0])
         obs, _, _, truncated, info = super().step(action)
         return obs, reward, self.terminates and self.t == 4, truncated, info
 
@@ -507,6 +510,28 @@ def test_recorded_demonstrations_are_read(kind, observation):
     assert all(np.array_equal(tensor.numpy(), array) for tensor, array in leaves)
 
 
+@pytest.mark.parametrize("kind", ["single", "id", "dummy", "made", "gymnasium"])
+@pytest.mark.parametrize("by_model", [True, False])
+def test_tuple_observations_are_recorded_in_every_kind_of_environment(kind, by_model):
+    space = spaces.Tuple((VECTOR, spaces.Discrete(3)))
+    make = partial(Follow, BOX, space)
+    gym.register("Tuple-v0", make)
+    env = {
+        "single": make,
+        "id": lambda: "Tuple-v0",
+        "dummy": lambda: DummyVecEnv([make, make]),
+        "made": lambda: ppo_plus.make_vec(make, 2),
+        "gymnasium": lambda: SyncVectorEnv([make, make]),
+    }[kind]()
+    model = make_model(env=env, policy="MultiInputPolicy")
+    if kind == "made":
+        by_model = True
+    data = record_demonstrations(model if by_model else lambda row: linear(row[0]), env, 3, seed=0)
+    assert data["observations"].keys() == {"0", "1"}
+    model.pretrain(data, n_epochs=1)
+    model.pretrain(data | {"observations": tuple(data["observations"].values())}, n_epochs=1)
+
+
 def test_demonstrations_of_a_normalized_model_are_raw():
     env = VecNormalize(vec(BOX, env_class=Follow), gamma=0.5)
     model = make_model(env=env)
@@ -667,10 +692,65 @@ def test_episodes_as_objects_and_dicts():
     check(model, dicts, [True, True, True])
 
 
-@pytest.mark.parametrize("dataset", [None, "data.npz"])
-def test_what_is_not_a_data_set_is_named(dataset):
-    with pytest.raises(TypeError, match="dataset=.* must be a dict of arrays or a list of episodes"):
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (None, "dataset=None must be a dict of arrays, a list of episodes, .* or the path of an .npz file"),
+        ("data.csv", "dataset='data.csv' must be a dict of arrays"),
+        (pd.DataFrame({"x": [1.0], "action": [0]}), r"dataset is a DataFrame, .*: pass dict\(observations=frame\["),
+    ],
+    ids=str,
+)
+def test_what_is_not_a_data_set_is_named(dataset, message):
+    with pytest.raises(TypeError, match=message):
         make_model(env=vec(BOX)).pretrain(dataset)
+
+
+class Transitions:
+    """As imitation's ``flatten_trajectories`` returns."""
+
+    def __init__(self, **columns):
+        vars(self).update(columns)
+
+    def __len__(self):
+        return len(self.obs)
+
+
+ONE_OF = spaces.Discrete(3, start=2)
+STEPS = dict(obs=pairs(6)["observations"], acts=np.array([2, 3, 4, 2, 3, 4]))
+DONES, TIMEOUTS = np.array([0, 1, 0, 0, 1, 0], bool), np.array([0, 0, 0, 0, 1, 0], bool)
+INFOS = np.array([{TIMEOUT: bool(over)} for over in TIMEOUTS])
+EYE = np.eye(3)[STEPS["acts"] - 2]
+#: What people have: the data set, and whether the ends of its episodes and their kinds are known.
+COMMON = {
+    "obs and acts": (STEPS, False, False),
+    "a pair": ((STEPS["obs"], STEPS["acts"]), False, False),
+    "pandas": (dict(obs=pd.DataFrame(STEPS["obs"]), acts=pd.Series(STEPS["acts"], index=range(9, 15))), False, False),
+    "one-hot": (STEPS | dict(acts=EYE), False, False),
+    "a column": (STEPS | dict(acts=STEPS["acts"][:, None]), False, False),
+    "dones": (STEPS | dict(dones=DONES[:, None], rewards=np.ones((6, 1))), True, False),
+    "dones and timeouts": (STEPS | dict(dones=DONES, timeouts=TIMEOUTS, rews=np.ones(6)), True, True),
+    "D4RL": (
+        dict(observations=STEPS["obs"], actions=STEPS["acts"], rewards=np.ones(6), next_observations=STEPS["obs"])
+        | {"terminals": DONES & ~TIMEOUTS, "timeouts": TIMEOUTS, "infos/qpos": np.ones(6), "metadata/algorithm": "x"},
+        True,
+        True,
+    ),
+    "imitation": (Transitions(**STEPS, infos=INFOS, next_obs=STEPS["obs"], dones=DONES, rews=np.ones(6)), True, True),
+    "imitation, minimal": (Transitions(**STEPS, infos=INFOS), False, False),
+}
+
+
+@pytest.mark.parametrize(("dataset", "knows_ends", "knows_returns"), COMMON.values(), ids=COMMON)
+def test_what_people_have_is_read(dataset, knows_ends, knows_returns):
+    data = read_demonstrations(make_model(env=vec(ONE_OF)), dataset)
+    np.testing.assert_array_equal(data["observations"], STEPS["obs"])
+    assert data["actions"].flatten().tolist() == (STEPS["acts"] - 2).tolist()
+    assert ("ends" in data, "rewards" in data) == (knows_ends, knows_returns)
+    if knows_ends:
+        assert data["ends"].nonzero().flatten().tolist() == [1, 4, 5]
+    if knows_returns:
+        assert data["cut"].nonzero().flatten().tolist() == [4, 5]
 
 
 def test_the_critic_stays_where_dicts_do_not_say_how_episodes_end():
@@ -682,8 +762,9 @@ def test_the_critic_stays_where_dicts_do_not_say_how_episodes_end():
 def test_tensors_and_files(tmp_path):
     model, data = make_model(env=vec(BOX)), pairs(32)
     expected = read_demonstrations(model, data)
-    np.savez(tmp_path / "data.npz", **data)
-    for dataset in ({key: th.from_numpy(rows) for key, rows in data.items()}, np.load(tmp_path / "data.npz")):
+    path = tmp_path / "data.npz"
+    np.savez(path, **data)
+    for dataset in ({key: th.from_numpy(rows) for key, rows in data.items()}, np.load(path), path, str(path)):
         read = read_demonstrations(model, dataset)
         assert all(th.equal(read[key], expected[key]) for key in expected)
 
@@ -765,7 +846,9 @@ WRONG = {
     ),
     "masks": (pairs(2) | dict(action_masks=np.ones((2, 3))), "entries"),
     "an unknown entry of an episode": ([pairs(4) | dict(obs=1)], r"dataset\[0\] has .*'obs'.*: it needs"),
-    "something else": ([3], r"dataset\[0\] has .*: it needs \['observations', 'actions'\]"),
+    "both names": (pairs(2) | dict(acts=1), r"has \['observations', 'actions', 'acts'\]: it needs .*, each once"),
+    "something else": ([3], r"dataset\[0\] is 3, and has no observations and actions: give dataset as a dict of"),
+    "rows": ([(np.zeros(5), np.zeros(2))], r"dataset\[0\] is \(array.*, and has no observations and actions"),
 }
 
 
@@ -812,6 +895,8 @@ def test_a_masked_action_is_named_with_its_row():
     model.pretrain(data, n_epochs=1)
     with pytest.raises(ValueError, match="dataset has 3 action_masks and 4 actions"):
         model.pretrain(data | {"action_masks": masks[:3]})
+    with pytest.raises(ValueError, match=r"row 3 of dataset\['action_masks'\] allows nothing to choose from"):
+        model.pretrain(data | {"action_masks": masks & (np.arange(4) < 3)[:, None]})
     masks[2, 3] = False
     with pytest.raises(ValueError, match=r"row 2 of dataset\['actions'\] is forbidden by its mask"):
         model.pretrain(data)
@@ -829,7 +914,8 @@ def test_memory_needs_the_ends_of_episodes():
     [
         (dict(n_epochs=0), "n_epochs=0 must be at least 1"),
         (dict(batch_size=0), "batch_size=0 must be at least 1"),
-        (dict(learning_rate=0.0), r"learning_rate=0.0 must be a number in \(0, inf\]"),
+        (dict(learning_rate=0.0), r"learning_rate=0.0 must be a number in \(0, 3.*\]"),
+        (dict(learning_rate=np.inf), r"learning_rate=inf must be a number in \(0, 3.*\]"),
         (dict(validation_split=1.0), "validation_split=1.0 must be a number in"),
         (dict(patience=0), "patience=0 must be at least 1, or None"),
     ],
@@ -837,3 +923,8 @@ def test_memory_needs_the_ends_of_episodes():
 def test_wrong_arguments(argument, message):
     with pytest.raises(ValueError, match=message):
         make_model(env=vec(BOX)).pretrain(pairs(8), **argument)
+
+
+def test_weights_that_are_not_finite_are_an_error():
+    with pytest.raises(FloatingPointError, match=r"not finite after an update with learning_rate=1e\+38: lower it"):
+        make_model(env=vec(BOX)).pretrain(pairs(8), n_epochs=3, learning_rate=1e38)

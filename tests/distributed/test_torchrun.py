@@ -154,6 +154,14 @@ def test_one_run_of_two_processes(whole):
     }
 
 
+@pytest.mark.slow
+def test_an_error_in_the_processes_is_said_without_torchruns_traceback(whole):
+    command = [sys.executable, "-m", "ppo_plus", "train", "--processes", "2", "--resume", run_of(whole)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2
+    assert set(line[:27] for line in done.stderr.splitlines()) == {"ppo-plus: error: --resume /"}
+
+
 def await_checkpoint(run, *launched):
     """Wait for a second checkpoint.
 

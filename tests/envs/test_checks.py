@@ -43,7 +43,7 @@ FINE = np.zeros(2, np.float32)
         (np.array(["a", "b"]), BOX, "an observation of dtype <U1"),
         ([[1], [1, 2]], BOX, "an observation of unequal rows"),
         (FINE, BOTH, "an observation without 'near'"),
-        ({"near": FINE, "far": [1, FINE]}, BOTH, r"an observation\['far'\] that is not a tuple of 2 parts"),
+        ({"near": FINE, "far": [1]}, BOTH, r"an observation\['far'\] that is not a tuple of 2 parts"),
         ({"near": FINE, "far": (1, FINE * np.nan)}, BOTH, r"an observation\['far'\]\[1\] that is not finite"),
     ],
 )
@@ -332,10 +332,30 @@ def test_it_is_the_same_error_everywhere(other, message, kind, run, at):
 
 
 @pytest.mark.parametrize(
-    ("space", "other"), [(spaces.Box(-1, 1, (1,)), 0.5), (VECTOR, [0.5] * 5), (VECTOR, th.zeros(5))]
+    ("space", "other"),
+    [
+        (spaces.Box(-1, 1, (1,)), 0.5),
+        (VECTOR, [0.5] * 5),
+        (VECTOR, (0.5,) * 5),
+        (spaces.Box(-1, 1, (2, 2)), ((0.5, 0.1), [0.2, 0.3])),
+        (VECTOR, th.zeros(5)),
+        (PAIR, [(0.1, 0.2, 0.3), 3]),
+        (spaces.Dict(a=VECTOR), {"a": (0.5,) * 5}),
+    ],
+    ids=str,
 )
-def test_a_single_number_and_other_kinds_of_arrays_are_as_good(space, other):
-    learn(OtherShape(other, 0, space))
+@pytest.mark.parametrize("at", [0, 1, 3], ids=["reset", "step", "end"])
+@pytest.mark.parametrize("kind", [*FEW, "resumable", "processes"])
+def test_a_single_number_and_other_kinds_of_arrays_are_as_good(space, other, at, kind):
+    others = {
+        "resumable": lambda env: DummyVecEnv([lambda: Resumable(env)]),
+        "processes": lambda env: SupervisedVecEnv([lambda: env], start_method="fork"),
+    }
+    if isinstance(space, spaces.Tuple) and kind == "normalized":
+        pytest.skip("VecNormalize takes no tuples")
+    learn(
+        (FEW | others)[kind](OtherShape(other, at, space)), "MultiInputPolicy" if space.shape is None else "MlpPolicy"
+    )
 
 
 def test_a_subclass_that_stores_observations_itself_is_unchecked():
@@ -631,13 +651,42 @@ def test_environments_that_cannot_be_seeded_give_a_warning(seed, recwarn):
     assert model.num_timesteps == 8
 
 
-def test_clip_action_is_named_if_it_removed_the_bounds():
-    env = gym.wrappers.ClipAction(RandomEnv(ACTIONS["box"], VECTOR))
-    with pytest.raises(
-        ValueError, match="infinite low and high.*ClipAction removed the bounds: leave that wrapper out"
-    ):
-        PPO_Plus("MlpPolicy", env)
-    PPO_Plus("MlpPolicy", env.env)
+#: The ways in which environments come in.
+ENTRIES = {
+    "environment": lambda make: PPO_Plus("MlpPolicy", make()),
+    "id": lambda make: PPO_Plus("MlpPolicy", "Unsupported-v0"),
+    "dummy": lambda make: PPO_Plus("MlpPolicy", VecNormalize(DummyVecEnv([lambda: Monitor(make())]))),
+    "sync": lambda make: PPO_Plus("MlpPolicy", SyncVectorEnv([make])),
+    "lean": lambda make: LeanVecEnv([make]),
+    "supervised": lambda make: SupervisedVecEnv([make], start_method="fork"),
+    "make_vec": lambda make: make_vec("Unsupported-v0", 2),
+    "processes": lambda make: make_vec(make, 2, vec_env="subproc", start_method="fork"),
+}
+UNSUPPORTED = {
+    "clipped": (
+        lambda: gym.wrappers.ClipAction(RandomEnv(ACTIONS["box"], VECTOR)),
+        "infinite low and high.*ClipAction removed the bounds: leave that wrapper out",
+    ),
+    "text": (
+        lambda: RandomEnv(ACTIONS["discrete"], spaces.Dict(image=VECTOR, mission=spaces.Text(9))),
+        r"observation_space\['mission'\]=Text.* is not supported: .* minigrid.wrappers.ImgObsWrapper",
+    ),
+}
+
+
+# SB3's vector environment has no message for texts, and Gymnasium's has no arrays of them.
+@pytest.mark.parametrize(
+    ("kind", "entry"),
+    [each for each in product(UNSUPPORTED, ENTRIES) if each not in (("text", "dummy"), ("text", "sync"))],
+)
+def test_spaces_that_are_not_supported_have_the_same_message_everywhere(kind, entry):
+    make, message = UNSUPPORTED[kind]
+    gym.register("Unsupported-v0", make)
+    try:
+        with pytest.raises(ValueError, match=message):
+            ENTRIES[entry](make)
+    finally:
+        del gym.registry["Unsupported-v0"]
 
 
 @pytest.mark.slow

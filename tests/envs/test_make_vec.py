@@ -59,16 +59,6 @@ def test_make_vec_takes_env_kwargs_as_sb3_does():
     assert env.unwrapped._sutton_barto_reward
 
 
-@pytest.mark.parametrize("n_envs", [1, 2])
-def test_spaces_that_are_not_supported_are_named(n_envs):
-    gym.register("Words-v0", lambda: RandomEnv(ACTIONS["discrete"], gym.spaces.Text(3)))
-    try:
-        with pytest.raises(ValueError, match="observation_space=Text.* is not supported: use Box"):
-            make_vec("Words-v0", n_envs)
-    finally:
-        del gym.registry["Words-v0"]
-
-
 def test_as_vec_env_leaves_the_rest_alone():
     def vector():
         return SyncVectorEnv([lambda: RandomEnv(ACTIONS["discrete"])], autoreset_mode=AutoresetMode.SAME_STEP)

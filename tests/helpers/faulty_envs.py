@@ -103,9 +103,8 @@ class Structured(Failing):
 
 
 def supervised(*env_fns, seed=5, said=None, **kwargs):
-    """Environments, of which what is said of restarts goes into a list; by default each in a separate process. Forked,
-    since other processes take seconds to start."""
-    kwargs.setdefault("n_workers", len(env_fns))
+    """Environments in separate processes, of which what is said of restarts goes into a list. Forked, since other
+    processes take seconds to start."""
     kwargs.setdefault("timeout", 0.5 if any("hang" in str(each) for each in env_fns) else None)
     env = SupervisedVecEnv(env_fns, start_method="fork", report=[].append if said is None else said.append, **kwargs)
     env.seed(seed)

@@ -611,7 +611,7 @@ ROLLOUT = (
     Fault(
         "last-observation-overwritten",
         "envs/resumable/state.py",
-        "obs, info = copied(obs), copy.deepcopy(info)",
+        "obs, info = copied(obs, self.observation_space), copy.deepcopy(info)",
         "pass",
         "tests/rollout/test_collector.py",
     ),
@@ -817,7 +817,7 @@ TOP = (
     ),
     Fault(
         "callback-class",
-        "settings.py",
+        "call.py",
         "is_function = callable(callback) and not isinstance(callback, type)",
         "is_function = callable(callback)",
         "tests/test_settings.py",

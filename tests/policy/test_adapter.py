@@ -1,7 +1,12 @@
 """Policy classes that override what SB3 calls run as SB3 runs them: same rollouts, same weights."""
 
+import io
+import pickle
+
 import numpy as np
 import pytest
+import sb3_contrib.common.maskable.policies as maskable
+import sb3_contrib.common.recurrent.policies as recurrent
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from gymnasium import spaces
@@ -175,6 +180,57 @@ def test_a_policy_may_build_before_sb3s_networks():
 class OwnForward(SB3Policy):
     def forward(self, obs, deterministic=False):
         return super().forward(obs, deterministic)
+
+
+class Mine(SB3Policy):
+    """A class of the user's that overrides nothing."""
+
+
+def round_trip(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def saved_and_read(value):
+    file = io.BytesIO()
+    th.save(value, file)
+    file.seek(0)
+    return th.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [round_trip, saved_and_read])
+@pytest.mark.parametrize("policy_class", [Mine, Scaled])
+def test_it_is_pickled_by_the_class_that_the_user_wrote(policy_class, copied):
+    model = PPO_Plus(policy_class, vec(ACTIONS["discrete"]), device="cpu")
+    for policy in (copied(model).policy, copied(model.policy)):
+        assert type(policy) is type(model.policy)
+        assert all(map(th.equal, policy.parameters(), model.policy.parameters()))
+
+
+@pytest.mark.parametrize("policy_class", [Mine, Scaled, SB3Policy])
+def test_sb3s_classes_read_what_a_policy_saves(policy_class, tmp_path):
+    policy_kwargs = dict(net_arch=[8], activation_fn=th.nn.ReLU)
+    model = PPO_Plus(policy_class, vec(ACTIONS["box"]), policy_kwargs=policy_kwargs, device="cpu")
+    model.policy.save(tmp_path / "policy.pth")
+    theirs = policy_class.load(tmp_path / "policy.pth", device="cpu")
+    obs = model.observation_space.sample()
+    chosen = [policy.predict(obs, deterministic=True)[0] for policy in (model.policy, theirs)]
+    np.testing.assert_allclose(*chosen, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Mlp", "Cnn", "MultiInput"])
+@pytest.mark.parametrize(("module", "kind"), [(maskable, "Maskable"), (recurrent, "Recurrent")])
+def test_sb3_contribs_classes_are_ours_of_the_same_kind(module, kind, name):
+    title = {"Mlp": "ActorCriticPolicy", "Cnn": "ActorCriticCnnPolicy"}.get(name, "MultiInputActorCriticPolicy")
+    theirs = getattr(module, f"{kind}{title}")
+    env = vec(ACTIONS["discrete"], OBSERVATIONS[{"Mlp": "box", "Cnn": "image"}.get(name, "dict")])
+    model = PPO_Plus(theirs, env, n_steps=8, batch_size=8, device="cpu", _init_setup_model=name != "Cnn")
+    alias = f"{name}{'Lstm' if kind == 'Recurrent' else ''}Policy"
+    assert model.policy_class is PPO_Plus.policy_aliases[alias]
+    own = type("Own", (theirs,), {"__module__": __name__})
+    with pytest.raises(ValueError, match=f'Own.* is derived from sb3-contrib\'s {kind}.*, or pass policy="{alias}"'):
+        PPO_Plus(own, env)
+    if name == "Mlp":
+        model.learn(16)
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3, start=2), spaces.Box(0, 5, (2,), np.int64)], ids=str)

@@ -58,7 +58,7 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square():
     [
         (dict(attention_window=1), "attention_window=1 must be at least 2"),
         (dict(attention_heads=0), "attention_heads=0 must be at least 1"),
-        (dict(lstm_kwargs=dict(bias=False)), "lstm_kwargs={'bias': False} is not an argument of MlpAttentionPolicy"),
+        (dict(lstm_kwargs=dict(bias=False)), "unexpected keyword argument 'lstm_kwargs'"),
         (dict(attention_heads=5), "lstm_hidden_size=12 must be a multiple of 5, the number of attention_heads"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.preprocessing import preprocess_obs
 
 from ppo_plus import CnnPolicy, PPO_Plus
-from ppo_plus.policy.observations import canonical_space, make_preprocess, require_finite, to_tensor
+from ppo_plus.policy.observations import canonical_space, make_preprocess, require_finite, to_network, to_tensor
 
 CPU = th.device("cpu")
 IMAGE = spaces.Box(0, 255, (3, 36, 40), np.uint8)
@@ -251,6 +251,8 @@ def test_a_choice_outside_of_its_space_raises_an_error(compile):
         model.learn(8)
     with pytest.raises(ValueError, match="outside of its space"):
         model.predict(-1)
+    with pytest.raises(ValueError, match=r"Discrete\(5, start=1\), which counts from start=1: correct one"):
+        to_network(np.zeros(1), spaces.Discrete(5, start=1), th.device("cpu"))
 
 
 @pytest.mark.parametrize(

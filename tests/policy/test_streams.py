@@ -37,6 +37,8 @@ def make(streams, policy="MlpPolicy", **kwargs):
         (lambda: Cost("cost", limit=-1), ValueError, r"Cost: limit=-1 must be a number in \[0, 3.4"),
         (lambda: Cost("cost", limit=float("inf")), ValueError, r"Cost: limit=inf must be a number in \[0, 3.4"),
         (lambda: Stream("a", episodic="no"), TypeError, "Stream: episodic='no' must be True or False"),
+        (lambda: Stream("a", name=""), ValueError, "Stream: name='' is a part of names in logs: pass name="),
+        (lambda: Stream(("a", "b/c")), ValueError, "Stream: name='b/c' is a part of names in logs: pass name="),
         (lambda: Stream("a", normalize=None), TypeError, "Stream: normalize=None must be True or False"),
         (lambda: make([Stream("a", name="value")]), ValueError, r"have the names \['value'\]: .* none of \('value'"),
         (lambda: make([Stream("rew")]), ValueError, r"have the names \['rew'\]"),

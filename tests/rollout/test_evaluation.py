@@ -20,6 +20,7 @@ from parametrization import sample
 from resumable_envs import FORKED
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
@@ -30,6 +31,7 @@ from stable_baselines3.common.vec_env import (
     VecNormalize,
     VecTransposeImage,
 )
+from stream_envs import STREAMS, Counting, counting
 
 from ppo_plus import EvalAfterUpdates, PPO_Plus, SupervisedVecEnv
 from ppo_plus.rollout.evaluation import play
@@ -102,6 +104,41 @@ def test_it_returns_mean_and_std_of_the_return_as_floats(kind):
     mean, std = make().evaluate(3, env=OTHER_ENVIRONMENTS[kind]())
     assert (mean, std) == (RETURN, 0.0)
     assert type(mean) is type(std) is float
+
+
+def test_episodes_have_costs_and_success_and_may_have_sampled_actions(monkeypatch):
+    class Summed(gym.Wrapper):
+        """What the infos of an episode have in sum."""
+
+        def reset(self, **kwargs):
+            self.cost = self.energy = 0.0
+            return self.env.reset(**kwargs)
+
+        def step(self, action):
+            *rest, info = self.env.step(action)
+            self.cost, self.energy = self.cost + info["cost"], self.energy + info["reward_terms"]["energy"]
+            if rest[2] or rest[3]:
+                sums.append((self.cost, self.energy))
+            return *rest, info | {"is_success": self.cost > 1}
+
+    sums = []
+    model = PPO_Plus("MlpPolicy", counting(2), streams=STREAMS, n_steps=16, batch_size=16, seed=0, device="cpu")
+    env = DummyVecEnv([lambda: Monitor(Summed(Counting()))])
+    episodes = model.evaluate(5, env, deterministic=False, return_episodes=True)
+    assert [(each["cost"], each["energy"], each["is_success"]) for each in episodes] == [
+        (cost, pytest.approx(energy), cost > 1) for cost, energy in sums
+    ]
+    assert [*episodes[0]] == ["return", "length", "cost", "energy", "is_success"] and all(energy for _, energy in sums)
+    callback = EvalAfterUpdates(env, 32, n_eval_episodes=4, deterministic=False)
+    sums.clear()
+    logged = {}
+    monkeypatch.setattr(Logger, "record", lambda _, name, value, **kwargs: logged.update({name: value}))
+    model.learn(32, callback)
+    assert logged["eval/mean_cost"] == np.mean([cost for cost, _ in sums])
+    # Environments without them can be played in, too.
+    plain = gym.wrappers.TransformReward(Counting(), float)
+    plain.step = lambda action: (*Counting.step(plain.unwrapped, action)[:-1], {})
+    assert [*model.evaluate(1, plain, return_episodes=True)[0]] == ["return", "length"]
 
 
 def test_std_is_over_episodes():
@@ -518,8 +555,8 @@ def test_an_episode_that_a_fault_interrupts_does_not_count(wrap):
 
     model = PPO_Plus("MlpPolicy", supervised(make), n_steps=16, batch_size=16, device="cpu")
     env = supervised(make, partial(make, "raise"), restarts=1)
-    _, lengths = play(model, env, 6, warn=False)
-    assert env.n_restarts == 1 and lengths == [8] * 6
+    episodes = play(model, env, 6, warn=False)
+    assert env.n_restarts == 1 and [episode["length"] for episode in episodes] == [8] * 6
     for each in (model.env, env):
         each.close()
 

@@ -13,7 +13,7 @@ import ppo_plus
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, Refused
-from ppo_plus.saving.statistics import KIND, STATISTICS, read_statistics, write_statistics
+from ppo_plus.saving.statistics import KIND, STATISTICS, find_statistics, read_statistics, write_statistics
 
 
 @pytest.fixture(params=["box", "dict"])
@@ -80,6 +80,45 @@ def test_statistics_without_an_entry_are_damaged(name, tmp_path):
 
 def environments(n=2):
     return DummyVecEnv([lambda: gym.make("CartPole-v1")] * n)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    {
+        "a_vecnormalize.zip a_vecnormalize.pkl": "a_vecnormalize.zip",
+        "b_vecnormalize.zip vec_normalize.pkl": None,
+        "a_vecnormalize.pkl vec_normalize.pkl": "a_vecnormalize.pkl",
+        "vecnormalize-a.pkl b_vecnormalize.pkl": "vecnormalize-a.pkl",
+        "b_vecnormalize.pkl": None,
+        "vec_normalize.pkl vec_normalize_old.pkl": "vec_normalize.pkl",
+        "VecNormalize.pkl": "VecNormalize.pkl",
+        "vec_env_normalize.pkl": "vec_env_normalize.pkl",
+        "best_vec_normalize_stats.pkl": "best_vec_normalize_stats.pkl",
+        "env/vecnormalize.pkl": "env/vecnormalize.pkl",
+        "env/vecnormalize.pkl vecnormalize.pkl": "vecnormalize.pkl",
+        "other.pkl": None,
+    }.items(),
+)
+def test_statistics_are_found_under_the_names_that_people_use(files, expected, tmp_path):
+    for name in ["a.zip", "b.zip", *files.split()]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    found = find_statistics(tmp_path / "a.zip", tmp_path / "env")
+    assert found == (expected and tmp_path / expected)
+
+
+def test_statistics_that_may_be_several_are_named(tmp_path):
+    for name in (
+        "vec_normalize.pkl",
+        "vecnormalize.pkl",
+        "rl_model_vecnormalize_64_steps.pkl",
+        "rl_model_64_steps.zip",
+    ):
+        (tmp_path / name).touch()
+    assert find_statistics(tmp_path / "rl_model_64_steps.zip").name == "rl_model_vecnormalize_64_steps.pkl"
+    with pytest.raises(ValueError, match=r"\['vec_normalize.pkl', 'vecnormalize.pkl'\].*absorb_normalization\('.*'\)"):
+        find_statistics(tmp_path / "a.zip")
 
 
 @pytest.mark.parametrize("name", ["model_vecnormalize.zip", "vecnormalize.pkl"])

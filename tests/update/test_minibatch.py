@@ -487,6 +487,12 @@ def test_a_frozen_parameter_does_not_change():
     with packed(optimizer) as flat:
         steps(flat, module, [0])
     assert [th.equal(p, old) for p, old in zip(module.parameters(), before, strict=True)] == [False, True, False, False]
+    module.requires_grad_(False)
+    with (
+        pytest.raises(ValueError, match="all weights of the policy are frozen: set requires_grad=True"),
+        packed(optimizer),
+    ):
+        pass
 
 
 class NotElementwise(optim.Adam):

@@ -1,7 +1,5 @@
 """Saved models, progress."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from ppo_plus.callbacks import EvalAfterUpdates
@@ -47,18 +45,3 @@ def test_progress_of_continued_training_follows_the_models_count(capsys, bar):
         assert "640/1.28k" in shown and "1.28k/1.28k" in shown
     else:
         assert [line.split("%")[0].strip() for line in shown.splitlines()] == ["60", "70", "80", "90", "100"]
-
-
-@pytest.mark.parametrize("bar", [False, True])
-def test_the_time_left_does_not_count_compiling(bar):
-    progress = ProgressDisplay(bar)
-    model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
-    model.compilation.functions["before"] = SimpleNamespace(seconds=7.0, n_traces=0)
-    _, callbacks = model._setup_learn(640, progress)
-    callbacks.on_training_start({"total_timesteps": 640}, {})
-    start = progress.bar.start_t
-    model.compilation.functions["acting"] = SimpleNamespace(seconds=20.0)
-    for _ in range(2):
-        callbacks.on_step()
-    assert progress.bar.start_t == start + 20
-    callbacks.on_training_end()

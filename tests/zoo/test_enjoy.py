@@ -155,26 +155,7 @@ def test_videos_of_any_size(tmp_path, size, caplog):
     assert imageio.get_reader(path).get_meta_data()["size"] == (size[1] + size[1] % 2, size[0] + size[0] % 2)
 
 
-@pytest.mark.parametrize(
-    "image",
-    [np.full((4, 6, 3), 200, np.uint8), np.full((4, 6, 3), 200.0), np.full((4, 6), 200 / 255), np.full((4, 6, 1), 200)],
-    ids=["RGB", "floats", "gray floats", "gray"],
-)
-def test_pictures_of_any_kind_are_recorded(tmp_path, image):
-    class Drawing(CartPoleEnv):
-        metadata = {"render_modes": ["rgb_array"], "render_fps": 62.5 if image.ndim == 3 else None}
-
-        def render(self):
-            return image
-
-    env = make_vec_env(Drawing, 2, env_kwargs={"render_mode": "rgb_array"})
-    record(Player(PPO_Plus("MlpPolicy", env, device="cpu"), env, True), 3, tmp_path / "x.gif")
-    with Image.open(tmp_path / "x.gif") as picture:
-        pixels = np.asarray(picture.convert("RGB"))
-    assert pixels.shape == (8, 6, 3) and (pixels == 200).all()
-
-
-@pytest.mark.parametrize("image", [None, "ascii"])
+@pytest.mark.parametrize("image", [None, "ascii", np.full((4, 6, 3), 0.5), np.zeros((4, 6), np.uint8)])
 def test_an_environment_that_renders_no_picture(tmp_path, image):
     class Drawing(CartPoleEnv):
         def render(self):
@@ -182,7 +163,7 @@ def test_an_environment_that_renders_no_picture(tmp_path, image):
 
     env = make_vec_env(Drawing, env_kwargs={"render_mode": "rgb_array"})
     with pytest.raises(
-        gym.error.UnsupportedMode, match=r"render\(\) returned .*: with render_mode='rgb_array', return"
+        gym.error.UnsupportedMode, match=r"render\(\) returned (.|\n)*: with render_mode='rgb_array', r"
     ):
         record(Player(PPO_Plus("MlpPolicy", env, device="cpu"), env, True), 3, tmp_path / "x.gif")
 

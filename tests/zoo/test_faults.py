@@ -114,14 +114,15 @@ def test_a_failure_is_named_and_resumes_with_restarts_allowed(fault, error, mess
     (steps,) = re.findall(rf"^resume from (0|64) timesteps: .*{resume}$", capsys.readouterr().out, re.MULTILINE)
     assert checkpoint.read(checkpoint.files(run / "checkpoints")[0])[0]["num_timesteps"] == int(steps)
 
+    changes = "--no-progress --verbose 1 --restart-envs 2 --env-workers auto"
     with monkeypatch.context() as patch:
         patch.setattr(PPO_Plus, "learn", interrupted)
         with pytest.raises(SystemExit):
-            main([*resume.split(), "--restart-envs", "2", "--env-workers", "2"])
+            main([*resume.split(), *changes.split()])
     (again,) = re.findall(
         r"^resume from (?:0|64) timesteps: .*ppo_plus( train .*)$", capsys.readouterr().out, re.MULTILINE
     )
-    assert again == f"{resume} --restart-envs 2 --env-workers 2"
+    assert again == f"{resume} {changes}"
     main(again.split())
     shown = capsys.readouterr().err.splitlines()
     said = [line for line in shown if "restarted" in line]

@@ -110,22 +110,6 @@ def no_screen(monkeypatch):
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("modes", [[], ["ansi"], ["human"], ["rgb_array"]])
-@pytest.mark.parametrize("mode", ["human", "rgb_array"])
-def test_what_the_class_cannot_draw_raises_an_error(modes, mode):
-    """Gymnasium shows arrays in a window."""
-    gym.register("Drawn-v0", type("Drawn", (gym.Env,), {"metadata": {"render_modes": modes}}))
-    try:
-        can = mode in modes or "rgb_array" in modes
-        error = pytest.raises(
-            ValueError, match=f"Drawn-v0 cannot be drawn with render_mode='{mode}': .*; add 'rgb_array'"
-        )
-        with nullcontext() if can else error:
-            installation.require_render_mode("Drawn-v0", mode)
-    finally:
-        gym.registry.pop("Drawn-v0")
-
-
 def test_a_window_needs_a_screen(no_screen, monkeypatch):
     with pytest.raises(ValueError, match=r"no screen to show Ant-v5 on .*--no-render, .*record instead of enjoy"):
         installation.require_drawing("Ant-v5", window=True)

@@ -27,7 +27,7 @@ from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import Part, load_experiment, make_envs, saved_experiment
 from ppo_plus.zoo.results import read_episodes
 from ppo_plus.zoo.runs import Options, open_run
-from ppo_plus.zoo.train import resume, set_up, train
+from ppo_plus.zoo.train import _summary, resume, set_up, train
 
 SHORT = load_experiment("CartPole-v1", overrides={"n_timesteps": 512, "n_envs": 2, "n_epochs": 2, "compile": False})
 
@@ -65,8 +65,10 @@ def test_layout_of_the_log_folder(finished):
         "CartPole-v1/command.txt",
         "CartPole-v1/vecnormalize.pkl",
     }
-    result, model, curve = printed.splitlines()
-    assert result.startswith("CartPole-v1: mean return ") and "over 3 evaluation episodes after 512 timesteps" in result
+    result, *_, model, curve = printed.splitlines()
+    assert (
+        result.startswith("CartPole-v1: mean return ") and "over 20 evaluation episodes after 512 timesteps" in result
+    )
     assert str(folder / "CartPole-v1.zip") in model
     assert str(folder / "learning_curve.png") in curve
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps == 512
@@ -99,6 +101,26 @@ def test_evaluations_are_not_recorded_as_training(finished):
     with np.load(made.folder.path / "evaluations.npz") as saved:
         assert saved["timesteps"].tolist() == [256, 512]
         assert saved["results"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("results", "last", "said"),
+    [
+        ([[9.0, 9.0], [8.0, 10.0], [5.0, 5.0]], [5.0, 5.0, 8.0], "9.00 over 2 evaluation episodes after 100 timesteps"),
+        ([[1.0, 1.0], [9.0, 9.0]], [9.0, 9.0, 0.0], ""),
+        ([[1.0, 1.0], [1.0, 1.0]], [1.0, 1.0, 1.0], ""),
+    ],
+)
+def test_a_best_model_that_is_better_than_the_last_one_is_named(finished, monkeypatch, results, last, said):
+    """With both figures, and the option that plays it; the last model's own evaluation does not make it another one."""
+    evaluations = finished[0].evaluations[0]
+    values = {"evaluations_results": results, "evaluations_timesteps": [100, 200, 300], "returns": last}
+    for name, value in values.items():
+        monkeypatch.setattr(evaluations, name, value)
+    expected = f"\nthe best model was better: mean return {said}; --load-best plays it" if said else ""
+    assert evaluations.better() == expected
+    assert (summary := _summary(finished[0], 1.0)).endswith(expected)
+    assert summary.startswith(f"CartPole-v1: mean return {np.mean(last):.2f} +/- ")
 
 
 def test_options_do_not_change_the_training(tmp_path, capsys):

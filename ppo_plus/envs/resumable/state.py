@@ -249,7 +249,7 @@ class Resumable(gym.Wrapper):
         episode.last = result = obs, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
             # The reset may write into them before others have read them.
-            obs, info = copied(obs), copy.deepcopy(info)
+            obs, info = copied(obs, self.observation_space), copy.deepcopy(info)
             episode.last = result = obs, reward, terminated, truncated, info
         return result
 

@@ -6,7 +6,6 @@ import json
 import zipfile
 from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
-from importlib import import_module
 from typing import Any, cast
 
 import torch as th
@@ -14,6 +13,8 @@ from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
+from ppo_plus.envs.normalization import warn_of_statistics
+from ppo_plus.policy.adapter import contribs_policy, without_contrib
 from ppo_plus.saving.format.container import PathOrFile, is_container, naming, opened
 from ppo_plus.saving.format.names import Damaged, NotInstalled, Refused, decoding, name_of
 from ppo_plus.saving.model import ALWAYS, SAVED_WITH, M, SavedModel, argument_attributes, assemble, attributes_of
@@ -22,11 +23,8 @@ from ppo_plus.trees import tree_leaves
 
 #: What a PPO has and SB3's other algorithms do not all have.
 OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
-#: What trains the policy classes of sb3-contrib's modules.
-TRAINERS = {
-    "sb3_contrib.common.maskable.policies": "MaskablePPO",
-    "sb3_contrib.common.recurrent.policies": "RecurrentPPO",
-}
+#: What SB3 saves if the environments are in a ``VecNormalize``, also in one that normalizes rewards alone.
+ORIGINAL = "_last_original_obs"
 
 
 def from_sb3(
@@ -46,13 +44,18 @@ def from_sb3(
     if print_system_info:
         print(SAVED_WITH, system_info, sep="\n")
     data |= {**objects, **{name: changes[name] for name in ALWAYS if name in changes}}
-    trainer, name = _trainer_and_name(data.get("policy_class"))
-    data["policy_class"] = cls.policy_aliases.get(name, data.get("policy_class"))
+    policy = data.get("policy_class")
+    is_maskable = contribs_policy(policy).startswith("Maskable")
+    if (ours := without_contrib(policy)) is not policy:
+        data["policy_class"] = cls.policy_aliases[ours]
     buffer_class = data.get("rollout_buffer_class")
     if getattr(buffer_class, "__module__", "").startswith(("stable_baselines3.", "sb3_contrib.")):
         data["rollout_buffer_class"] = None
-    data |= {"value_clip": "plain", "_expects_masks": trainer == "MaskablePPO"}
-    if trainer == "MaskablePPO" and isinstance(data.get("action_space"), spaces.MultiBinary):
+    data |= {"value_clip": "plain", "_expects_masks": is_maskable}
+    present = unread | data
+    if ORIGINAL in present and present.get("_last_obs") is not None:  # it has been trained
+        data["_trained_normalized"] = False if present[ORIGINAL] is None else "maybe"
+    if is_maskable and isinstance(data.get("action_space"), spaces.MultiBinary):
         with naming(path, "saved model"), decoding("its weights"):
             # Ours is the difference of the two.
             change_logits(parameters, lambda rows: rows[1::2] - rows[::2], lambda _, rows: rows[1::2].clone())
@@ -61,9 +64,12 @@ def from_sb3(
         model[part] = {name: data[path] for name, path in paths.items() if path in data}
     attributes = argument_attributes(cls).values()
     replacing = {name: value for name, value in objects.items() if name in attributes}
-    changes = replacing | changes | {"policy_class": data["policy_class"]}
+    changes = replacing | changes | {"policy_class": data.get("policy_class")}
     with naming(path, "saved model"):
-        return assemble(cls, model, env, device, force_reset, changes)
+        loaded = assemble(cls, model, env, device, force_reset, changes)
+    if env is not None:
+        warn_of_statistics(data.get("_trained_normalized"), loaded.env)
+    return loaded
 
 
 def change_logits(
@@ -87,19 +93,6 @@ def change_logits(
         for key, value in state.items():
             if isinstance(value, th.Tensor) and value.shape == shape:
                 state[key] = of_moment(key, value)
-
-
-def _trainer_and_name(policy_class: Any) -> tuple[str, str]:
-    """What trains policies of this class, and the name of ours in their place (``""``: the class itself)."""
-    bases = policy_class.__mro__ if isinstance(policy_class, type) else ()
-    trainer = next((TRAINERS[base.__module__] for base in bases if base.__module__ in TRAINERS), "PPO")
-    if trainer == "PPO":
-        return trainer, ""
-    for name, known in getattr(import_module("sb3_contrib"), trainer).policy_aliases.items():
-        if known is policy_class:
-            return trainer, name
-    base = "ActorCriticPolicy, which takes masks as well" if trainer == "MaskablePPO" else "MlpLstmPolicy"
-    raise ValueError(f"policy={policy_class!r} is a {trainer} custom policy: derive it from ppo_plus.{base}")
 
 
 def _read(

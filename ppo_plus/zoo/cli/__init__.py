@@ -1,4 +1,5 @@
-"""The command line. A mistake of the user ends in one clear line and exit code 2.
+"""The command line. A mistake of the user ends in one clear line and exit code 2, but an error in the user's own code
+in Python's traceback.
 
 A subcommand is a module with ``add_parser(commands)``. Its parser has a default ``prepare``: a function of the
 arguments that does everything in which a mistake of the user can show, and returns the function that does the work.
@@ -25,19 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             args = parser.parse_args(arguments)
             import gymnasium as gym
 
-            # Only here: an error during the work is not a mistake of the user, and shows its traceback.
+            # Only here: an error during the work, or in the user's code, is Python's to show.
             try:
                 work = args.prepare(args)
-            except Exception as error:
-                frames = own_frames(error)
-                mistakes = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
-                if "traceback" in args or not (frames or isinstance(error, mistakes)):
+            except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
+                if "traceback" in args or passed_own_code(error):
                     raise
-                message = str(error) or type(error).__name__
-                if frames:
-                    print(*traceback.format_list(frames), sep="", end="", file=sys.stderr)
-                    message = f"{type(error).__name__}: {message} (--traceback shows all)"
-                parser.fail(message)
+                parser.fail(str(error) or type(error).__name__)
         try:
             work()
         except (gym.error.DependencyNotInstalled, gym.error.UnsupportedMode) as error:
@@ -48,19 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(INTERRUPTED)
 
 
-def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The last lines of the user's code that an error or its cause passed: not this package's, an installed one's, or
-    Python's."""
+def passed_own_code(error: BaseException | None) -> bool:
+    """Whether an error or its cause passed the user's code: not this package's, an installed one's, or Python's."""
     ours = [Path(__file__).parents[2], Path(traceback.__file__).parent]
-    frames: list[traceback.FrameSummary] = []
-    cause: BaseException | None = error
-    while cause is not None and not frames:
-        for frame in traceback.extract_tb(cause.__traceback__):
-            path = Path(frame.filename)
-            installed = {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, ours))
-            frames += [] if installed or frame.filename.startswith("<") else [frame]
-        cause = cause.__cause__ or cause.__context__
-    return frames[-3:]
+    if error is None:
+        return False
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        installed = {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, ours))
+        if not installed and not frame.filename.startswith("<"):
+            return True
+    return passed_own_code(error.__cause__ or error.__context__)
 
 
 def make_parser() -> "Parser":

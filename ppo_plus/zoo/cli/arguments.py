@@ -137,6 +137,14 @@ def add_fault_arguments(group: "Options", of: str = "") -> None:
     add_option(group, "--env-timeout SECONDS", help, type=seconds)
 
 
+def add_deterministic(group: "Options") -> None:
+    """Add ``--deterministic`` and ``--stochastic``, for the actions of evaluations and of players."""
+    help = "take the most likely actions to evaluate (default, except for Atari and MiniGrid)"
+    add_option(group, "--deterministic", help, action="store_true", default=None)
+    help = "sample actions to evaluate (default for Atari and MiniGrid)"
+    add_option(group, "--stochastic", help, dest="deterministic", action="store_false", default=None)
+
+
 def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
     """Packages that settings may import from; ``None``: any."""
     return None if args.trust_config else (*ALLOWED_PACKAGES, *(name.split(".")[0] for name in args.gym_packages))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import Pairs, Parser, add_option, interval, key_value, seed, whole_number
-from ppo_plus.zoo.hyperparams import builtin_file, expected_returns, read_entry, read_mapping, to_yaml
+from ppo_plus.zoo.hyperparams import builtin_file, measured_returns, read_entry, read_mapping, to_yaml
 from ppo_plus.zoo.installation import command, has_screen, import_options, pip_install, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, open_run
@@ -55,7 +55,7 @@ interval; of fewer than five seeds, each one.
 def add_parser(commands: "Commands") -> None:
     """Add ``train``, ``zoo``, ``tune``, and ``worker`` below ``tune``."""
     _add_train(commands)
-    help = "list the environments that have settings, and the returns to expect"
+    help = "list the environments that have settings, and the returns that were measured"
     commands.add_parser("zoo", help=help, description=ZOO).set_defaults(prepare=lambda args: print_zoo)
     _add_tune(commands)
 
@@ -78,8 +78,8 @@ def _add_train(commands: "Commands") -> None:
     add("-i --trained-agent FILE", "continue to train this model, a .zip file")
     add("-tb --tensorboard-log DIR", "log to this folder for TensorBoard (pip install tensorboard)")
     arguments.add_fault_arguments(add.args[0])
-    help = "with environments in processes: use N of them (default: as many as cores, at most one per environment)"
-    add("--env-workers N", help, type=whole_number)
+    help = "with environments in processes: share N of them, or with auto one per core (default: one per environment)"
+    add("--env-workers N", help, type=lambda text: text if text == "auto" else whole_number(text))
     help = "share environments and minibatches among N processes, as torchrun --nproc-per-node N -m ppo_plus train"
     add("--processes N", help, type=whole_number)
     add("--trust-model", "with -i: read SB3's pickles, which can run code", action="store_true")
@@ -93,18 +93,18 @@ def _add_train(commands: "Commands") -> None:
 
 def print_zoo() -> None:
     """Print a line for each entry of the package's settings file that is of one environment, or was measured on one."""
-    expected = expected_returns()
-    names = (name for name in dict.fromkeys([*read_mapping(builtin_file()), *expected]) if "-v" in name)
-    print("\n".join(f"{name:32} {expected.get(name, 'not measured')}" for name in names))
+    measured = measured_returns()
+    names = (name for name in dict.fromkeys([*read_mapping(builtin_file()), *measured]) if "-v" in name)
+    print("\n".join(f"{name:32} {measured.get(name, 'not measured')}" for name in names))
 
 
-def _print_expected(experiment: "Experiment", variant: str | None) -> None:
-    """Print the returns to expect of an experiment, if it is an entry of the package's file that was measured."""
+def _print_measured(experiment: "Experiment", variant: str | None) -> None:
+    """Print what runs of an experiment reached, if it is an entry of the package's file that was measured."""
     from ppo_plus.zoo.experiment import load_experiment
 
-    expected = expected_returns().get("/".join(filter(None, (experiment.env_id.rpartition(":")[2], variant))))
-    if expected and experiment.settings() == load_experiment(experiment.env_id, variant=variant).settings():
-        print(f"expected return: {expected}")
+    measured = measured_returns().get("/".join(filter(None, (experiment.env_id.rpartition(":")[2], variant))))
+    if measured and experiment.settings() == load_experiment(experiment.env_id, variant=variant).settings():
+        print(f"earlier runs with these settings reached {measured}; one run can end lower")
 
 
 def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int = -1) -> None:
@@ -123,6 +123,7 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     add("--vec-env {dummy,subproc}", help, default="dummy")
     help = "arguments of the evaluation environments (default: those of --env-kwargs or the settings)"
     add("--eval-env-kwargs K:V", help, nargs="+", action=Pairs, type=key_value)
+    arguments.add_deterministic(add.args[0])
     add("--num-threads N", "number of torch's threads (default: depends on the minibatch)", type=whole_number)
 
 
@@ -153,6 +154,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         device=args.device,
         vec_env=args.vec_env,
         eval_env_kwargs=args.eval_env_kwargs,
+        deterministic=args.deterministic,
     )
     if entry == "default":
         print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)
@@ -190,38 +192,41 @@ def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], Non
 
         # All processes use the seed of the first.
         args.seed = join(device).lead(randbelow(2**32) if args.seed < 0 else args.seed)
-    elif n_processes > 1:
-        if folder is None:
-            make_experiment(args).for_each_process(n_processes)
-        if not args.dry_run:
-            require_any_gpu(device)
-            return partial(launch, n_processes, ["train", *command.words])
-    return _prepare_new(args) if folder is None else _prepare_resumed(folder, args)
+        n_processes = 1
+    if n_processes > 1 and not args.dry_run:
+        require_any_gpu(device)
+    start = partial(launch, n_processes, ["train", *command.words]) if n_processes > 1 else None
+    if folder is not None:
+        return start or _prepare_resumed(folder, args)
+    return _prepare_new(args, n_processes, start)
 
 
-def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
-    """Build a new run, or print its settings (``--dry-run``)."""
+def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[], None] | None) -> Callable[[], None]:
+    """Build a new run, or print its settings (``--dry-run``), or check it and return what starts its processes."""
     experiment = make_experiment(args)
     values = {field.name: getattr(args, field.name) for field in fields(Options)}
     options = Options(**{name: value for name, value in values.items() if value is not None})
     run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
-        options = replace(options, tensorboard_log=options.tensorboard_log or f"runs/{run_name}")
-    for package in filter(None, (args.track, options.tensorboard_log and "tensorboard")):
+        args.tensorboard_log = args.tensorboard_log or f"runs/{run_name}"
+        options = replace(options, tensorboard_log=args.tensorboard_log)
+    tracker = {"wandb": ["wandb"], "mlflow": ["mlflow", "pandas"]}.get(args.track, [])
+    for package in [*tracker, *(["tensorboard"] if options.tensorboard_log else [])]:
         if find_spec(package) is None:
             raise ImportError(f"{package} is not installed: {pip_install(package)}")
     from ppo_plus.zoo.train import check, set_up
 
-    if args.dry_run:
+    if args.dry_run or start:
+        experiment.for_each_process(n_processes)
         check(experiment, options)
         settings = {experiment.env_id: experiment.settings(), "run": {**experiment.beside_settings(), **vars(options)}}
-        return partial(print, to_yaml(settings), end="")
+        return partial(print, to_yaml(settings), end="") if args.dry_run else start
     with deferred():
         run = set_up(experiment, options)
     upload = None
     if run.model.ranks.leads:
         if args.trained_agent is None:
-            _print_expected(experiment, args.variant)
+            _print_measured(experiment, args.variant)
         logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
         try:
             upload = args.track and _start_tracking(args.track, run_name, logged)
@@ -304,13 +309,13 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
         what, play = ("watch it", "enjoy") if has_screen() else ("record it (there is no screen)", "record")
         print(f"{what}:", command(play, "--env", run.experiment.env_id, "-f", run.folder.path, *imports))
     elif checkpoints := files(run.folder.checkpoints):
-        processes = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
-        logs = ["-tb", run.options.tensorboard_log] if run.options.tensorboard_log else []
-        # The run's folder has the values of its first command only.
-        faults = ("restart_envs", "env_timeout", "env_workers") if args.resume else ()
-        again = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in faults]
-        words = [word for option, value in again if value is not None for word in (option, value)]
-        resume = command("train", "--resume", run.folder.path, *processes, *imports, *logs, *words)
+        again = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
+        # The run's folder has the values of its first command only, and never says where to log.
+        for name in CHANGED_BY_RESUME if args.resume else ("tensorboard_log",):
+            value = getattr(args, name)
+            option = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+            again += [] if value is None else [option] if isinstance(value, bool) else [option, str(value)]
+        resume = command("train", "--resume", run.folder.path, *imports, *again)
         print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)
 
 

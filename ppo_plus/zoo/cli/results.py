@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import add_option, seed, whole_number
-from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing, require_render_mode
+from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run, runs_of
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ def add_parser(commands: "Commands") -> None:
     add("-e --env ID", "environments, one panel each", nargs="+", required=True)
     add("-f --exp-folders DIR", "log folders, one curve each (default: logs)", nargs="+", default=["logs"])
     add("-l --labels LABEL", "names of the curves (default: the folders)", nargs="+")
-    help = "draw the mean returns of evaluations (eval), or the smoothed returns of training episodes (train)"
-    add("-y", help, choices=["eval", "train"], default="eval")
+    help = "draw the mean returns of evaluations (eval), or the smoothed returns of training episodes (train; default: "
+    help += "eval, and both for a single run)"
+    add("-y", help, choices=["eval", "train"])
     add("-o --output FILE", "picture to write, a .png, .svg or .pdf", default="curves.png")
 
 
@@ -77,10 +78,7 @@ def _add_player(commands: "Commands", name: str, help: str, prepare: Callable[..
     add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
     add("--n-envs N", "number of environments", type=whole_number, default=1)
     add("--seed N", "seed of the environments", type=seed, default=0)
-    help = "take the most likely actions (default, except for Atari and MiniGrid)"
-    add("--deterministic", help, action="store_true", default=None)
-    help = "sample actions (default for Atari and MiniGrid)"
-    add("--stochastic", help, dest="deterministic", action="store_false", default=None)
+    arguments.add_deterministic(command)
     return command
 
 
@@ -153,7 +151,8 @@ def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
         from ppo_plus.saving.hub import fetch
 
         model = fetch(args.repo)
-        folder = open_run(model.parent, f"--repo {args.repo}, which PPO_Plus.from_hub loads,")
+        in_python = f"load the model in Python, with PPO_Plus.from_hub({args.repo!r})"
+        folder = open_run(model.parent, f"--repo {args.repo}: the download", in_python)
         folder.last_model, folder.env_id = model, args.env or folder.env_id
     elif args.env is not None:
         # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
@@ -176,8 +175,6 @@ def _model(args: argparse.Namespace, folder: RunFolder) -> Path:
 def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> "Player":
     from ppo_plus.zoo.enjoy import make_player
 
-    for mode in render.values():
-        require_render_mode(folder.env_id, mode)
     return make_player(
         folder,
         model,
@@ -198,7 +195,7 @@ def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
     path = Path(args.output)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"-o {path}: the name must end in .png, .svg or .pdf")
-    from ppo_plus.zoo.results import plot_curves, read_curve
+    from ppo_plus.zoo.results import plot_curves, plot_learning_curve, read_curve
 
     curves: dict[str, dict[str, Any]] = {}
     missing = []
@@ -207,7 +204,7 @@ def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
             # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
             algo = args.algo if runs_of(folder / args.algo, env_id) else ALGO
             try:
-                curves.setdefault(env_id, {})[label] = read_curve(folder, env_id, args.y, algo)
+                curves.setdefault(env_id, {})[label] = read_curve(folder, env_id, args.y or "eval", algo)
             except ValueError as error:
                 missing.append(str(error))
     if not curves:
@@ -215,8 +212,13 @@ def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
     for message in missing:
         print(f"left out: {message}", file=sys.stderr)
 
+    single = runs_of(folder / algo, env_id) if args.y is None and len(args.env) == len(labels) == 1 else {}
+
     def plot() -> None:
-        plot_curves(curves, path)
+        if len(single) == 1:
+            plot_learning_curve(*single.values(), args.env[0], path)
+        else:
+            plot_curves(curves, path)
         for env_id, by_label in curves.items():
             for label, curve in by_label.items():
                 print(f"{env_id}, {label}: {curve}")

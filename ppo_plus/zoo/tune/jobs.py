@@ -33,11 +33,13 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal._file import get_lock_file
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from ppo_plus.require import is_disk_full
+from ppo_plus.saving.files import append_lines
 from ppo_plus.zoo.installation import pip_install, without_password
 from ppo_plus.zoo.interrupts import check, uninterrupted
 
@@ -62,7 +64,7 @@ def open_storage(url: str) -> BaseStorage:
     """
     with named_errors(f"cannot use the storage {without_password(url)!r}", (Exception,)):
         is_journal = url.endswith(".log") and "://" not in url
-        storage = _open_journal(Path(url).absolute()) if is_journal else _open_database(url)
+        storage = _Journal(_JournalFile(Path(url).absolute())) if is_journal else _open_database(url)
         patience = TIMEOUT if url.startswith("postgresql") else 0
         for name, method in vars(BaseStorage).items():
             if callable(method) and not name.startswith("_"):
@@ -70,18 +72,42 @@ def open_storage(url: str) -> BaseStorage:
         return storage
 
 
-def _open_journal(path: Path) -> BaseStorage:
-    """A file to which each change is appended, under a lock that network file systems have as well: a file that is
-    created exclusively. Optuna removes the lock of a process that was killed after 30 seconds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for number, line in enumerate(path.read_bytes().splitlines(True) if path.is_file() else (), 1):
+class _JournalFile(JournalFileBackend):
+    """Optuna's file of records, one a line, without the part of a line that a killed process or a full disk left. Its
+    lock is one that network file systems have as well: a file that is created exclusively. Optuna removes the lock of a
+    process that was killed after 30 seconds."""
+
+    #: Number of the line that is read.
+    line = 1
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.lock = path, JournalFileOpenLock(str(path))
+        super().__init__(str(path), self.lock)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with get_lock_file(self.lock), self.path.open("r+b") as file:
+            append_lines(file, "".join(f"{json.dumps(log)}\n" for log in logs).encode())
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        self.line = log_number_from + 1
+        for log in super().read_logs(log_number_from):
+            yield log
+            self.line += 1
+
+
+class _Journal(JournalStorage):
+    """A storage that is a file to which each change is appended; its errors name the line."""
+
+    _backend: _JournalFile
+
+    def _sync_with_backend(self) -> None:
         try:
-            json.loads(line)["op_code"]
-        except (ValueError, TypeError, KeyError) as error:
-            if line.endswith(b"\n"):  # otherwise it is being written
-                message = f"line {number} of {path} is not a record of Optuna's: delete it, or choose another file"
-                raise ValueError(message) from error
-    return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
+            super()._sync_with_backend()
+        except (ValueError, TypeError, LookupError, AssertionError, AttributeError) as error:
+            where, why = f"line {self._backend.line} of {self._backend.path}", reason(error)
+            remedy = "delete the line, or choose another file"
+            raise StorageError(f"{where} is not a record of Optuna's ({why}): {remedy}") from error
 
 
 def _open_database(url: str) -> BaseStorage:
@@ -97,7 +123,10 @@ def _open_database(url: str) -> BaseStorage:
         Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
     # SQLite's transactions are ours to begin.
     connection = {"timeout": TIMEOUT, "isolation_level": None} if sqlite else {"connect_timeout": TIMEOUT}
-    database = _open(address.render_as_string(hide_password=False), {"connect_args": connection})
+    try:
+        database = RDBStorage(address.render_as_string(hide_password=False), {"connect_args": connection})
+    except ImportError as error:
+        raise ImportError(f"its driver is missing: {pip_install('psycopg[binary]')}") from error
     if sqlite:
         # A transaction takes the lock at its first statement, not at its first *write*: two processes that read a
         # trial's state and then write it would both find it waiting. (PostgreSQL has SELECT ... FOR UPDATE.) From
@@ -106,20 +135,6 @@ def _open_database(url: str) -> BaseStorage:
         sqlalchemy.event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
     return get_storage(database)
-
-
-def _open(url: str, options: dict[str, Any], attempts: int = 10) -> RDBStorage:
-    """A database. If another process creates its tables at the same time, it is opened again."""
-    try:
-        return RDBStorage(url, engine_kwargs=options)
-    except ImportError as error:
-        raise ImportError(f"its driver is missing: {pip_install('psycopg[binary]')}") from error
-    except (IntegrityError, ProgrammingError, OperationalError) as error:
-        signs = ("already exists", "duplicate key", "UNIQUE constraint")
-        if attempts == 1 or not any(sign in reason(error) for sign in signs):
-            raise
-    time.sleep(0.2)
-    return _open(url, options, attempts - 1)
 
 
 @contextmanager
@@ -167,8 +182,8 @@ def _robust(method: Callable[P, R], patience: float) -> Callable[P, R]:
                 raise StorageInternalError from error
             except (ValueError, TypeError, LookupError, AssertionError) as error:
                 reads = method.__name__.startswith("get_") and method.__name__ != "get_study_id_from_name"
-                if not reads and not isinstance(error, json.JSONDecodeError):
-                    raise  # an argument's
+                if not reads or isinstance(error, StorageError):
+                    raise  # an argument's, or one that says everything
                 raise StorageError(f"the storage is damaged: {reason(error)}") from error
             check()
             time.sleep(1)

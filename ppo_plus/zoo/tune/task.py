@@ -69,7 +69,9 @@ class Plan:
         for name, lowest in LOWEST.items():
             require_int(name, getattr(self, name), lowest)
         if 0 < self.confirm_seeds < 10:
-            raise ValueError(f"confirm_seeds={self.confirm_seeds} is too small: use at least 10, or 0 for none")
+            raise ValueError(
+                f"confirm_seeds={self.confirm_seeds} is too small for a conclusion: use at least 10, or 0 for none"
+            )
         require_number("n_seeds", self.n_seeds, 1, CONFIRMATION_SEED // SEED_STRIDE)
         if self.seeds("confirmation").stop > 2**32:
             raise ValueError(f"seed={self.seed} leaves no seeds below 2**32 for the confirmation: use a smaller one")

@@ -46,10 +46,11 @@ def test_a_truncated_last_line_loses_nothing_else(tmp_path, part):
     assert path.read_text() == '{"a": 1}\n{"c": 3}\n'
 
 
-def test_damage_elsewhere_is_an_error_with_its_line(tmp_path):
+@pytest.mark.parametrize("line", [b'{"b": ', b"\xff\xfe", b"\0"])
+def test_damage_elsewhere_is_an_error_with_its_line(tmp_path, line):
     path = tmp_path / "results.jsonl"
-    path.write_text('{"a": 1}\n{"b": \n{"c": 3}\n')
-    with pytest.raises(ValueError, match="results.jsonl, line 2 is not valid JSON"):
+    path.write_bytes(b'{"a": 1}\n' + line + b'\n{"c": 3}\n')
+    with pytest.raises(ValueError, match="results.jsonl, line 2 is not valid JSON .*: mend or delete it"):
         results.read_lines(path)
 
 

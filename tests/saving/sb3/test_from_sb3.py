@@ -236,6 +236,21 @@ def test_normalized_environments_continue_as_in_sb3(wrap, tmp_path):
     assert ours.get_vec_normalize_env().obs_rms.count == theirs.get_vec_normalize_env().obs_rms.count
 
 
+def test_whether_sb3s_models_have_learned_from_normalized_observations_is_known(tmp_path, recwarn):
+    trained(env=VecNormalize(env_of("discrete"))).save(tmp_path / "model")
+    for load in (PPO_Plus.load, PPO_Plus.from_sb3):
+        with pytest.warns(UserWarning, match="may have been normalized .*does not normalize them.* may be wrong"):
+            load(tmp_path / "model", env=env_of("discrete"))
+    trained().save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="were not normalized .*leave VecNormalize out"):
+        PPO_Plus.load(tmp_path / "model", env=VecNormalize(env_of("discrete")))
+    recwarn.clear()
+    PPO_Plus.load(tmp_path / "model", env=env_of("discrete"))
+    PPO("MlpPolicy", env_of("discrete")).save(tmp_path / "untrained")
+    PPO_Plus.load(tmp_path / "untrained", env=VecNormalize(env_of("discrete")))
+    assert not recwarn
+
+
 # --- classes of one's own --------------------------------------------------------------------------------------------
 
 
@@ -401,7 +416,7 @@ class OwnMaskablePolicy(MaskableActorCriticPolicy):
 
 
 def test_a_custom_maskable_policy_raises_an_error():
-    with pytest.raises(ValueError, match="OwnMaskablePolicy.* derive it from ppo_plus.ActorCriticPolicy"):
+    with pytest.raises(ValueError, match="OwnMaskablePolicy.* derive it from ppo_plus.MlpPolicy, which takes masks"):
         taken(trained_with_masks("discrete", policy=OwnMaskablePolicy))
 
 

@@ -1,6 +1,7 @@
 """``ppo-plus train``, ``tune`` and ``tune worker``."""
 
 import errno
+import inspect
 import re
 import signal
 import socket
@@ -14,12 +15,13 @@ from command_line import TRAIN, environment, run, subcommands
 from parametrization import sample
 
 from ppo_plus import PPO_Plus, Refused
-from ppo_plus.settings import NAMES
+from ppo_plus.settings import Settings
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.cli.experiments import _print_expected
+from ppo_plus.zoo.cli.experiments import _print_measured
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.interrupts import SIGNALS
 
+NAMES = [*inspect.signature(Settings).parameters]
 _CHECKPOINTS = "stable_baselines3.common.callbacks.CheckpointCallback"
 
 
@@ -140,6 +142,12 @@ def test_without_a_seed_a_random_one_is_recorded(folder, capsys):
     assert dry_run(capsys, "--seed", "0")["run"]["seed"] == 0
 
 
+def test_evaluations_may_sample_actions(folder, capsys):
+    found = [dry_run(capsys, *words)["run"]["deterministic"] for words in ([], ["--stochastic"], ["--deterministic"])]
+    assert found == [None, False, True]
+    assert not load_experiment("CartPole-v1", deterministic=False).deterministic_eval
+
+
 def test_variants(folder, capsys):
     assert dry_run(capsys, "--variant", "gSDE")["CartPole-v1"]["use_sde"] is True
 
@@ -149,27 +157,28 @@ def test_tensorboard(folder):
     assert list(folder.glob("tb/CartPole-v1/PPO_Plus_1/events*"))
 
 
-def test_the_zoo_and_the_return_to_expect(capsys):
+def test_the_zoo_and_the_measured_returns(capsys):
     main(["zoo"])
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines["CartPole-v1"].startswith("500.0 [500.0, 500.0] (10 seeds) after 100,096 steps, ")
+    assert lines["Acrobot-v1"].startswith("-67.2 [-68.1, -66.1] (10 seeds) after 1,003,520 steps, ")
     assert lines["CarRacing-v3/lstm"] == "not measured" and "default" not in lines
-    _print_expected(load_experiment("CartPole-v1", seed=7), None)
-    _print_expected(load_experiment("gymnasium:CartPole-v1", seed=7), None)
-    assert capsys.readouterr().out == f"expected return: {lines['CartPole-v1']}\n" * 2
+    _print_measured(load_experiment("Acrobot-v1", seed=7), None)
+    _print_measured(load_experiment("gymnasium:Acrobot-v1", seed=7), None)
+    said = f"earlier runs with these settings reached {lines['Acrobot-v1']}; one run can end lower\n"
+    assert capsys.readouterr().out == said * 2
     # Of other settings, of fewer steps and of what was not measured, nothing is known.
-    _print_expected(load_experiment("CartPole-v1", overrides={"n_timesteps": 50_000}), None)
-    _print_expected(load_experiment("CarRacing-v3", variant="lstm"), "lstm")
+    _print_measured(load_experiment("Acrobot-v1", overrides={"n_timesteps": 50_000}), None)
+    _print_measured(load_experiment("CarRacing-v3", variant="lstm"), "lstm")
     assert capsys.readouterr().out == ""
 
 
 def test_training_a_saved_model_further(folder, monkeypatch):
     printed = []
-    monkeypatch.setattr("ppo_plus.zoo.cli.experiments._print_expected", lambda *args: printed.append(args))
+    monkeypatch.setattr("ppo_plus.zoo.cli.experiments._print_measured", lambda *args: printed.append(args))
     main([*TRAIN, "-n", "256", "--no-progress"])
     assert len(printed) == 1
     main([*TRAIN, "-n", "256", "--no-progress", "-i", "logs/ppo_plus/CartPole-v1_1/CartPole-v1.zip"])
-    assert len(printed) == 1  # what is expected of training from scratch
+    assert len(printed) == 1  # what was reached from scratch
     assert (folder / "logs/ppo_plus/CartPole-v1_2/CartPole-v1.zip").is_file()
 
 
@@ -197,7 +206,9 @@ def test_training_a_saved_model_further(folder, monkeypatch):
         (["--env", "CartPole-v1", "-params", "lr:1e-3"], "error: unknown key 'lr': did you mean 'learning_rate'?"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels:3"], "wheels"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels"], "'wheels' must be KEY:VALUE"),
-        (["--env", "CartPole-v1", "-params", "gamma:high", "--dry-run"], "gamma='high' must be a number"),
+        (["--env", "CartPole-v1", "-tb", "tb", "-params", "gamma:high"], "gamma='high' must be a number"),
+        (["--env", "CartPole-v1", "--processes", "2", "-params", "gamma:high"], "gamma='high' must be a number"),
+        (["--env", "CartPole-v1", "--processes", "3"], "n_envs=8 cannot be divided among 3 processes"),
         (["--env", "CartPole-v1", "--eval-env-kwargs", "wheels:3", "--dry-run"], "wheels"),
         (["--env", "CartPole-v1", "--algo", "sac"], "invalid choice: 'sac'"),
         (
@@ -218,7 +229,7 @@ def test_training_a_saved_model_further(folder, monkeypatch):
 def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, arguments, message):
     (folder / "dangling").symlink_to("nowhere")
     check_one_line_error(["train", *arguments], message)
-    assert list(folder.glob("logs/ppo_plus/*")) == []
+    assert [path.name for path in folder.rglob("*") if path.name not in ("logs", "ppo_plus")] == ["dangling"]
 
 
 @pytest.mark.parametrize(
@@ -247,9 +258,12 @@ def test_mistake_in_the_settings_file(folder, check_one_line_error, text, messag
     assert list(folder.glob("logs/ppo_plus/*")) == []
 
 
-@pytest.mark.parametrize(("option", "package"), [("--track", "wandb"), ("--track mlflow", "mlflow")])
-def test_tracking_without_its_package(folder, check_one_line_error, monkeypatch, option, package):
-    monkeypatch.setitem(sys.modules, package, None)
+@pytest.mark.parametrize(
+    ("option", "package"),
+    [("--track", "wandb"), ("--track mlflow", "mlflow"), ("--track mlflow", "pandas"), ("-tb tb", "tensorboard")],
+)
+def test_logs_without_their_package(folder, check_one_line_error, monkeypatch, option, package):
+    monkeypatch.setattr("ppo_plus.zoo.cli.experiments.find_spec", lambda name: None if name == package else name)
     check_one_line_error([*TRAIN, *option.split()], f"{package} is not installed: ")
 
 

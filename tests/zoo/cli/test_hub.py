@@ -166,6 +166,53 @@ def test_models_of_sb3_and_rl_zoo3_are_read(hub, normalize, capsys):
     assert "length 3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "name", ["ppo-CartPole-v1_vecnormalize.pkl", "vecnormalize.pkl", "CartPole-v1/vecnormalize.pkl"]
+)
+def test_statistics_are_found_under_other_names_and_missed_aloud(hub, name, recwarn, capsys):
+    repository = hub.repositories.setdefault(REPO, {})
+    model, env = from_sb3(repository, normalize=True)
+    statistics = repository.pop("vec_normalize.pkl")
+    expected, _ = model.predict(env.normalize_obs(observations()), deterministic=True)
+    # Another program has downloaded the model alone.
+    with pytest.warns(UserWarning, match=f"repo='{REPO}' has no statistics of ppo-CartPole-v1.zip, which may have"):
+        PPO_Plus.from_hub(REPO)
+    repository[name] = statistics
+    recwarn.clear()
+    loaded = PPO_Plus.from_hub(REPO, device="cpu")
+    assert not recwarn
+    assert loaded.predict(observations(), deterministic=True)[0].tolist() == expected.tolist()
+    main(["enjoy", "--repo", REPO, "--no-render", "-n", "600"])
+    assert "mean return" in capsys.readouterr().out
+
+
+def test_a_model_in_a_folder_is_named_with_it(hub):
+    repository = hub.repositories.setdefault(REPO, {})
+    model, env = from_sb3(repository, normalize=True)
+    for name in [*repository]:
+        repository[f"models/1/{name}" if name.endswith(".zip") else name] = repository.pop(name)
+    with pytest.raises(ValueError, match=r"has the files \['models/1/ppo-CartPole-v1.zip'\].* filename="):
+        PPO_Plus.from_hub(REPO)
+    loaded = PPO_Plus.from_hub(REPO, filename="models/1/ppo-CartPole-v1.zip", device="cpu")
+    expected, _ = model.predict(env.normalize_obs(observations()), deterministic=True)
+    assert loaded.predict(observations(), deterministic=True)[0].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("filename", "error", "message"),
+    [
+        (3, TypeError, "filename=3 must be the name of a file in the repository"),
+        ("../x.zip", ValueError, "filename='../x.zip' leads out of the repository"),
+        ("/x.zip", ValueError, "filename='/x.zip' leads out of the repository"),
+        ("x.zip", ValueError, "has the files .*: load one"),
+    ],
+)
+def test_a_filename_is_that_of_a_file(hub, filename, error, message):
+    from_sb3(hub.repositories.setdefault(REPO, {}))
+    with pytest.raises(error, match=message):
+        PPO_Plus.from_hub(REPO, filename=filename)
+
+
 class Evil:
     def __reduce__(self):
         return exec, ("open('ran', 'w')",)
@@ -210,7 +257,10 @@ def test_mistakes_are_one_line(hub, check_one_line_error, monkeypatch):
     check_one_line_error(["push", ".", REPO], "RUN .: not the folder of a run")
     hub.repositories[REPO] = {"ppo.zip": b""}
     check_one_line_error(["enjoy", "--repo", "no/body"], "check the name and the network")
-    check_one_line_error(["record", "--repo", REPO], f"--repo {REPO}, which PPO_Plus.from_hub loads, ")
+    check_one_line_error(
+        ["record", "--repo", REPO],
+        f"not the folder of a run; load the model in Python, with PPO_Plus.from_hub('{REPO}')",
+    )
     Path(run, "README.md").mkdir()
     check_one_line_error(["push", run, REPO], "error: [Errno ")
     Path(run, "README.md").rmdir()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from command_line import TRAIN
 from gymnasium.envs.classic_control import CartPoleEnv
+from matplotlib.figure import Figure
 
 from ppo_plus.zoo.cli import main
 
@@ -29,12 +30,6 @@ def test_an_environment_that_cannot_draw(folder, check_one_line_error, monkeypat
         capsys.readouterr()
         for command in ("record", "enjoy"):
             check_one_line_error([command, *options], "pygame is not installed")
-        monkeypatch.setattr(Undrawable, "metadata", {"render_modes": ["ansi"]})
-        for command, mode in (("record", "rgb_array"), ("enjoy", "human")):
-            message = (
-                f"Undrawable-v0 cannot be drawn with render_mode='{mode}': its metadata['render_modes'] is ['ansi']"
-            )
-            check_one_line_error([command, *options, "-f", "logs/ppo_plus/Undrawable-v0_1"], message)
     finally:
         gym.registry.pop("Undrawable-v0")
 
@@ -79,6 +74,21 @@ def test_evaluations_of_two_runs(folder, capsys):
         r"CartPole-v1, mine: .* after 512 timesteps, mean of 2 runs, from worst to best \[", capsys.readouterr().out
     )
     assert (folder / "curves.png").is_file()
+
+
+@pytest.mark.parametrize(("options", "n_labels"), [([], 3), (["-y", "eval"], 1), (["-y", "train"], 1)])
+def test_plot_of_a_single_run_shows_all_of_it(folder, monkeypatch, options, n_labels):
+    """Evaluations alone, with equal returns, would lie on an axis of their own."""
+    panels = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: panels.extend(figure.axes))
+    path = folder / "logs" / "ppo_plus" / "CartPole-v1_1"
+    path.mkdir(parents=True)
+    (path / "0.monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n10.0,8,0.5\n500.0,8,1.5\n')
+    np.savez(path / "evaluations.npz", timesteps=[8, 16], results=[[500.0], [500.0]])
+    main(["plot", "-e", "CartPole-v1", *options])
+    (axes,) = panels
+    assert len(axes.get_legend_handles_labels()[1]) == n_labels
+    assert options or axes.get_ylim()[0] < 10
 
 
 def test_plot_leaves_out_missing_runs(folder, capsys):
