@@ -55,8 +55,9 @@ class CheckedEnvs:
         current = self._attributes.pop("_current", None)
         for name in self._added:
             self._attributes.pop(name, None)
-        for rms in running_statistics(self._normalize if self._rows else None):
-            vars(rms).pop("update", None)
+        if self._rows is not None:
+            for rms in running_statistics(self._normalize):
+                vars(rms).pop("update", None)
         if error is None:
             return
         if isinstance(error, (EOFError, ConnectionError)) and isinstance(self._env.unwrapped, SubprocVecEnv):
