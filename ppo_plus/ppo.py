@@ -188,7 +188,6 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = self._warned_of_schedules = False
-        self._trained_normalized = None
         # SB3's constructor uses these before they can be checked with the others.
         verbose = int(verbose) if isinstance(verbose, bool) else verbose
         require_int("verbose", verbose, 0)
@@ -267,7 +266,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         """
         settings = self._refresh()
         settings.check_schedules()
-        settings.check_envs(self.env, self.n_envs)
+        settings.check_fit(self.env, self.n_envs, self.device)
         check_callback(callback)
         require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
         require_int("log_interval", log_interval, 1, or_none=True)
@@ -353,7 +352,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         settings = Settings.of(self, self.settings)
         if settings is not self.settings:
             settings.check_unchanged(self.settings)
-            settings.check_envs(self.env, self.n_envs)
+            settings.check_fit(self.env, self.n_envs, self.device)
             self.settings = settings
         self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
         return self.settings
@@ -486,7 +485,6 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         with interrupts_wait():
             policy.before_update(self.rollout_buffer.transitions, self.shared.total)
         numbers = settings.at(self._current_progress_remaining)
-        self.shared.scheduled = numbers
         control, reduction = settings.control, self.shared.reduction
         reads = Reads(objects={"loss": settings.loss}, changing=[self])
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)
@@ -503,7 +501,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
                 if update.stopped:
                     break
         with interrupts_wait():
-            self.shared.end_update(policy)
+            self.shared.end_update(policy, numbers)
             policy.after_update(self.rollout_buffer.transitions, self.shared.total)
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
@@ -652,8 +650,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             self.learning_rate = self.lr_schedule
         settings = self.settings = Settings.of(self)
         vars(self).pop("rollout_buffer", None)
-        settings.check_envs(self.env, self.n_envs)
-        settings.check_device(self.device)
+        settings.check_fit(self.env, self.n_envs, self.device)
         self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
         self.set_random_seed(self.seed)
         self.policy = build_policy(

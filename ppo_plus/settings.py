@@ -231,8 +231,9 @@ class Settings:
         n_minibatches = math.ceil(n_transitions / self.batch_size)
         return math.ceil(total_timesteps / n_transitions) * self.n_epochs * n_minibatches
 
-    def check_envs(self, env: VecEnv | None, n_envs: int) -> None:
-        """:raises ValueError: the arguments do not fit the environments"""
+    def check_fit(self, env: VecEnv | None, n_envs: int, device: th.device) -> None:
+        """:raises ValueError: the arguments do not fit the environments, or need double precision, which Apple's GPUs
+        do not have"""
         require_one_normalization(env, self.normalize_observations, self.normalize_values)
         for key in getattr(env, "critic_only", ()):
             if key in (self.policy_kwargs.get("actor_keys") or [key]):
@@ -257,9 +258,6 @@ class Settings:
             )
         if self.action_mask_key is not None:
             require_kind("action_mask_key", self.action_mask_key, str, "the name of an observation, or None")
-
-    def check_device(self, device: th.device) -> None:
-        """:raises ValueError: an argument needs double precision, which Apple's GPUs do not have"""
         for name in ("normalize_observations", "normalize_values", "streams"):
             if device.type == "mps" and getattr(self, name) not in (False, (), []):
                 what = f"{name}={getattr(self, name)!r} needs double precision"

@@ -13,8 +13,6 @@ tree_leaves: Callable[[Any], list[Any]] = optree.tree_leaves
 #: The leaves of a tree and its structure, whose ``unflatten`` makes a tree of other leaves, and whose ``flatten_up_to``
 #: is ``tree_leaves`` of another tree of that structure.
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = optree.tree_flatten
-#: The structure alone.
-tree_structure: Callable[[Any], Any] = optree.tree_structure
 
 
 def named_parts(parts: Mapping[Any, Any] | Iterable[Any]) -> dict[Any, Any]:

@@ -13,7 +13,7 @@ from optree import PyTreeSpec
 
 from ppo_plus.compiling.constants import NotComparable, Reads, constants_of, first_difference
 from ppo_plus.compiling.torch_private import ONE_AT_A_TIME, compile_graph, find_compiler, own_workspaces, trace
-from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, tree_structure
+from ppo_plus.trees import tree_flatten, tree_leaves, tree_map
 
 #: Graphs beyond this many operations take minutes to compile.
 MAX_OPERATIONS = 5_000
@@ -99,7 +99,7 @@ class Compiled:
             nonlocal varying_form, layout
             if self.failure is None:
                 if varying_form is None:
-                    varying_form = tree_structure(varying)
+                    _, varying_form = tree_flatten(varying)
                 # The compiled form checks nothing. It may be that of another binding.
                 if self._static_form is not form or (may_move and layout != _layout(static_tensors)):
                     if self._static_form != form or self._signature[:n_static] != _signature(static_tensors):

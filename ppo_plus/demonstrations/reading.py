@@ -94,7 +94,7 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
     return {"observations": observations} | {name: th.as_tensor(rows).to(model.device) for name, rows in data.items()}
 
 
-def _has_entries(value: Any) -> bool:
+def _has_entries(value: object) -> bool:
     return isinstance(value, Mapping) or any(hasattr(value, name) for name in ("acts", "actions"))
 
 
@@ -185,22 +185,22 @@ def _rows(name: str, rows: Any, space: spaces.Space, n: int, bounded: bool) -> N
     raise ValueError(f"{name}: {whole}")
 
 
-def _choices(rows: Any, space: spaces.Discrete) -> Any:
+def _choices(rows: object, space: spaces.Discrete) -> object:
     """Choices that are one-hot, as their numbers; others unchanged."""
     with suppress(ValueError, TypeError):  # no array
         array = np.asarray(as_array(rows))
         if (
             array.ndim == 2
             and array.shape[1] == space.n > 1
-            and np.array_equal(array, np.eye(space.n)[array.argmax(1)])
+            and np.array_equal(array, np.eye(int(space.n))[array.argmax(1)])
         ):
             return array.argmax(1) + space.start
     return rows
 
 
-def _without_index(rows: Any) -> Any:
+def _without_index(rows: object) -> object:
     """Rows of pandas as an array; others unchanged."""
-    return rows.to_numpy() if hasattr(rows, "to_numpy") else rows
+    return getattr(rows, "to_numpy", lambda: rows)()
 
 
 def as_array(part: Any) -> Any:

@@ -7,7 +7,6 @@ that one would make with all their transitions.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,8 +40,6 @@ class SingleProcess:
 
     #: Averages losses and gradients over processes (:meth:`SharedTraining.reduction`).
     reduction: Callable[[LossAndGradient | None, list[th.Tensor], int], LossAndGradient] | None = None
-    #: What schedules gave for the last update, which has to be the same in all processes.
-    scheduled: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
@@ -110,8 +107,11 @@ class SingleProcess:
         ``normalizes``, with advantages that are normalized over all processes (:attr:`~ppo_plus.Batch.normalized`)."""
         return epochs
 
-    def end_update(self, policy: ActorCriticPolicy) -> None:
-        """Average the statistics that layers keep of the data, such as those of batch normalization."""
+    def end_update(self, policy: ActorCriticPolicy, scheduled: Mapping[str, Any]) -> None:
+        """Average the statistics that layers keep of the data, such as those of batch normalization.
+
+        :param scheduled: what schedules gave for the update, which has to be the same in all processes
+        """
 
     def explained_variance(self, values: np.ndarray, returns: np.ndarray) -> float:
         r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`, of values and
@@ -128,6 +128,8 @@ class SharedTraining(SingleProcess):
         self._common: list[Moments] = []
         #: Info entries of the episodes that have ended in this rollout.
         self._episodes: list[dict[str, Any]] = []
+        #: What schedules gave for the last update.
+        self._scheduled: Mapping[str, Any] = {}
         #: The names of the loss's diagnostics, once a minibatch had transitions.
         self._diagnostics: tuple[str, ...] = ()
         #: Seconds that processes have waited for each other, on average, and environments that all have replaced.
@@ -178,7 +180,7 @@ class SharedTraining(SingleProcess):
         window: int,
     ) -> tuple[bool, list[dict[str, Any]], int]:
         assert env is not None, "training has environments"
-        self.ranks.require_same({**facts, **self.scheduled, "frozen weights": frozen_weights(policy)})
+        self.ranks.require_same({**facts, **self._scheduled, "frozen weights": frozen_weights(policy)})
         statistics = running_statistics(unwrap_vec_normalize(env))
         moments = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]
         n_restarts = getattr(env.unwrapped, "n_restarts", 0)
@@ -265,7 +267,8 @@ class SharedTraining(SingleProcess):
         losses = Losses(loss, dict(zip(self._diagnostics, diagnostics, strict=True)))
         return losses, tuple(mean.view(like.shape) for mean, like in zip(means, weights, strict=True))
 
-    def end_update(self, policy: ActorCriticPolicy) -> None:
+    def end_update(self, policy: ActorCriticPolicy, scheduled: Mapping[str, Any]) -> None:
+        self._scheduled = scheduled
         for buffer in policy.buffers():
             if buffer.is_floating_point():
                 # Divided first, so that nothing becomes infinite.

@@ -5,8 +5,9 @@ so these have no exact KL, no masks and no memory, and gSDE for Box actions only
 """
 
 import warnings
+from collections.abc import Callable
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch as th
@@ -17,6 +18,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiInputPolicy, PolicyOutput
 
+P = TypeVar("P")
 #: Methods whose work :class:`~ppo_plus.policy.policies.ActorCriticPolicy` does elsewhere.
 CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
 #: SB3's policy classes, and ours that replace them.
@@ -36,14 +38,14 @@ CONTRIBS = {
 }
 
 
-def contribs_policy(policy: Any) -> str:
+def contribs_policy(policy: object) -> str:
     """The name of sb3-contrib's policy class that a class is or is derived from; ``""``: none."""
     bases = policy.__mro__ if isinstance(policy, type) else ()
     names = (base.__name__ for base in bases if base.__module__.startswith("sb3_contrib."))
     return next((name for name in names if name in CONTRIBS), "")
 
 
-def without_contrib(policy: Any) -> Any:
+def without_contrib(policy: P) -> P | str:
     """The name of ours in place of a policy class of sb3-contrib; another policy unchanged.
 
     :raises ValueError: a class is derived from one of sb3-contrib's
@@ -51,7 +53,7 @@ def without_contrib(policy: Any) -> Any:
     if not (theirs := contribs_policy(policy)):
         return policy
     name = CONTRIBS[theirs]
-    if not policy.__module__.startswith("sb3_contrib."):
+    if not getattr(policy, "__module__", "").startswith("sb3_contrib."):
         kind = "takes masks as well" if theirs.startswith("Maskable") else "has an LSTM"
         remedy = f'derive it from ppo_plus.{name}, which {kind}, or pass policy="{name}"'
         raise ValueError(f"policy={policy!r} is derived from sb3-contrib's {theirs}: {remedy}")
@@ -81,6 +83,9 @@ class EvaluatedActions(ActionDistribution):
 
     def from_env(self, actions: Any) -> np.ndarray:
         return self._inner.from_env(self._scale(actions))
+
+    def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
+        return lambda actions: th.as_tensor(self.to_env(actions.numpy(force=True)), device=device)
 
     def _unknown(self, *_: Any) -> NoReturn:
         raise NotImplementedError("the distribution of a policy class that overrides SB3's methods is not known")
@@ -219,12 +224,11 @@ def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
     return type(policy_class.__name__, bases, attributes)
 
 
-def _reduce_ex(policy: Any, protocol: Any) -> tuple[Any, ...]:
+def _reduce_ex(policy: object, protocol: int) -> tuple[object, ...]:
     """Pickle by the class that the user wrote, since pickles do not find the one that is made of it."""
-    _, _, *state = object.__reduce_ex__(policy, protocol)
-    return (_empty, (type(policy).written_class,), *state)
+    return _empty, (vars(type(policy))["written_class"],), policy.__getstate__()
 
 
-def _empty(policy_class: type) -> Any:
+def _empty(policy_class: type) -> ActorCriticPolicy:
     adapted = adapt_policy_class(policy_class)
     return adapted.__new__(adapted)

@@ -98,13 +98,15 @@ class ActionDistribution(ABC):
     def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
         """The exact KL(old‖new) in nats between two sets of parameters, shape ``(B,)``."""
 
-    @abstractmethod
     def to_env(self, actions: np.ndarray) -> np.ndarray | list[Any]:
-        """Actions that the space contains, in its dtype.
+        """Actions that the space contains, in its dtype; here choices, which count from the space's start.
 
         :param actions: internal actions, shape ``(N, action_dim)``
         :return: shape ``(N, *action_space.shape)``; for Dict and Tuple spaces a list of ``N`` actions
         """
+        space: Any = self.action_space  # it has shape and dtype
+        choices: np.ndarray = (actions.reshape(-1, *space.shape) + getattr(space, "start", 0)).astype(space.dtype)
+        return choices
 
     def from_env(self, actions: Any) -> np.ndarray:
         """Internal actions of which :meth:`to_env` makes these.
@@ -116,12 +118,14 @@ class ActionDistribution(ABC):
         return np.asarray(actions - start, dtype=np.float32).reshape(len(actions), -1)
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
-        """:meth:`to_env` for actions on a device. Subclasses keep them there; this version goes through NumPy.
+        """:meth:`to_env` for actions on a device, where they stay.
 
         :return: a function of internal actions ``(N, action_dim)``; it returns a tensor ``(N, *action_space.shape)``,
             and for Dict and Tuple spaces a dict or tuple of them, as Gymnasium batches such actions
         """
-        return lambda actions: th.as_tensor(self.to_env(actions.numpy(force=True)), device=device)
+        space: Any = self.action_space
+        start, dtype = to_device(th.as_tensor(getattr(space, "start", 0)), device), torch_dtype(space.dtype)
+        return lambda actions: (actions.long().reshape(-1, *space.shape) + start).to(dtype)
 
     @abstractmethod
     def to_torch(self, params: th.Tensor) -> Distribution | list[Any]:
@@ -311,16 +315,6 @@ class Categorical(ActionDistribution):
         lowest = th.finfo(old.dtype).min
         return (old.exp() * (old.clamp(min=lowest) - new.clamp(min=lowest))).sum(dim=1)
 
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
-        space: Any = self.action_space  # both kinds have shape, start and dtype
-        choices: np.ndarray = (actions.reshape(-1, *space.shape) + space.start).astype(space.dtype)
-        return choices
-
-    def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
-        space: Any = self.action_space
-        start, dtype = to_device(th.as_tensor(space.start), device), torch_dtype(space.dtype)
-        return lambda actions: (actions.long().reshape(-1, *space.shape) + start).to(dtype)
-
     def to_torch(self, params: th.Tensor) -> Distribution | list[Any]:
         choices = [TorchCategorical(logits=logits) for logits in self._split(params)]
         return choices[0] if isinstance(self.action_space, spaces.Discrete) else choices
@@ -367,13 +361,6 @@ class Bernoulli(ActionDistribution):
         heads = old.sigmoid() * (F.logsigmoid(old) - F.logsigmoid(new))
         tails = (-old).sigmoid() * (F.logsigmoid(-old) - F.logsigmoid(-new))
         return (heads + tails).sum(dim=1)
-
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
-        return actions.reshape(-1, *self.action_space.shape).astype(self.action_space.dtype)
-
-    def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
-        space, dtype = self.action_space, torch_dtype(self.action_space.dtype)
-        return lambda actions: actions.reshape(-1, *space.shape).to(dtype)
 
     def to_torch(self, params: th.Tensor) -> TorchBernoulli:
         return TorchBernoulli(logits=params)

@@ -26,8 +26,7 @@ CARD = """---
 
 {about}
 
-`ppo-plus enjoy --repo {repo}` shows it, and `PPO_Plus.from_hub("{repo}")` loads it. `{command}` trained it, with
-{versions}, and these settings:
+{usage}, with {versions}, and these settings:
 
 ```yaml
 {settings}
@@ -53,43 +52,55 @@ def explained(repo: str) -> Iterator[Any]:
         raise ConnectionError(f"repo={repo!r} on {constants.ENDPOINT} ({reason}): {remedy}") from error
 
 
-def push(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | None = None) -> str:
-    """Upload the folder of a run with a card, in place of what was there, and return the address.
+def push_run(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | None = None) -> str:
+    """Upload the folder of a run, see :func:`push`.
 
-    The card, and the parts of the last model, which the hub can show, are also written into the folder.
+    :param settings: the folder in it with the settings
+    """
+    score = ""
+    if (evaluations := folder / "evaluations.npz").is_file():
+        with np.load(evaluations) as saved:
+            steps, returns = saved["timesteps"][-1], saved["results"][-1]
+        score = f"{returns.mean():.2f} +/- {returns.std():.2f} over {len(returns)} episodes, after {steps:,} timesteps"
+    command, text = ((settings / name).read_text("utf-8").strip() for name in ("command.txt", "config.yml"))
+    command = re.sub(r"^\S*python\S* -m ppo_plus", "ppo-plus", command)  # without folders of this machine
+    usage = (
+        f'`ppo-plus enjoy --repo {repo}` shows it, and `PPO_Plus.from_hub("{repo}")` loads it. `{command}` trained it'
+    )
+    return push(repo, folder / f"{settings.name}.zip", env_id, score, usage, text, logs)
+
+
+def push(repo: str, model: Path, env_id: str, score: str, usage: str, settings: str, logs: Path | None = None) -> str:
+    """Upload the folder of a model with a card, in place of what was there, and return the address.
+
+    The card, and the parts of the model, which the hub can show, are also written into the folder.
 
     :param repo: ``"user/name"``, which is made if it does not exist
-    :param settings: the folder in it with the settings
+    :param score: the mean return and its standard deviation, ``"1.00 +/- 0.50"``, of which episodes; ``""``: unknown
+    :param usage: how it is used, and how it was trained
+    :param settings: its arguments, as YAML
     :param logs: a folder that TensorBoard reads, which is uploaded, too
     :raises ValueError: the model is not one of ours; other errors as in :func:`explained`
     """
-    model, about, results = folder / f"{settings.name}.zip", "", None
-    versions = read_parts(model, "model")[0]["packages"].items()
+    folder, results = model.parent, None
+    about = f"Mean return {score}.\n\n" if score else ""
+    about += "".join(f"![Episodes]({path.name})" for path in folder.glob(f"{model.stem}.gif"))
+    versions = ", ".join(map(" ".join, read_parts(model, "model")[0]["packages"].items()))
     with zipfile.ZipFile(model) as archive:
         for member in MEMBERS:
             (folder / "model").with_suffix(Path(member).suffix).write_bytes(archive.read(member))
     with explained(repo) as hub:
-        if (evaluations := folder / "evaluations.npz").is_file():
-            with np.load(evaluations) as saved:
-                steps, returns = saved["timesteps"][-1], saved["results"][-1]
-            score, task = f"{returns.mean():.2f} +/- {returns.std():.2f}", "reinforcement-learning"
-            about = f"Mean return {score} over {len(returns)} episodes, after {steps:,} timesteps.\n\n"
-            results = [hub.EvalResult(task, env_id, env_id, "mean_reward", score, task_name=task)]
-        about += "".join(f"![Episodes]({path.name})" for path in folder.glob(f"{settings.name}.gif"))
+        if score:
+            task, value = "reinforcement-learning", score.partition(" over")[0]
+            results = [hub.EvalResult(task, env_id, env_id, "mean_reward", value, task_name=task)]
         tags = [env_id, "reinforcement-learning", "deep-reinforcement-learning", "ppo", "stable-baselines3"]
         head = hub.ModelCardData(library_name="ppo_plus", tags=tags, model_name=repo, eval_results=results).to_yaml()
-        command, text = ((settings / name).read_text("utf-8").strip() for name in ("command.txt", "config.yml"))
-        command = re.sub(r"^\S*python\S* -m ppo_plus", "ppo-plus", command)  # without folders of this machine
-        parts = {"env_id": env_id, "about": about, "repo": repo, "command": command, "settings": text}
-        card = CARD.format(head=head, versions=", ".join(map(" ".join, versions)), **parts)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        parts = {"head": head, "env_id": env_id, "about": about, "usage": usage, "settings": settings}
+        (folder / "README.md").write_text(CARD.format(versions=versions, **parts), encoding="utf-8")
         hub.create_repo(repo, exist_ok=True)
-        options = {"repo_id": repo, "delete_patterns": "*", "commit_message": "Upload a run of PPO_Plus"}
-        url = str(
-            hub.upload_folder(
-                folder_path=folder, ignore_patterns=[*LEFT_OUT, "*/vecnormalize.pkl"], **options
-            ).commit_url
-        )
+        options = {"repo_id": repo, "delete_patterns": "*", "commit_message": "Upload a model of PPO_Plus"}
+        left_out = [*LEFT_OUT, "*/vecnormalize.pkl"]
+        url = str(hub.upload_folder(folder_path=folder, ignore_patterns=left_out, **options).commit_url)
         if logs is not None:
             hub.upload_folder(folder_path=logs, path_in_repo="runs", **options)
         return url

@@ -28,6 +28,7 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.schedules import Sampled, Schedule, Unknown, value_at
 from ppo_plus.policy.arguments import SHAPING
+from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.require import ATTRIBUTES, require_spaces, unknown_argument
@@ -65,7 +66,7 @@ class SavedModel(OnPolicyAlgorithm):
     #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
     _expects_masks: bool
     #: Whether training observes through a ``VecNormalize``.
-    _trained_normalized: Trained
+    _trained_normalized: Trained = None
     _last_episode_starts: np.ndarray | None
     _warned_of_schedules: bool
 
@@ -76,7 +77,7 @@ KIND = "model"
 SAVED_WITH = "== SAVED MODEL SYSTEM INFO =="
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, (int, float, np.number)) and bool(0 <= value < math.inf)
 
 
@@ -85,7 +86,7 @@ def _is_kl_memory(value: Any) -> bool:
     return is_pair and isinstance(value[1], tuple) and [*map(type, value[1])] == [float] * len(KLState._fields)
 
 
-def _is_policy_class(value: Any) -> bool:
+def _is_policy_class(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, SB3ActorCriticPolicy)
 
 
@@ -116,8 +117,8 @@ STATE = {
     "compile_required": ("compilation.strict", object),
     "compile_obstacles": ("compilation.unable", object),
 }
-#: Arguments of policies that only training starts from.
-INITIAL = {"log_std_init", "ortho_init"}
+#: Arguments of policies that change nothing of what a trained one computes, or whose weights then do not fit.
+CHANGEABLE = {"net_arch", "optimizer_class", "optimizer_kwargs", "autocast"}
 #: Where files have the values of a schedule, in equal steps of the remaining progress.
 POINTS = [i / 1024 for i in range(1025)]
 #: Options of how an optimizer computes, which are those of this machine.
@@ -128,8 +129,8 @@ CLASSES = {"features_extractor_class": BaseFeaturesExtractor, "optimizer_class":
 
 def argument_attributes(cls: type[Any]) -> dict[str, str]:
     """The arguments that may be changed on loading, and their attributes."""
-    arguments = names.constructor_arguments(cls)
-    arguments -= {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
+    left_out = {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
+    arguments = names.constructor_arguments(cls).keys() - left_out
     return {name: ATTRIBUTES.get(name, name) for name in sorted(arguments)}
 
 
@@ -414,7 +415,7 @@ def _by_attribute(cls: type[SavedModel], saved: dict[str, Any], changes: dict[st
     return values
 
 
-def _is_below(folder: Any) -> bool:
+def _is_below(folder: object) -> bool:
     """Whether a file may ask for logs there: below the working folder, without a link on the way."""
     if not isinstance(folder, str) or not folder.isprintable() or len(folder) > 200:
         return False
@@ -443,16 +444,24 @@ def put_parameters(
     """Give a model the weights and the optimizer's state of a file, which has these attributes, of which some were
     changed. New options of the optimizer replace those in the file; another optimizer starts with a new state.
 
-    :raises ValueError: a changed argument is an initial value, or does not fit the weights
+    :raises ValueError: a changed argument would change what the trained model computes, or does not fit the weights
     """
     model.built_layout = layout(model.policy)
     now = model.policy_kwargs
     before = in_file.get("policy_kwargs", now)
     changed = {name for name in {**before, **now} if not _same(before.get(name), now.get(name))}
-    for name in sorted(INITIAL & changed & now.keys()):
-        remedy = f", or set model.policy.log_std.data.fill_({now[name]!r}) after loading" if "std" in name else ""
-        initial = f"policy_kwargs: {name}={now[name]!r} is what training starts from"
-        raise ValueError(f"{initial}, and this model is trained: leave it out{remedy}")
+    defaults = names.constructor_arguments(type(model.policy))
+    both: dict[str, Any] = {name: (changes[name], in_file.get(name)) for name in SHAPING & changes.keys()}
+    for name in changed:
+        both[f"policy_kwargs: {name}"] = tuple(part.get(name, defaults.get(name)) for part in (now, before))
+    both = {name: pair for name, pair in both.items() if not _same(*(_meaning(name, value) for value in pair))}
+    reasons = " and ".join(f"{name}={new!r} (in the file {old!r})" for name, (new, old) in sorted(both.items()))
+    if both.keys() - {f"policy_kwargs: {name}" for name in CHANGEABLE} - (SHAPING - OPTIONS.keys()):
+        value = now.get("log_std_init")
+        remedy = "" if value is None else f", or set model.policy.log_std.data.fill_({value!r}) after loading"
+        raise ValueError(
+            f"{reasons} is a part of the model that was trained: leave it out{remedy}, or make a new model"
+        )
     optimizer = model.policy.optimizer
     options = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimizer.param_groups]
     old, new = before.get("optimizer_kwargs") or {}, now.get("optimizer_kwargs") or {}
@@ -463,10 +472,6 @@ def put_parameters(
     try:
         model.set_parameters(parameters, exact_match=True)
     except Exception as error:
-        others = (name for name in SHAPING & changes.keys() if not _same(changes[name], in_file.get(name)))
-        both = {f"policy_kwargs: {name}": (now.get(name), before.get(name)) for name in changed - INITIAL}
-        both |= {name: (changes[name], in_file.get(name)) for name in others}
-        reasons = " and ".join(f"{name}={new!r} (in the file {old!r})" for name, (new, old) in sorted(both.items()))
         if not reasons:
             raise Damaged(f"its weights do not fit its networks ({' '.join(str(error).split())[:200]})") from error
         raise ValueError(f"{reasons}: the weights in the file do not fit. Leave it out, or make a new model") from error
@@ -475,11 +480,18 @@ def put_parameters(
             group.update(before_loading)
 
 
-def _same(value: Any, other: Any) -> bool:
-    try:
-        return bool(value == other)
-    except Exception:  # arrays are neither equal nor different
-        return value is other
+def _meaning(name: str, value: Any) -> Any:
+    return normalization_options(name, False if value is None else value) if name in OPTIONS else value
+
+
+def _same(value: object, other: object) -> bool:
+    """Whether two values are equal, or have the same description: two modules with other weights, for instance."""
+    with suppress(Exception):  # arrays are neither equal nor different
+        if value == other:
+            return True
+    with suppress(Undescribable):
+        return bool(describe(value)[0] == describe(other)[0])
+    return False
 
 
 def check_optimizer_state(optimizer: th.optim.Optimizer) -> None:
@@ -504,7 +516,7 @@ def check_optimizer_state(optimizer: th.optim.Optimizer) -> None:
         raise ValueError(f"the state of {type(optimizer).__name__} does not fit its weights")
 
 
-def _alike(value: Any, default: Any) -> bool:
+def _alike(value: Any, default: object) -> bool:
     """Whether an option has the kind of its default: a number, or a list of as many numbers."""
     if isinstance(default, (tuple, list)):
         is_row = isinstance(value, (tuple, list)) and len(value) == len(default)

@@ -2,9 +2,10 @@
 
 import io
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import torch as th
@@ -16,16 +17,26 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from ppo_plus.envs.normalization import normalized_by
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
+from ppo_plus.formulas.schedules import Constant
 from ppo_plus.require import require_installed
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
 from ppo_plus.saving.export import Normalization, export, outermost
 from ppo_plus.saving.format.container import is_container
-from ppo_plus.saving.hub import fetch, observation_statistics
-from ppo_plus.saving.model import SavedModel, changed_attributes, check_optimizer_state, layout, load_model, save_model
+from ppo_plus.saving.format.names import constructor_arguments
+from ppo_plus.saving.hub import fetch, observation_statistics, push
+from ppo_plus.saving.model import (
+    SavedModel,
+    argument_attributes,
+    changed_attributes,
+    check_optimizer_state,
+    layout,
+    load_model,
+    save_model,
+)
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
-from ppo_plus.saving.statistics import move_into
+from ppo_plus.saving.statistics import move_into, statistics_path, write_statistics
 from ppo_plus.settings import Settings
 
 
@@ -34,6 +45,8 @@ class ModelFiles(SavedModel):
 
     #: A folder of logs that only a file asks for; a loaded model writes nothing there.
     _log_of_file: str | None = None
+    #: See :meth:`ppo_plus.PPO_Plus.evaluate`.
+    evaluate: Callable[..., tuple[float, float]]
 
     def _setup_learn(
         self,
@@ -197,6 +210,40 @@ class ModelFiles(SavedModel):
             remedy = "get its vec_normalize.pkl, and call absorb_normalization"
             warnings.warn(f"{problem} (VecNormalize), so that its actions may be wrong: {remedy}", stacklevel=2)
         return model
+
+    def push_to_hub(self, repo: str, env_id: str, env: GymEnv | None = None, n_eval_episodes: int = 10) -> str:
+        """Upload the model to the Hugging Face Hub with its statistics and a card, in place of what was there, as
+        ``ppo-plus push`` uploads a run. Use it instead of ``huggingface_sb3.package_to_hub``, which reads SB3's files.
+
+        :param repo: ``"user/name"``, which is made if it does not exist
+        :param env_id: the id of the environment, for the card
+        :param env: where to measure the mean return, for the card; by default the training environment. If there is
+            none, the card has no return
+        :param n_eval_episodes: number of episodes, at least 1
+        :return: the address
+        :raises ImportError: the extra is missing: ``pip install "ppo_plus[hub]"``
+        :raises ConnectionError: the hub cannot be reached, or does not allow it
+        :raises ValueError: as :meth:`save`
+        """
+        score, normalize = "", self.get_vec_normalize_env()
+        if env is not None or self.env is not None:
+            mean, std = self.evaluate(n_eval_episodes, env)
+            score = f"{mean:.2f} +/- {std:.2f} over {n_eval_episodes} episodes, after {self.num_timesteps:,} timesteps"
+        defaults, of_machine = constructor_arguments(type(self)), {"tensorboard_log", "verbose"}
+        attributes = argument_attributes(type(self)).items()
+        settings = {name: getattr(self, attribute, defaults[name]) for name, attribute in attributes}
+        settings = {name: value.value if isinstance(value, Constant) else value for name, value in settings.items()}
+        changed = [
+            name for name in settings.keys() - of_machine if (settings[name] or None) != (defaults[name] or None)
+        ]
+        text = "\n".join(f"{name}: {settings[name]}" for name in sorted(changed))
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / f"{env_id.replace('/', '-').replace(':', '-')}.zip"
+            self.save(path)
+            if normalize is not None:
+                write_statistics(normalize, statistics_path(path))
+            usage = f'`PPO_Plus.from_hub("{repo}")` loads it. It was trained by `learn`'
+            return push(repo, path, env_id, score, usage, text)
 
     def export(self, path: str | Path, *, normalization: Normalization = "environment") -> Path:
         """Export the policy, to act by its mode as :meth:`predict` does, without this package: see :doc:`/deploying`.

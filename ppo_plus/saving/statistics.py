@@ -42,7 +42,7 @@ _PICKLED = "stable_baselines3.common.vec_env.vec_normalize:VecNormalize"
 SB3_NAMES = "*[Vv]ec*[Nn]ormalize*.pkl"
 
 
-def _are_moments(value: Any) -> bool:
+def _are_moments(value: object) -> bool:
     return isinstance(value, RunningMeanStd) and {"mean", "var", "count"} <= vars(value).keys()
 
 

@@ -1093,8 +1093,8 @@ ZOO = (
     Fault(
         "memory-not-played",
         "zoo/enjoy.py",
-        "player.predict(obs, state, starts, self.deterministic)",
-        "player.predict(obs, None, starts, self.deterministic)",
+        "predict(obs, state, starts, self.deterministic)",
+        "predict(obs, None, starts, self.deterministic)",
         "tests/zoo/test_enjoy.py",
     ),
     Fault(

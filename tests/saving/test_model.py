@@ -22,6 +22,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import get_linear_fn
 from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
 
 from ppo_plus import AdaptivePenalty, ColoredNoise, KLControl, MlpPolicy, PPO_Plus, cosine, load_statistics, register
 from ppo_plus.saving.format import names
@@ -424,10 +425,38 @@ def test_an_environment_without_the_statistics_of_training_is_named(how, of_norm
 # --- arguments that are changed --------------------------------------------------------------------------------------
 
 
-def test_an_initial_value_is_not_an_argument_of_a_trained_model():
-    file = saved(make("MlpPolicy", vec(ACTIONS["box"])))
-    with pytest.raises(ValueError, match=r"log_std_init=-2 is what training starts from.*log_std.data.fill_\(-2\)"):
-        PPO_Plus.load(file, policy_kwargs={"log_std_init": -2})
+COMPUTED = {
+    "log_std_init": (dict(policy_kwargs=dict(log_std_init=-2)), r"log_std_init=-2 \(in the file 0.0\)"),
+    "activation": (dict(policy_kwargs=dict(activation_fn=nn.ReLU)), r"activation_fn=.*ReLU.*\(in the file .*Tanh.*\)"),
+    "images": (dict(policy_kwargs=dict(normalize_images=False)), r"normalize_images=False \(in the file True\)"),
+    "values": (dict(normalize_values=dict(epsilon=100.0)), r"normalize_values=\{.*\} \(in the file True\)"),
+    "clip": (dict(normalize_observations=dict(clip=1.0)), r"normalize_observations=\{.*\} \(in the file True\)"),
+    "values, not": (dict(normalize_values=False), r"normalize_values=False \(in the file True\)"),
+}
+
+
+@pytest.fixture(scope="module")
+def normalizes():
+    """A file of a model that normalizes."""
+    return saved(make("MlpPolicy", vec(ACTIONS["box"]), normalize_values=True, normalize_observations=True))
+
+
+@pytest.mark.parametrize(("changes", "message"), COMPUTED.values(), ids=COMPUTED)
+@pytest.mark.parametrize("by", ["arguments", "custom_objects"])
+def test_what_a_trained_model_computes_is_not_changed(normalizes, changes, message, by):
+    with pytest.raises(ValueError, match=f"{message}.*is a part of the model that was trained: leave it out") as error:
+        PPO_Plus.load(normalizes, **changes if by == "arguments" else dict(custom_objects=changes))
+    assert ("set model.policy.log_std.data.fill_(-2) after loading" in str(error.value)) == ("log_std" in message)
+
+
+def test_arguments_that_are_those_of_the_file_are_none_that_change(normalizes, recwarn):
+    same = dict(activation_fn=nn.Tanh, log_std_init=0.0, net_arch=[64, 64], autocast=False)
+    PPO_Plus.load(normalizes, policy_kwargs=same, normalize_values=dict(epsilon=1e-5), normalize_observations={})
+    model = make(policy_kwargs=dict(activation_fn=partial(nn.LeakyReLU, 0.1), actor=nn.Linear(5, 3)))
+    again = dict(activation_fn=partial(nn.LeakyReLU, 0.1), actor=nn.Linear(5, 3))
+    with pytest.raises(ValueError, match="activation_fn.*in the file.*is a part of"):
+        PPO_Plus.load(saved(model), policy_kwargs=again | dict(activation_fn=partial(nn.LeakyReLU, 0.2)))
+    assert same_weights(PPO_Plus.load(saved(model), policy_kwargs=again), model)
 
 
 def test_new_options_of_the_optimizer_win():

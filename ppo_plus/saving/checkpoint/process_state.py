@@ -151,7 +151,7 @@ def get_callback(callback: BaseCallback, configured: dict[str, bytes]) -> dict[s
     now = plain_attributes(callback)
     changed = {name: copy.deepcopy(vars(callback)[name]) for name in now if now[name] != configured.get(name)}
     envs = {name: get_state(env) for name, env in _envs(callback).items()}
-    kept = SET_BY_SB3 | constructor_arguments(type(callback)) | now.keys()
+    kept = SET_BY_SB3 | constructor_arguments(type(callback)).keys() | now.keys()
     values = {name: value for name, value in vars(callback).items() if name not in kept}
     # A container that was plain when training began, such as an empty list, has other values in it now.
     filled = {name for name in values if name in configured and isinstance(values[name], CONTAINERS)}
@@ -228,7 +228,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or kind in (bool, int, float)
 
 
-def _is_lost(value: Any) -> bool:
+def _is_lost(value: object) -> bool:
     """Whether a value is, or contains, a random generator or a container of numbers that is not plain."""
     if isinstance(value, CONTAINERS) and not _is_plain(value):
         parts = value.values() if isinstance(value, dict) else value

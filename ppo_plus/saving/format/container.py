@@ -33,7 +33,7 @@ PACKAGES = ("ppo_plus", "stable_baselines3", "torch", "gymnasium", "numpy")
 PathOrFile = str | os.PathLike[str] | io.BufferedIOBase | BinaryIO
 
 
-def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
+def write(path_or_file: PathOrFile, kind: str, value: object) -> None:
     """Write a value of a kind, such as ``"model"``, completely or not at all; raises :class:`OSError`, and as
     :func:`~ppo_plus.saving.format.values.describe`."""
     description, arrays = describe(value, kind)

@@ -156,7 +156,7 @@ def find(name: str) -> Any:
     return candidates.get(name) or next(iter(candidates.values()))
 
 
-def _is_part(member: Any) -> bool:
+def _is_part(member: object) -> bool:
     """Whether it is a class that models are built from."""
     return isinstance(member, type) and issubclass(member, tuple(map(_look_up, BASES)))
 
@@ -196,10 +196,11 @@ def require_attributes(cls: type, names: Iterable[str]) -> None:
             raise Refused(f"it sets {name[:100]!r}, which is not a plain attribute of {cls.__name__}")
 
 
-def constructor_arguments(cls: type) -> set[str]:
-    """The names of the arguments of a class's constructors."""
+def constructor_arguments(cls: type) -> dict[str, Any]:
+    """The arguments of a class's constructors, with their defaults."""
     constructors = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
-    return {name for constructor in constructors for name in inspect.signature(constructor).parameters}
+    parameters = (inspect.signature(constructor).parameters for constructor in reversed(constructors))
+    return {name: parameter.default for each in parameters for name, parameter in each.items()}
 
 
 def _not_allowed(name: str) -> Refused:

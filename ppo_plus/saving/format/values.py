@@ -13,7 +13,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch as th
@@ -37,7 +37,7 @@ class Undescribable(TypeError):
     """Raised for a value that has no description; the message has its path, the value and the remedy."""
 
 
-def describe(value: Any, name: str = "value") -> tuple[Json, dict[str, th.Tensor]]:
+def describe(value: object, name: str = "value") -> tuple[Json, dict[str, th.Tensor]]:
     """A value as JSON, and the arrays that it names; ``name`` is for messages. Values that several places share are
     written several times. Raises :class:`Undescribable`."""
     writer = _Writer()
@@ -51,7 +51,7 @@ def restore(description: Json, arrays: Mapping[str, th.Tensor]) -> Any:
         return _Reader(arrays).read(description)
 
 
-def unknown_names(value: Any) -> set[str]:
+def unknown_names(value: object) -> set[str]:
     """The names of classes and functions in a value that this program, reading a file, would not find."""
     writer, unknown = _Writer(), set()
     writer.write(value, "value")
@@ -266,7 +266,7 @@ _KINDS: dict[type, _Kind] = {
 _BY_TAG = {kind.tag: kind for kind in _KINDS.values()}
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> TypeGuard[Json]:
     """Whether a value is its own description."""
     if type(value) is int:
         return abs(value) <= _PLAIN_INT
@@ -280,7 +280,7 @@ def _class_of_objects(name: str) -> type:
 _REMEDY = "use a schedule such as ppo_plus.linear(3e-4), or a module-level function or class with ppo_plus.register"
 
 
-def _undescribable(path: str, value: Any, problem: str) -> Undescribable:
+def _undescribable(path: str, value: object, problem: str) -> Undescribable:
     what = getattr(value, "__qualname__", None) or " ".join(repr(value).split())
     return Undescribable(f"{path} ({what[:200]}) {problem}")
 
@@ -292,7 +292,7 @@ class Optional(dict[Any, Any]):
     """The form of a dict that may lack entries of the form."""
 
 
-def require_form(value: Any, form: Any) -> None:
+def require_form(value: object, form: object) -> None:
     """Check a value that was read before it is used: the file may be damaged, or untrusted.
 
     :param form: a type (of integers: at least 0), ``None``, a function that says whether a value is valid, a list with
@@ -303,7 +303,7 @@ def require_form(value: Any, form: Any) -> None:
         raise Damaged(f"{f'its part {title[:200]!r}' if title else 'it'} is missing or not valid")
 
 
-def _misfits(value: Any, form: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _misfits(value: Any, form: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """The paths of the parts that do not fit."""
     if isinstance(form, tuple):
         fits = any(not [*_misfits(value, option, path)] for option in form)

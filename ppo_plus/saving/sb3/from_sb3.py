@@ -47,7 +47,7 @@ def from_sb3(
     policy = data.get("policy_class")
     is_maskable = contribs_policy(policy).startswith("Maskable")
     if (ours := without_contrib(policy)) is not policy:
-        data["policy_class"] = cls.policy_aliases[ours]
+        data["policy_class"] = cls.policy_aliases[str(ours)]
     buffer_class = data.get("rollout_buffer_class")
     if getattr(buffer_class, "__module__", "").startswith(("stable_baselines3.", "sb3_contrib.")):
         data["rollout_buffer_class"] = None

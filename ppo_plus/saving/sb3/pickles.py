@@ -47,15 +47,15 @@ class PickledCall:
         """A pickle may also call what it has made: cloudpickle does."""
         return _call_named(f"{self.name}()")(*args)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         if self.state is not None:
             raise Refused("it changes a state twice")
         self.state = state
 
-    def append(self, item: Any) -> None:
+    def append(self, item: object) -> None:
         self.items.append(item)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self.pairs.append((key, value))
 
 

@@ -17,11 +17,13 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from ppo_plus.formulas.exploration import StateDependentNoise
 from ppo_plus.formulas.schedules import Constant, Linear, Schedule
+from ppo_plus.policy.observations import parts_of
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
 from ppo_plus.saving.model import SavedModel, base_of
@@ -45,7 +47,7 @@ def _defaults(cls: type[Any]) -> dict[str, Any]:
     return {name: argument.default for name, argument in inspect.signature(cls).parameters.items()}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, type(None)))
 
 
@@ -85,7 +87,9 @@ def to_sb3(model: SavedModel, path: PathOrFile) -> None:
         beside = statistics_path(Path(path)).with_suffix(".pkl")
         with opened_to_write(beside) as file:
             pickle.dump(statistics, file)
-        remedy = f"put its environment into VecNormalize.load({str(beside)!r}, venv)"
+        has_images = any(is_image_space(sub) for sub in parts_of(model.observation_space).values())
+        venv = "VecTransposeImage(venv), or venv if its images have their channels first" if has_images else "venv"
+        remedy = f"put its environment into VecNormalize.load({str(beside)!r}, {venv})"
         warnings.warn(f"in SB3, the model takes observations that are normalized outside of it: {remedy}", stacklevel=3)
 
 

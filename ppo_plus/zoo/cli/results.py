@@ -136,12 +136,12 @@ def prepare_export(args: argparse.Namespace) -> Callable[[], None]:
 
 def prepare_push(args: argparse.Namespace) -> Callable[[], None]:
     """Upload the run, since most that can go wrong shows there."""
-    from ppo_plus.saving.hub import push
+    from ppo_plus.saving.hub import push_run
 
     folder = open_run(Path(args.run), "RUN")
     if (logs := args.tensorboard_log) is not None and not logs.is_dir():
         raise FileNotFoundError(f"-tb {logs}: there is no such folder")
-    print(push(args.repo, folder.path, folder.settings, folder.env_id, logs))
+    print(push_run(args.repo, folder.path, folder.settings, folder.env_id, logs))
     return lambda: None
 
 

@@ -13,6 +13,7 @@ from networks import Batched
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import VecNormalize, VecTransposeImage
 
 from ppo_plus import ColoredNoise, MlpPolicy, PPO_Plus, StateDependentNoise
 
@@ -155,3 +156,16 @@ def test_what_sb3_learns_without_is_said(tmp_path):
     with pytest.warns(UserWarning, match=message):
         model.to_sb3(tmp_path / "exported")
     assert PPO.load(tmp_path / "exported", device="cpu").target_kl is None
+
+
+def test_images_and_normalized_numbers_are_read_by_sb3_as_the_warning_says(tmp_path):
+    space = spaces.Dict(image=spaces.Box(0, 255, (36, 36, 3), np.uint8), vector=VECTOR)
+    model = make("MultiInputPolicy", vec(ACTIONS["discrete"], space), normalize_observations=True).learn(32)
+    with pytest.warns(UserWarning, match=r"VecNormalize.load\('.*', VecTransposeImage\(venv\), or venv if"):
+        model.to_sb3(tmp_path / "model")
+    raw = vec(ACTIONS["discrete"], space)
+    env = VecNormalize.load(tmp_path / "model_vecnormalize.pkl", VecTransposeImage(raw))
+    theirs = PPO.load(tmp_path / "model", env=env, device="cpu")
+    obs = env.reset()
+    expected = model.predict(env.get_original_obs(), deterministic=True)[0]
+    np.testing.assert_array_equal(theirs.predict(obs, deterministic=True)[0], expected)

@@ -104,6 +104,25 @@ def test_pushed_and_loaded(hub, capsys):
     assert best.learn(64).num_timesteps == 64
 
 
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_a_model_is_pushed_in_python(hub, normalizes):
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1")])
+    env = VecNormalize(env) if normalizes else env
+    model = PPO_Plus("MlpPolicy", env, n_steps=64, learning_rate=1e-3, tensorboard_log="logs", device="cpu").learn(64)
+    assert model.push_to_hub(REPO, "CartPole-v1", n_eval_episodes=2).startswith(f"{hub.address}/{REPO}/commit/")
+    files = hub.repositories[REPO]
+    card = files["README.md"].decode()
+    assert "learning_rate: 0.001\nn_steps: 64\n```" in card and "over 2 episodes, after 64 timesteps" in card
+    assert "type: mean_reward" in card
+    assert ("CartPole-v1_vecnormalize.zip" in files) == normalizes
+    loaded = PPO_Plus.from_hub(REPO, device="cpu")
+    seen = env.normalize_obs(observations()) if normalizes else observations()
+    expected = model.predict(seen, deterministic=True)[0]
+    assert loaded.predict(observations(), deterministic=True)[0].tolist() == expected.tolist()
+    loaded.push_to_hub(REPO, "CartPole-v1")
+    assert "mean_reward" not in hub.repositories[REPO]["README.md"].decode()
+
+
 def test_another_push_replaces_all_files_of_the_first(hub):
     train("normalize:true")
     main(["push", "logs/ppo_plus/CartPole-v1_1", REPO])
