@@ -1,9 +1,9 @@
 """Many agents: returns on simple_spread, self-play on Connect Four and tic-tac-toe, and the cost of a row.
 
-    python benchmarks/learning_agents.py connect_four --seed 0 --minutes 30 >> benchmarks/results/agents.jsonl
-    python benchmarks/learning_agents.py tictactoe --seed 0 --minutes 5 >> benchmarks/results/agents.jsonl
-    python benchmarks/learning_agents.py spread --arm central_critic --seed 0 >> benchmarks/results/agents.jsonl
-    python benchmarks/learning_agents.py speed >> benchmarks/results/agents.jsonl
+    python benchmarks/learning_agents.py connect_four --minutes 30 --timesteps 1_000_000 >> agents.jsonl
+    python benchmarks/learning_agents.py tictactoe --minutes 5 --timesteps 300_000 >> agents.jsonl
+    python benchmarks/learning_agents.py spread --arm central_critic --seed 0 >> agents.jsonl
+    python benchmarks/learning_agents.py speed >> agents.jsonl
 
 Each prints a line of JSON. Minutes are those of the processor. The arm ``supersuit`` needs SuperSuit.
 """
@@ -119,6 +119,13 @@ def lookahead(rng: np.random.Generator, obs: np.ndarray, mask: np.ndarray) -> in
     return int(rng.choice(columns))
 
 
+def tictactoe() -> Any:
+    """PettingZoo's, without the wrappers that check its use."""
+    from pettingzoo.classic import tictactoe_v3
+
+    return tictactoe_v3.raw_env()
+
+
 class UntilTime(BaseCallback):
     """Ends training after so many minutes of the processor."""
 
@@ -142,23 +149,34 @@ def results(model: PPO_Plus, env: VecEnv, n_games: int) -> list[float]:
     return found
 
 
+#: The networks and the updates, by game: that of Connect Four is larger.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "tictactoe": {
+        "policy_kwargs": {"net_arch": [64, 64]},
+        "n_steps": 64,
+        "batch_size": 256,
+        "learning_rate": "lin_2e-3",
+    },
+    "connect_four": {
+        "policy_kwargs": {"net_arch": [256, 256]},
+        "n_steps": 128,
+        "batch_size": 512,
+        "learning_rate": "lin_5e-4",
+    },
+}
+
+
 def play_itself(
-    game: Any, opponents: dict[str, Move | None], seed: int, minutes: float, n_games: int
+    name: str, opponents: dict[str, Move | None], seed: int, minutes: float, timesteps: int, n_games: int
 ) -> dict[str, Any]:
-    """Train by self-play, and play against ``opponents`` from both seats."""
+    """Train by self-play, for so many steps but at most so many minutes, and play against ``opponents`` from both
+    seats."""
+    game: Any = {"tictactoe": tictactoe, "connect_four": ConnectFour}[name]
     league = League(every=10)
     env = make_vec(partial(SelfPlay, game), 16, seed)
-    arguments: dict[str, Any] = {"n_steps": 128, "batch_size": 512, "n_epochs": 4, "ent_coef": 0.01, "gamma": 0.99}
-    model = PPO_Plus(
-        "MlpPolicy",
-        env,
-        seed=seed,
-        device="cpu",
-        learning_rate=5e-4,
-        **arguments,
-        policy_kwargs=dict(net_arch=[256, 256]),
-    )
-    model.learn(10**9, [league, UntilTime(minutes)])
+    arguments: dict[str, Any] = {"n_epochs": 6, "ent_coef": "lin_0.02", **SETTINGS[name]}
+    model = PPO_Plus("MlpPolicy", env, seed=seed, device="cpu", **arguments)
+    model.learn(timesteps, [league, UntilTime(minutes)])
     scores = {}
     for name, opponent in opponents.items():
         for seat in env.get_attr("game", [0])[0].possible_agents:
@@ -246,9 +264,9 @@ def main() -> None:
             "random": None,
             "lookahead": partial(lookahead, np.random.default_rng(args.seed)),
         }
-        found = play_itself(ConnectFour, opponents, args.seed, args.minutes, 200)
+        found = play_itself(args.task, opponents, args.seed, args.minutes, args.timesteps, 200)
     elif args.task == "tictactoe":
-        found = play_itself("pettingzoo.classic.tictactoe_v3", {"random": None}, args.seed, args.minutes, 500)
+        found = play_itself(args.task, {"random": None}, args.seed, args.minutes, args.timesteps, 500)
     elif args.task == "spread":
         found = spread(args.arm, args.seed, args.timesteps)
     else:

@@ -1,5 +1,7 @@
 """Many agents as rows of a vector environment: as if each had been recorded alone."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch as th
@@ -170,6 +172,36 @@ def test_a_run_resumes_exactly(vec_env, tmp_path):
     for one, other in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
         assert th.equal(one, other)
     assert [*whole.ep_info_buffer][-1]["r"] == [*resumed.ep_info_buffer][-1]["r"]
+
+
+class Failing(Crowd):
+    """Fails in the third step of each game."""
+
+    def step(self, actions):
+        if self.n_steps == 2:
+            raise RuntimeError("it fell over")
+        return super().step(actions)
+
+
+def test_a_game_that_fails_is_a_time_limit_for_those_who_are_there():
+    options = {"vec_env": "subproc", "restarts": 99, "report": print, "n_workers": 1}
+    env = make_agents(partial(Failing, 0.2, 0.0), 2, seed=0, **options)
+    last = env.reset()
+    failed, alive = [], env.observed.copy()
+    for _ in range(12):
+        obs, rewards, dones, infos = env.step(np.zeros(6, dtype=np.int64))
+        for i, info in enumerate(infos):
+            if "env_restart" in info:
+                failed.append(i)
+                assert alive[i] and dones[i] and info["TimeLimit.truncated"] and rewards[i] == 0.0
+                np.testing.assert_array_equal(info["terminal_observation"], last[i])
+                assert "episode" not in info
+            assert alive[i] or info == {"autoreset": True}
+        alive, last = env.observed.copy(), obs
+    assert len(failed) > 3
+    model = PPO_Plus("MlpPolicy", env, n_steps=16, **ARGUMENTS)
+    assert np.isfinite(rollout(model).advantages).all()
+    env.close()
 
 
 class Wrong(Crowd):
