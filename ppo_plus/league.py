@@ -138,7 +138,7 @@ class SelfPlay(gym.Env):
     def _reply(self, agent: str) -> Action:
         """The action of an opponent."""
         name, (obs, mask), seed = self._seats[agent], self._seen(), int(self.np_random.integers(2**31))
-        player = self.snapshots[name] if name in self.snapshots else self.opponents[name]
+        player = self.snapshots.get(name, self.opponents.get(name))
         if isinstance(player, ActorCriticPolicy):
             generator, masks = th.default_generator, None if mask is None else th.from_numpy(mask[None].astype(bool))
             before = generator.get_state()

@@ -87,7 +87,7 @@ def test_rewards_between_two_turns_are_added_up():
 
 def test_snapshots_are_copies_and_become_opponents(tmp_path):
     league = League(every=2, path=tmp_path / "table.csv")
-    env = games()
+    env = games(opponents={"first": first_free})
     model = PPO_Plus("MlpPolicy", env, **ARGUMENTS).learn(64 * 5, league)
     assert [*league.weights] == ["step_0", "step_128", "step_256"]
     shared = env.get_attr("snapshots")[0]
@@ -97,7 +97,7 @@ def test_snapshots_are_copies_and_become_opponents(tmp_path):
             assert weights[key].data_ptr() != own.data_ptr() != shared[name].state_dict()[key].data_ptr()
     assert not th.equal(league.weights["step_0"]["action_net.weight"], model.policy.action_net.weight)
     with open(tmp_path / "table.csv", encoding="utf-8") as file:
-        assert [row["name"] for row in csv.DictReader(file)] == ["random", "step_0", "step_128", "step_256"]
+        assert [row["name"] for row in csv.DictReader(file)] == [*("random", "first", "step_0", "step_128", "step_256")]
     assert sum(row["games"] for row in league.table()) > 10
     assert sum(league.chances().values()) == pytest.approx(1.0) and league.chances()["random"] == 0.1
 
