@@ -4,6 +4,8 @@ from ppo_plus.callbacks import EvalAfterUpdates as EvalAfterUpdates
 from ppo_plus.compiling.compiled import CompileError as CompileError
 from ppo_plus.demonstrations.recording import record_demonstrations as record_demonstrations
 from ppo_plus.distributed.ranks import RanksError as RanksError
+from ppo_plus.envs.agents import make_agents as make_agents
+from ppo_plus.envs.agents import policy_arguments as policy_arguments
 from ppo_plus.envs.make_vec import as_vec_env as as_vec_env
 from ppo_plus.envs.make_vec import make_vec as make_vec
 from ppo_plus.envs.resumable.state import Resumable as Resumable
@@ -26,6 +28,8 @@ from ppo_plus.formulas.losses import PPOLoss as PPOLoss
 from ppo_plus.formulas.schedules import constant as constant
 from ppo_plus.formulas.schedules import cosine as cosine
 from ppo_plus.formulas.schedules import linear as linear
+from ppo_plus.league import League as League
+from ppo_plus.league import SelfPlay as SelfPlay
 from ppo_plus.policy.attention import AttentionMemory as AttentionMemory
 from ppo_plus.policy.attention import CnnAttentionPolicy as CnnAttentionPolicy
 from ppo_plus.policy.attention import MlpAttentionPolicy as MlpAttentionPolicy

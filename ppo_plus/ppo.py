@@ -184,7 +184,6 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         #: The processes that train this model together.
         self.shared = shared_training()
         self.ranks = self.shared.ranks
-        #: The weights that the policy is built with, by name and shape; ``None``: it is not built yet.
         self.built_layout = None
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
@@ -203,8 +202,9 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             device = env.unwrapped.device
         self.shared.use_device(utils.get_device(device))
         policy = without_contrib(policy)
-        arguments: Any = policy, env, learning_rate, n_steps, gamma, gae_lambda, ent_coef, vf_coef, max_grad_norm
+        arguments: Any = env, learning_rate, n_steps, gamma, gae_lambda, ent_coef, vf_coef, max_grad_norm
         super().__init__(  # type: ignore[misc]
+            self.policy_aliases.get(policy, policy),  # type: ignore[arg-type]  # SB3 would refuse a name with less help
             *arguments,  # of more types than SB3 declares
             use_sde=False,  # SB3 raises an error for gSDE with actions other than Box
             sde_sample_freq=sde_sample_freq,  # type: ignore[arg-type]

@@ -235,6 +235,13 @@ class Settings:
         """:raises ValueError: the arguments do not fit the environments, or need double precision, which Apple's GPUs
         do not have"""
         require_one_normalization(env, self.normalize_observations, self.normalize_values)
+        for key in getattr(env, "critic_only", ()):
+            if key in (self.policy_kwargs.get("actor_keys") or [key]):
+                seen = [other for other in env.observation_space if other != key]  # type: ignore[union-attr]
+                raise ValueError(
+                    f"the entry {key!r} of the observations is for the critic only: pass policy='MultiInputPolicy' and "
+                    f"policy_kwargs=dict(actor_keys={seen}), which ppo_plus.policy_arguments(env) returns"
+                )
         by_rollout, n_transitions = self.normalize_advantage == "rollout", self.n_steps * n_envs
         if n_transitions > MAX_TRANSITIONS:
             many = f"n_steps={self.n_steps} times n_envs={n_envs} makes rollouts of more than {MAX_TRANSITIONS:,}"

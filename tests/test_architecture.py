@@ -35,6 +35,7 @@ ROOMS = [
     "saving",
     "ppo",
     "callbacks",
+    "league",
     "__init__",
     "zoo",
     "__main__",
@@ -187,7 +188,7 @@ def tracked(pattern):
 
 #: How large the house may be, so that it can be walked through.
 LIMITS = {
-    "modules that are not empty": (95, lambda: sum(map(bool, map(n_lines, MODULES.values())))),
+    "modules that are not empty": (97, lambda: sum(map(bool, map(n_lines, MODULES.values())))),
     "lines of a module": (700, lambda: max(map(n_lines, MODULES.values()))),
     "values of any type": (325, lambda: sum(len(re.findall(r"(?::|->) Any\b", text)) for text in SOURCES.values())),
     "lines of the README": (150, lambda: n_lines(ROOT / "README.md")),

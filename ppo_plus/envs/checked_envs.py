@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from ppo_plus.envs.checks import AUTORESET, Info, check_info, check_shape, described, explanation
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.lean_vec_env import faster_methods
+from ppo_plus.envs.normalization import count_transitions, running_statistics
 from ppo_plus.policy.observations import NotFiniteError, require_finite
 
 
@@ -28,6 +29,8 @@ class CheckedEnvs:
         values = vars(self._normalize) if self._normalize else {}
         statistics = ("obs_rms", "ret_rms", "returns")
         self._statistics = {name: copy.deepcopy(values[name]) for name in statistics if name in values}
+        #: What says which rows a ``VecNormalize`` must not count; ``None``: it counts all.
+        self._rows = self._normalize and next((layer for layer in layers(env) if "stepped" in vars(layer)), None)
         owners = (layer for layer in layers(env) if isinstance(layer, (DummyVecEnv, SyncVectorEnv)))
         #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
         self._owner = next(owners, None)
@@ -39,6 +42,8 @@ class CheckedEnvs:
         self._added: dict[str, Any] = {}
 
     def __enter__(self) -> None:
+        if self._normalize is not None and self._rows is not None:
+            count_transitions(self._normalize, self._rows)
         self._added = self._lent
         if not self._lent.keys().isdisjoint(self._attributes):  # methods that the user has set
             self._added = {name: own for name, own in self._lent.items() if name not in self._attributes}
@@ -50,6 +55,9 @@ class CheckedEnvs:
         current = self._attributes.pop("_current", None)
         for name in self._added:
             self._attributes.pop(name, None)
+        if self._rows is not None:
+            for rms in running_statistics(self._normalize):
+                vars(rms).pop("update", None)
         if error is None:
             return
         if isinstance(error, (EOFError, ConnectionError)) and isinstance(self._env.unwrapped, SubprocVecEnv):
@@ -59,7 +67,9 @@ class CheckedEnvs:
             )
         if self._owner is None or not isinstance(error, Exception):
             return
-        i = error.env if isinstance(error, NotFiniteError) else current
+        # There may be several rows for each environment.
+        rows_each = self._env.num_envs // len(self._owner.envs)
+        i = error.env // rows_each if isinstance(error, NotFiniteError) else current
         explained = explanation(error, self._owner if i is None else self._owner.envs[i])
         if i is not None and not hasattr(error, "__notes__"):
             env = self._owner.envs[i].unwrapped

@@ -1,14 +1,14 @@
-"""``VecNormalize``: its statistics, its arguments, and steps that only reset."""
+"""``VecNormalize``: its statistics, its arguments, and rows that it must not count."""
 
 import warnings
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from ppo_plus.envs.layers import layers
+from ppo_plus.envs.layers import Layer, layers
 from ppo_plus.require import require_number
 
 #: Whether a model was trained on normalized observations; ``"maybe"``: in SB3, in a ``VecNormalize``, which may have
@@ -19,7 +19,7 @@ IN_POLICY = {"normalize_observations": "norm_obs", "normalize_values": "norm_rew
 
 
 def check_normalization(env: VecEnv) -> None:
-    """Check the ``VecNormalize`` of an environment, if there is one, and warn if it counts steps that only reset.
+    """Check the ``VecNormalize`` of an environment, if there is one.
 
     :raises ValueError: an argument is out of range: a negative ``clip_obs``, for instance, makes all observations equal
     """
@@ -29,12 +29,24 @@ def check_normalization(env: VecEnv) -> None:
     for name in ("clip_obs", "clip_reward", "epsilon"):
         require_number(f"VecNormalize: {name}", getattr(normalize, name), 0, above=True)
     require_number("VecNormalize: gamma", normalize.gamma, 0, 1)
-    if normalize.norm_reward and getattr(env, "autoreset", None) == AutoresetMode.NEXT_STEP:
-        warnings.warn(
-            "VecNormalize counts a return of 0 for each step that only resets an environment, which distorts the scale "
-            "of rewards: pass norm_reward=False to it and normalize_values=True to PPO_Plus, or mode SAME_STEP",
-            stacklevel=5,
-        )
+
+
+def count_transitions(normalize: VecNormalize, env: Layer) -> None:
+    """Have a ``VecNormalize`` count no returns of rows that are not transitions, and no observations of agents that are
+    not there, until ``update`` is removed from its running statistics.
+
+    :param env: environments whose ``stepped`` and, if they have it, ``observed`` say so, booleans ``(N,)``
+    """
+    counted = {"stepped": [normalize.ret_rms], "observed": observation_moments(normalize).values()}
+    for name in counted.keys() & vars(env).keys():
+        for rms in counted[name]:
+            rms.update = partial(_count, rms, env, name)  # type: ignore[method-assign]
+
+
+def _count(rms: RunningMeanStd, env: Layer, name: str, rows: np.ndarray) -> None:
+    counted = rows[getattr(env, name)]
+    if len(counted):
+        RunningMeanStd.update(rms, counted)
 
 
 def normalized_by(env: VecEnv | None) -> list[RunningMeanStd]:

@@ -13,7 +13,7 @@ episode depends on the autoreset mode of the vector environment (https://farama.
     ``PPO_Plus`` excludes such rows from training, and its callbacks find ``dones`` without them. Other algorithms would
     train on them; use ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n, vector_kwargs={"autoreset_mode":
     gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not wrap the adapter in a ``VecMonitor``, which would count each
-    reset as an episode of one step, or a ``VecNormalize``, which would count a return of 0: use ``normalize_values``.
+    reset as an episode of one step.
 
 ``N`` is the number of environments.
 """
@@ -134,6 +134,8 @@ class GymVectorEnv(BatchedVecEnv):
             )
         #: Environments that the next step resets instead of stepping (``NEXT_STEP`` only), booleans ``(N,)``.
         self.resetting = np.zeros(env.num_envs, dtype=bool)
+        #: Which rows of the last step were transitions, booleans ``(N,)``.
+        self.stepped = ~self.resetting
         self._returns = np.zeros(env.num_envs)
         self._lengths = np.zeros(env.num_envs, dtype=np.int64)
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
@@ -158,6 +160,7 @@ class GymVectorEnv(BatchedVecEnv):
         obs, rewards = mapped(np.array, obs), np.reshape(rewards, self.num_envs)
         terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
         resetting, stepped = self.resetting, ~self.resetting
+        self.stepped = stepped
         dones = terminated | truncated
         infos = _rows(columns, self.num_envs)
 

@@ -98,6 +98,8 @@ def make_extractor(
     is_dict = isinstance(space, spaces.Dict)
     if is_dict != (extractor is CombinedExtractor) and extractor in SB3S:
         remedy = 'a "MultiInput" policy takes Dict observations, "Mlp" and "Cnn" take others'
+        if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
+            remedy += ', and action_mask_key="action_mask" uses the mask'
         raise ValueError(f"policy: observation_space={space} does not fit SB3's {extractor.__name__}: {remedy}")
     try:
         return extractor(canonical_space(space), **kwargs)

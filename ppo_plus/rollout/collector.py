@@ -109,7 +109,7 @@ class Report(NamedTuple):
     """What a collector knows only at the end of a rollout; until then, environments in tensors keep it on a device."""
 
     infos: Sequence[dict[str, Any]] = ()  # the infos that a `Monitor` would have returned for the last episodes
-    log: dict[str, float] = {}  # what the simulator logged, averaged over the rollout
+    log: dict[str, float] = {}  # what the environments logged (`rollout_log`), a simulator's averaged over the rollout
 
 
 def values_after(
@@ -361,7 +361,7 @@ class Collector:
         places = th.tensor(rows, dtype=th.long, device="cpu"), th.tensor(columns, dtype=th.long, device="cpu")
         stacked = tree_map(lambda *parts: np.stack(parts), *final_obs) if final_obs else None
         self._at_limits = places, to_tensors(stacked, device=buffer.storage) if final_obs else None
-        return Report()
+        return Report(log=getattr(self._env, "rollout_log", dict)())
 
     def estimate(self, buffer: RolloutBuffer) -> None:
         """Estimate the advantages of the rollout and its streams, bootstrapping from the policy's present values.

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStac
 from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
+from ppo_plus.envs.agents import AgentsVecEnv
 from ppo_plus.envs.checks import check_spaces
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import require_vec_env, with_dicts
@@ -336,6 +337,8 @@ def make_envs(
         env_kwargs=env_kwargs,
         **kind,
     )
+    if experiment.env_id.startswith("pettingzoo:"):
+        env = AgentsVecEnv(env)
     env = _wrap(with_dicts(env), experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         arguments = dict(experiment.normalize)

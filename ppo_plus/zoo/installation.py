@@ -23,14 +23,26 @@ Packages = Collection[str] | None
 #: By a part of ids: the module that registers these environments, and the package to install.
 REGISTERS = {"MiniGrid-": ("minigrid", "minigrid"), "NoVel-": ("rl_zoo3.import_envs", "rl_zoo3")}
 
+#: What makes the games of PettingZoo, by what is before the name of their module.
+GAMES = {"pettingzoo": "ppo_plus.envs.agents:make_team", "selfplay": "ppo_plus.league:SelfPlay"}
+
+
+def module_of(env_id: str) -> str:
+    """The module that making an environment imports; empty: that is Gymnasium's."""
+    module, _, name = env_id.rpartition(":")
+    return name if module in GAMES else module
+
 
 def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
     """Gymnasium's specification of an environment, with which a worker process need not register it.
 
-    :param env_id: Gymnasium environment id; ``module:id`` imports the module first
+    :param env_id: Gymnasium environment id; ``module:id`` imports the module first; ``pettingzoo:module``: the agents
+        of a parallel game of PettingZoo, ``selfplay:module`` is a game against others
     :raises gymnasium.error.Error: the environment does not exist, or its package is not installed
     """
     module, _, name = env_id.rpartition(":")
+    if module in GAMES:
+        return gym.envs.registration.EnvSpec(env_id, GAMES[module], kwargs={"env": name}, disable_env_checker=True)
     if module:
         import_packages([module])
     atari = is_atari(name) or re.search("NoFrameskip|Deterministic|-ram", name)  # which registers ALE's if installed

@@ -1,6 +1,5 @@
 """Statistics of a ``VecNormalize`` are finite and count no resets."""
 
-import warnings
 from functools import partial
 
 import gymnasium as gym
@@ -72,16 +71,12 @@ def episodes_of_three(mode):
     return GymVectorEnv(SyncVectorEnv([make], autoreset_mode=mode))
 
 
-def test_a_vec_normalize_that_counts_resets_is_warned_of():
-    with pytest.warns(UserWarning, match="norm_reward=False to it and normalize_values=True"):
-        model_in(VecNormalize(episodes_of_three(NEXT_STEP)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for env in (
-            VecNormalize(episodes_of_three(AutoresetMode.SAME_STEP)),
-            VecNormalize(episodes_of_three(NEXT_STEP), norm_reward=False),
-        ):
-            model_in(env)
+def test_returns_of_transitions_count_and_not_those_of_resets():
+    resets, none = VecNormalize(episodes_of_three(NEXT_STEP)), VecNormalize(episodes_of_three(AutoresetMode.SAME_STEP))
+    model_in(resets).learn(16)
+    model_in(none).learn(16)
+    assert resets.ret_rms.count == pytest.approx(12, abs=1e-3) and none.ret_rms.count == pytest.approx(16, abs=1e-3)
+    assert resets.ret_rms.mean < -2.0 and "update" not in vars(resets.ret_rms)
 
 
 @pytest.mark.parametrize("given", [{"clip_obs": -1}, {"clip_reward": 0}, {"epsilon": -1e-8}, {"gamma": 2}], ids=str)

@@ -802,6 +802,41 @@ COMPILING = (
 )
 TOP = (
     Fault(
+        "absent-learned",
+        "envs/agents.py",
+        "infos: list[Info] = [{} if stepped else {AUTORESET: True} for",
+        "infos: list[Info] = [{} if stepped else {} for",
+        "tests/envs/test_agents.py",
+    ),
+    Fault(
+        "agents-end-at-limits",
+        "envs/agents.py",
+        "info[TIMEOUT] = bool(status[row] == TRUNCATED)",
+        "info[TIMEOUT] = False",
+        "tests/envs/test_agents.py",
+    ),
+    Fault(
+        "absent-counted",
+        "envs/normalization.py",
+        "counted = rows[getattr(env, name)]",
+        "counted = rows",
+        "tests/envs/test_normalization.py tests/envs/test_agents.py",
+    ),
+    Fault(
+        "snapshots-share-weights",
+        "league.py",
+        "part.detach().cpu().clone()",
+        "part.detach().cpu()",
+        "tests/test_league.py",
+    ),
+    Fault(
+        "opponents-use-up-numbers",
+        "league.py",
+        "generator.set_state(before)",
+        "generator.get_state()",
+        "tests/test_league.py",
+    ),
+    Fault(
         "unbounded-update",
         "settings.py",
         "if settings.clip_range is None and not control.penalizes:",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import yaml
 
 from ppo_plus.zoo.hyperparams import parse_literal, positive_int
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages, module_of
 from ppo_plus.zoo.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -154,10 +154,10 @@ def import_named(args: argparse.Namespace, folder: RunFolder | None = None) -> N
     """Import the packages that the command names, also before the colon of ``--env``, and those that the command of a
     run named. These must be named again, unless the run is trusted."""
     env_ids = [getattr(args, "env", None) or "", *getattr(args, "also", ())]
-    given = [*args.gym_packages, *(env_id.rpartition(":")[0] for env_id in env_ids)]
+    given = [*args.gym_packages, *map(module_of, env_ids)]
     named: list[str] = []
     if folder is not None:
-        named = [*(folder.arguments().get("gym_packages") or []), folder.env_id.rpartition(":")[0]]
+        named = [*(folder.arguments().get("gym_packages") or []), module_of(folder.env_id)]
         if not args.trust_config and not {*named, ""} <= {*given, ""}:
             raise ValueError(f"{folder.path} imports packages of yours: add --gym-packages {' '.join(named)}")
     args.gym_packages = list(dict.fromkeys(filter(None, [*given, *named])))

@@ -18,7 +18,7 @@ from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_number, require_one_of
 from ppo_plus.zoo.callbacks import Interruptible
 from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, Supervision, make_envs, make_model, parse_settings
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env, module_of
 from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
 #: Between the seeds of two runs: the k-th environment has the run's seed plus k, and runs must not share episodes.
@@ -216,8 +216,7 @@ class TuningTask:
         ``packages`` than the reader allows, that is an error before anything is imported."""
         also = tuple(data["also"])
         for env_id in (data["env_id"], *also):
-            # Gymnasium imports the module before the colon.
-            module = env_id.rpartition(":")[0].partition(".")[0]
+            module = module_of(env_id).partition(".")[0]
             if module and packages is not None and module not in packages:
                 raise ValueError(f"the study imports {module}: use --gym-packages {module} if you trust it")
             find_env(env_id)

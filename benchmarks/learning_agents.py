@@ -1,0 +1,260 @@
+"""Many agents: returns on simple_spread, self-play on Connect Four and tic-tac-toe, and the cost of a row.
+
+    python benchmarks/learning_agents.py connect_four --seed 0 --minutes 30 >> benchmarks/results/agents.jsonl
+    python benchmarks/learning_agents.py tictactoe --seed 0 --minutes 5 >> benchmarks/results/agents.jsonl
+    python benchmarks/learning_agents.py spread --arm central_critic --seed 0 >> benchmarks/results/agents.jsonl
+    python benchmarks/learning_agents.py speed >> benchmarks/results/agents.jsonl
+
+Each prints a line of JSON. Minutes are those of the processor. The arm ``supersuit`` needs SuperSuit.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from ppo_plus import League, PPO_Plus, SelfPlay, make_agents, make_vec, policy_arguments
+
+#: Opponents as functions of an observation and an action mask.
+Move = Callable[[Any, Any], int]
+
+
+class ConnectFour:
+    """Connect Four as an AEC environment of PettingZoo, with the spaces and rewards of the one there.
+
+    ``board[row, column, player]`` is 1 where a player has a piece; the lowest row is the last.
+    """
+
+    metadata = {"name": "connect_four"}
+    possible_agents = ["player_0", "player_1"]
+    N_ROWS, N_COLUMNS = 6, 7
+
+    unwrapped = property(lambda self: self)
+
+    def __str__(self) -> str:
+        return self.metadata["name"]
+
+    def observation_space(self, agent: str) -> spaces.Dict:
+        board = spaces.Box(0, 1, (self.N_ROWS, self.N_COLUMNS, 2), np.int8)
+        return spaces.Dict({"observation": board, "action_mask": spaces.Box(0, 1, (self.N_COLUMNS,), np.int8)})
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return spaces.Discrete(self.N_COLUMNS)
+
+    def agent_iter(self) -> None:
+        """What says that it has turns."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self.agents, self.agent_selection = [*self.possible_agents], self.possible_agents[0]
+        self.board = np.zeros((self.N_ROWS, self.N_COLUMNS, 2), np.int8)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations, self.rewards = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, 0.0)
+
+    def observe(self, agent: str) -> dict[str, np.ndarray]:
+        first = self.possible_agents.index(agent)
+        mask = (self.board[0].sum(axis=1) == 0).astype(np.int8)
+        return {"observation": self.board[:, :, [first, 1 - first]], "action_mask": mask}
+
+    def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        agent = self.agent_selection
+        obs = self.observe(agent) if observe else None
+        return obs, self.rewards[agent], self.terminations[agent], self.truncations[agent], {}
+
+    def step(self, action: int | None) -> None:
+        agent = self.agent_selection
+        player = self.possible_agents.index(agent)
+        other = self.possible_agents[1 - player]
+        self.agent_selection = other
+        if self.terminations[agent]:
+            self.agents.remove(agent)
+            return
+        row = lowest_free(self.board, int(action))  # type: ignore[arg-type]
+        self.board[row, action, player] = 1
+        won = wins(self.board[:, :, player], row, int(action))  # type: ignore[arg-type]
+        if won or self.board.sum() == self.N_ROWS * self.N_COLUMNS:
+            self.terminations = dict.fromkeys(self.agents, True)
+            self.rewards = {agent: float(won), other: -float(won)}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def lowest_free(board: np.ndarray, column: int) -> int:
+    """The row in which a piece that is dropped into a column stays."""
+    return len(board) - 1 - int(board[:, column].sum())
+
+
+def wins(pieces: np.ndarray, row: int, column: int) -> bool:
+    """Whether the piece at a place is one of four of its player in a line."""
+    n_rows, n_columns = pieces.shape
+    for step_row, step_column in ((0, 1), (1, 0), (1, 1), (1, -1)):
+        n = 1
+        for sign in (1, -1):
+            r, c = row + sign * step_row, column + sign * step_column
+            while 0 <= r < n_rows and 0 <= c < n_columns and pieces[r, c]:
+                n, r, c = n + 1, r + sign * step_row, c + sign * step_column
+        if n >= 4:
+            return True
+    return False
+
+
+def lookahead(rng: np.random.Generator, obs: np.ndarray, mask: np.ndarray) -> int:
+    """Win if you can, block if you must, and else any move."""
+    columns = np.flatnonzero(mask).tolist()
+    for player in (0, 1):
+        for column in columns:
+            row = lowest_free(obs, column)
+            pieces = obs[:, :, player].copy()
+            pieces[row, column] = 1
+            if wins(pieces, row, column):
+                return int(column)
+    return int(rng.choice(columns))
+
+
+class UntilTime(BaseCallback):
+    """Ends training after so many minutes of the processor."""
+
+    def __init__(self, minutes: float):
+        super().__init__()
+        self.end = time.process_time() + 60 * minutes
+
+    def _on_step(self) -> bool:
+        return time.process_time() < self.end
+
+
+def results(model: PPO_Plus, env: VecEnv, n_games: int) -> list[float]:
+    """The results of games of a model that takes its most likely actions: 1 for a win, 0.5 for a draw, 0 for a loss."""
+    found: list[float] = []
+    obs = env.reset()
+    while len(found) < n_games:
+        masks = env.env_method("action_masks")
+        actions, _ = model.predict(obs, deterministic=True, action_masks=masks)
+        obs, _, _, infos = env.step(actions)
+        found += [info["game"]["result"] for info in infos if "game" in info]
+    return found
+
+
+def play_itself(
+    game: Any, opponents: dict[str, Move | None], seed: int, minutes: float, n_games: int
+) -> dict[str, Any]:
+    """Train by self-play, and play against ``opponents`` from both seats."""
+    league = League(every=10)
+    env = make_vec(partial(SelfPlay, game), 16, seed)
+    arguments: dict[str, Any] = {"n_steps": 128, "batch_size": 512, "n_epochs": 4, "ent_coef": 0.01, "gamma": 0.99}
+    model = PPO_Plus(
+        "MlpPolicy",
+        env,
+        seed=seed,
+        device="cpu",
+        learning_rate=5e-4,
+        **arguments,
+        policy_kwargs=dict(net_arch=[256, 256]),
+    )
+    model.learn(10**9, [league, UntilTime(minutes)])
+    scores = {}
+    for name, opponent in opponents.items():
+        for seat in env.get_attr("game", [0])[0].possible_agents:
+            played = make_vec(partial(SelfPlay, game, {name: opponent}, seat), 8, 10**6 + seed)
+            found = results(model, played, n_games)
+            scores[f"{name}, {seat}"] = {
+                "won": float(np.mean(np.equal(found, 1))),
+                "lost": float(np.mean(np.equal(found, 0))),
+            }
+    return {"timesteps": model.num_timesteps, "rating": league.rating, "scores": scores, "table": league.table()}
+
+
+def supersuit_rows(n_envs: int) -> VecEnv:
+    """simple_spread as SB3's users make it."""
+    import supersuit
+    from mpe2 import simple_spread_v3
+
+    env = supersuit.pettingzoo_env_to_vec_env_v1(simple_spread_v3.parallel_env())
+    return supersuit.concat_vec_envs_v1(env, n_envs, num_cpus=1, base_class="stable_baselines3")  # type: ignore[no-any-return]
+
+
+def spread(arm: str, seed: int, timesteps: int, n_envs: int = 8) -> dict[str, Any]:
+    """The return of an agent of simple_spread in 200 episodes after training."""
+    arguments: dict[str, Any] = {
+        "n_steps": 128,
+        "batch_size": 512,
+        "n_epochs": 10,
+        "ent_coef": 0.01,
+        "seed": seed,
+        "device": "cpu",
+    }
+    evaluated = make_agents("mpe2.simple_spread_v3", 4, 10**6 + seed, state=arm == "central_critic")
+    start = time.process_time()
+    if arm == "supersuit":
+        model: Any = PPO("MlpPolicy", supersuit_rows(n_envs), **arguments).learn(timesteps)
+        player = PPO_Plus.from_sb3(model)
+    else:
+        env = make_agents("mpe2.simple_spread_v3", n_envs, seed, state=arm == "central_critic")
+        player = model = PPO_Plus(env=env, **policy_arguments(env), **arguments).learn(timesteps)
+    seconds = time.process_time() - start
+    return {"timesteps": model.num_timesteps, "seconds": seconds, "return": player.evaluate(600, evaluated)[0]}
+
+
+def speed(n_envs: int = 16, n_steps: int = 500) -> dict[str, Any]:
+    """Microseconds of the processor for a row of simple_spread, without a policy."""
+
+    def row(env: VecEnv) -> float:
+        env.reset()
+        actions = np.zeros(env.num_envs, dtype=np.int64)
+        best = np.inf
+        for _ in range(5):
+            start = time.process_time()
+            for _ in range(n_steps // 5):
+                env.step(actions)
+            best = min(best, time.process_time() - start)
+        return best / (n_steps // 5) / env.num_envs * 1e6
+
+    found = {"ppo_plus": row(make_agents("mpe2.simple_spread_v3", n_envs, 0))}
+    try:
+        found["supersuit"] = row(supersuit_rows(n_envs))
+    except ImportError:
+        pass
+    from mpe2 import simple_spread_v3
+
+    game = simple_spread_v3.parallel_env()
+    game.reset(seed=0)
+    start = time.process_time()
+    for _ in range(n_steps):
+        if not game.agents:
+            game.reset()
+        game.step(dict.fromkeys(game.agents, 0))
+    return found | {"the game alone": (time.process_time() - start) / n_steps / 3 * 1e6}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=["connect_four", "tictactoe", "spread", "speed"])
+    parser.add_argument("--arm", choices=["shared", "central_critic", "supersuit"], default="shared")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--timesteps", type=int, default=500_000)
+    args = parser.parse_args()
+    if args.task == "connect_four":
+        opponents: dict[str, Move | None] = {
+            "random": None,
+            "lookahead": partial(lookahead, np.random.default_rng(args.seed)),
+        }
+        found = play_itself(ConnectFour, opponents, args.seed, args.minutes, 200)
+    elif args.task == "tictactoe":
+        found = play_itself("pettingzoo.classic.tictactoe_v3", {"random": None}, args.seed, args.minutes, 500)
+    elif args.task == "spread":
+        found = spread(args.arm, args.seed, args.timesteps)
+    else:
+        found = speed()
+    print(json.dumps({"task": args.task, "arm": args.arm, "seed": args.seed, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

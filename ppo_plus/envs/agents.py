@@ -1,0 +1,396 @@
+"""Many agents: a parallel PettingZoo environment as a vector environment whose rows are agents.
+
+A *game* with ``A`` possible agents is one environment, :class:`Team`, which has a row for each of them. Several copies
+of it are stepped as all others are, in this process or in others, and :class:`AgentsVecEnv` makes ``N = n A`` rows of
+them. A row is a transition only if its agent was there before the step. For other rows ``dones[i]`` is true and
+``infos[i] == {"autoreset": True}``, as for a step that only resets (:mod:`ppo_plus.envs.vec_env`).
+"""
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Info, check_obs, row_of
+from ppo_plus.envs.make_vec import make_vec
+from ppo_plus.envs.supervised.vec_env import RESTART
+from ppo_plus.policy.masking import METHOD
+from ppo_plus.policy.observations import parts_of
+from ppo_plus.trees import mapped
+
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv, ParallelEnv
+
+#: Entries of PettingZoo's observations with masks; a bare observation has the first name.
+OBSERVATION, MASK = "observation", "action_mask"
+#: The entry that only the critic may see.
+STATE = "state"
+#: Further entries of a :class:`Team`: what its agents are now, their rewards, and the game's state.
+STATUS, REWARD, GAME = "status of agents", "reward of agents", "state of the game"
+#: The key of a Team's info with the infos of agents.
+INFOS = "agents"
+#: What an agent is after a step.
+ABSENT, PRESENT, TERMINATED, TRUNCATED = range(4)
+#: Packages of games whose course depends only on the seed of their reset and on actions.
+REPLAYABLE = ("mpe2.", "pettingzoo.")
+#: Episodes that logged means are taken over.
+WINDOW = 100
+#: An environment of PettingZoo.
+Game: TypeAlias = "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]"
+#: One, a function that makes one, or the name of its module.
+Source: TypeAlias = "str | Callable[..., Game] | Game"
+#: What an environment takes as an action.
+Action = np.ndarray | int | tuple[Any, ...] | dict[str, Any]
+
+
+def make_agents(
+    env: Source,
+    n_envs: int = 1,
+    seed: int | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    vec_env: str = "dummy",
+    *,
+    indicate_agents: bool = False,
+    state: bool = False,
+    **supervision: object,
+) -> VecEnv:
+    """Make a vector environment of the agents of parallel PettingZoo environments, which share a policy::
+
+        env = make_agents("mpe2.simple_spread_v3", n_envs=8, seed=0)
+        PPO_Plus("MlpPolicy", env).learn(100_000)
+
+    It has a row for each possible agent of each copy. Rows of agents that have died or are not there are excluded from
+    training. Of observations ``{"observation": ..., "action_mask": ...}`` the policy sees the first entry, and masks
+    are used. An AEC environment whose agents act at the same time is converted; for games with turns, use
+    :class:`ppo_plus.SelfPlay`. Methods and attributes are those of the copies.
+
+    :param env: a parallel environment, a function that makes one, or the name of a module with ``parallel_env``
+    :param n_envs: how many copies, at least 1
+    :param seed: of the first copy, the others follow, 0 to 2**32 - 1; ``None``: drawn at random
+    :param env_kwargs: arguments of each copy, such as ``{"render_mode": "rgb_array"}``
+    :param vec_env: ``"dummy"`` or ``"subproc"``, as in :func:`~ppo_plus.make_vec`
+    :param indicate_agents: add the entry ``"agent"`` to observations, the agent's number, which networks see one-hot
+    :param state: add the game's ``state()`` as the entry ``"state"``, which only the critic may see
+    :param supervision: further arguments of :func:`~ppo_plus.make_vec`
+    :return: environments for the policy and arguments that :func:`policy_arguments` returns
+    :raises ValueError: the spaces of agents differ, or the game has turns
+    :raises TypeError: ``env`` is something else
+    :raises ModuleNotFoundError: there is no such module, or PettingZoo is not installed
+    """
+    if not isinstance(env, str) and not callable(env) and n_envs != 1:
+        raise ValueError(f"n_envs={n_envs!r} copies need a function: pass one that makes {env} instead of that")
+    make = partial(make_team, env, indicate_agents, state)
+    return AgentsVecEnv(make_vec(make, n_envs, seed, env_kwargs, vec_env, **supervision))
+
+
+def policy_arguments(env: VecEnv) -> dict[str, Any]:
+    """The policy and the arguments of :class:`ppo_plus.PPO_Plus` that the observations of an environment need::
+
+        PPO_Plus(env=env, **policy_arguments(env))
+
+    :return: ``"policy"``, and where they are needed ``"action_mask_key"`` and ``"policy_kwargs"`` with ``actor_keys``
+    """
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict):
+        return {"policy": "CnnPolicy" if is_image_space(space) else "MlpPolicy"}
+    arguments: dict[str, Any] = {"policy": "MultiInputPolicy"}
+    if MASK in space.spaces:
+        arguments["action_mask_key"] = MASK
+    if hidden := getattr(env, "critic_only", ()):
+        arguments["policy_kwargs"] = {"actor_keys": [key for key in space if key not in (*hidden, MASK)]}
+    return arguments
+
+
+def open_game(env: Source, function: str, kwargs: dict[str, object]) -> "Game":
+    """The game itself; that of a module is made by its function of this name.
+
+    :raises ModuleNotFoundError: there is no such module
+    :raises TypeError: something else than an environment of PettingZoo
+    """
+    make = env
+    if isinstance(env, str):
+        try:
+            make = getattr(import_module(env), function, None)
+        except ModuleNotFoundError as error:
+            remedy = "correct the name, or install PettingZoo and its games: pip install 'ppo_plus[agents]'"
+            raise ModuleNotFoundError(f"env={env!r} cannot be imported ({error}): {remedy}") from None
+        if make is None:
+            remedy = "use ppo_plus.SelfPlay for games with turns, and ppo_plus.make_agents for others"
+            raise TypeError(f"the module env={env!r} has no {function}: {remedy}")
+    elif kwargs and not callable(env):
+        raise TypeError(f"env_kwargs={kwargs!r} need a function: pass one that makes {env} instead of that")
+    game = make(**kwargs) if callable(make) else make
+    if not getattr(game, "possible_agents", None):
+        remedy = "give it its list of possible_agents, or use ppo_plus.make_vec for an environment of Gymnasium"
+        raise TypeError(f"env={game!r} must be an environment of PettingZoo with possible agents: {remedy}")
+    return game
+
+
+def without_mask(space: spaces.Space) -> tuple[spaces.Space, spaces.Space | None]:
+    """The space of what a policy sees of an agent's observations, and the space of their masks."""
+    if not isinstance(space, spaces.Dict) or MASK not in space.spaces:
+        return space, None
+    # Pairs, not a dict: Gymnasium would sort its keys.
+    rest = spaces.Dict([(key, sub) for key, sub in space.items() if key != MASK])
+    return (rest[OBSERVATION] if [*rest] == [OBSERVATION] else rest), space[MASK]
+
+
+def common_spaces(game: "Game") -> list[spaces.Space]:
+    """The observation space and the action space of all agents.
+
+    :raises ValueError: they differ
+    """
+    found = []
+    for kind in ("observation_space", "action_space"):
+        by_agent = {agent: getattr(game, kind)(agent) for agent in game.possible_agents}
+        found.append(next(iter(by_agent.values())))
+        if any(space != found[-1] for space in by_agent.values()):
+            by_name: dict[str, list[str]] = {}
+            for agent, space in by_agent.items():
+                by_name.setdefault(str(space), []).append(str(agent))
+            listed = ", ".join(f"{name} of {' and '.join(agents)}" for name, agents in by_name.items())
+            remedy = "pad them in a wrapper, or train a model for each group of agents (docs/capabilities/agents.md)"
+            raise ValueError(f"{game} has agents with different {kind}s, {listed}: {remedy}")
+    return found
+
+
+class Team(gym.Env):
+    """A game of PettingZoo as one environment: its observations and actions have a row for each possible agent, and its
+    reward is the sum of theirs. It resets the game with seeds drawn from ``np_random``.
+
+    :param game: a parallel environment
+    :param indicate_agents: as of :func:`make_agents`
+    :param state: the same
+    """
+
+    def __init__(self, game: "Game", indicate_agents: bool = False, state: bool = False):
+        self.game, self.agents = game, tuple(game.possible_agents)
+        self._index = {agent: i for i, agent in enumerate(self.agents)}
+        self.metadata, self.render_mode = game.metadata, getattr(game, "render_mode", None)
+        self._space, action_space = common_spaces(game)
+        seen, mask = without_mask(self._space)
+        n, entries = len(self.agents), {key or OBSERVATION: space for key, space in parts_of(seen).items()}
+        self._seen = [*entries]
+        if indicate_agents:
+            entries["agent"] = spaces.Discrete(n)
+        rows = {key: batch_space(space, n) for key, space in entries.items()}
+        if state:
+            if not isinstance(getattr(game, "state_space", None), spaces.Box) or STATE in entries:
+                remedy = "give it a Box as that, and no entry 'state' in observations, or leave state out"
+                raise ValueError(f"state=True needs the state_space of {game}: {remedy}")
+            rows[GAME] = entries[STATE] = game.state_space
+        alone = [*entries] == [OBSERVATION]
+        row_space = entries[OBSERVATION] if alone else spaces.Dict([*entries.items()])
+        #: The spaces of a row, and which entries of its observations only the critic may see.
+        self.row = row_space, action_space, (STATE,) if state else ()
+        rows[STATUS], rows[REWARD] = spaces.Box(ABSENT, TRUNCATED, (n,), np.int8), spaces.Box(-np.inf, np.inf, (n,))
+        self.observation_space = spaces.Dict([*rows.items()])
+        is_array = isinstance(action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
+        self.action_space = batch_space(action_space, n) if is_array else spaces.Tuple([action_space] * n)
+        # Choices may begin above 0.
+        fillers = {key: np.full(space.shape or (), getattr(space, "start", 0)) for key, space in rows.items()}
+        if indicate_agents:
+            fillers["agent"] = np.arange(n)
+        self._empty = {key: filler.astype(rows[key].dtype) for key, filler in fillers.items()}
+        if mask is not None:
+            self._masks = np.ones((n, *(mask.shape or ())), dtype=bool)
+            setattr(self, METHOD, lambda: self._masks.reshape(-1))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        seed = int(self.np_random.integers(2**31)) if seed is None else seed
+        obs, infos = self.game.reset(seed=seed, options=options)
+        if tuple(self.game.possible_agents) != self.agents:
+            change = f"from {[*self.agents]} to {self.game.possible_agents}"
+            raise ValueError(f"{self.game} has changed its possible_agents {change}: keep them the same")
+        if not self.game.agents:
+            raise ValueError(f"{self.game} has no agents after reset: begin with at least one of {[*self.agents]}")
+        return self._rows(obs, {}), _infos(infos)
+
+    def step(self, action: np.ndarray | tuple[Action, ...]) -> tuple[Any, float, bool, bool, Info]:
+        before = [*self.game.agents]
+        actions = {agent: action[self._index[agent]] for agent in before}
+        obs, rewards, terminated, truncated, infos = self.game.step(actions)
+        ended, present = {}, self.game.agents
+        for agent in before:
+            for name, found in (("rewards", rewards), ("terminations", terminated), ("truncations", truncated)):
+                # Dicts of PettingZoo's wrappers have a default.
+                if agent not in found and not hasattr(found, "default_factory"):
+                    raise ValueError(f"{self.game} returned {name} without {agent!r}, which acted: add it")
+            if terminated[agent] or truncated[agent]:
+                ended[agent] = TERMINATED if terminated[agent] else TRUNCATED
+            if (agent in ended) == (agent in present):
+                what = "has ended, but is still" if agent in ended else "has not ended, but is not"
+                raise ValueError(f"{agent!r} of {self.game} {what} among agents={[*present]}: correct one of them")
+        rows = self._rows(obs, ended)
+        rows[REWARD][[self._index[agent] for agent in before]] = [rewards[agent] for agent in before]
+        terminates = not present and TERMINATED in ended.values()
+        return rows, float(rows[REWARD].sum()), terminates, not present and not terminates, _infos(infos)
+
+    def render(self) -> np.ndarray | None:
+        return self.game.render()
+
+    def close(self) -> None:
+        self.game.close()
+
+    def _rows(self, observations: Mapping[str, Any], ended: Mapping[str, int]) -> dict[str, Any]:
+        """A row for each possible agent, from the observations of those that are there, or have just ``ended``."""
+        status = dict(ended) | dict.fromkeys(self.game.agents, PRESENT)
+        rows = {key: empty.copy() for key, empty in self._empty.items()}
+        if METHOD in vars(self):
+            self._masks = np.ones_like(self._masks)
+        for agent in {**status, **observations}:
+            if agent not in status:
+                problem = f"an observation for {agent!r}, which is not among agents={[*self.game.agents]}"
+                raise ValueError(f"{self.game} returned {problem}: leave it out, or add it to agents")
+            if agent not in self._index:
+                problem = f"has {agent!r} among agents, but not among possible_agents={[*self.agents]}"
+                raise ValueError(f"{self.game} {problem}: name all that may appear")
+            if agent not in observations:
+                raise ValueError(f"{self.game} returned no observation for {agent!r}, which acted or is there: add it")
+            check_obs(observations[agent], self._space, values=False, name=f"the observation of {agent!r}")
+            i, parts = self._index[agent], parts_of(observations[agent])
+            for key in self._seen:
+                rows[key][i] = parts[key if key in parts else ""]
+            rows[STATUS][i] = status[agent]
+            if METHOD in vars(self) and agent not in ended:
+                self._masks[i] = parts[MASK]
+        if GAME in rows:
+            rows[GAME][...] = self.game.state()
+        return rows
+
+
+def _infos(infos: Mapping[str, Info]) -> Info:
+    return {INFOS: {agent: dict(info) for agent, info in infos.items()}} if any(infos.values()) else {}
+
+
+class ReplayableTeam(Team):
+    """A :class:`Team` whose games can be replayed (:mod:`ppo_plus.envs.resumable.state`)."""
+
+    replayable = True
+
+
+def make_team(env: Source, indicate_agents: bool = False, state: bool = False, **kwargs: object) -> Team:
+    """A :class:`Team` of a game; the arguments are those of :func:`make_agents`, and of what makes the game."""
+    game = open_game(env, "parallel_env", kwargs)
+    if hasattr(game, "agent_iter"):
+        if not game.metadata.get("is_parallelizable"):
+            remedy = "use ppo_plus.SelfPlay, or set metadata['is_parallelizable'] if its agents act at the same time"
+            raise ValueError(f"env={game} has turns: {remedy}")
+        from pettingzoo.utils.conversions import aec_to_parallel
+
+        game = aec_to_parallel(game)
+    kind = type(game.unwrapped)
+    replayable = getattr(kind, "replayable", kind.__module__.startswith(REPLAYABLE))
+    return (ReplayableTeam if replayable else Team)(game, indicate_agents, state)
+
+
+class AgentsVecEnv(VecEnvWrapper):
+    """The agents of several :class:`Team` environments as rows: those of the first copy, in the order of its possible
+    agents, then those of the second, and so on. An episode is an agent's, from when it appears until it has ended.
+
+    :param venv: the copies
+    """
+
+    def __init__(self, venv: VecEnv):
+        (row,) = venv.get_attr("row", [0])
+        observation_space, action_space, self.critic_only = row
+        super().__init__(venv, observation_space, action_space)
+        (self.agents,) = venv.get_attr("agents", [0])
+        self.num_envs = venv.num_envs * len(self.agents)
+        self.reset_infos: list[Info] = [{} for _ in range(self.num_envs)]
+        #: Which rows are of agents that are there now, and which were transitions in the last step, ``(N,)``.
+        self.observed = self.stepped = np.zeros(self.num_envs, dtype=bool)
+        #: Return and length of the present episode of each agent.
+        self.returns, self.lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=np.int64)
+        #: The group of each agent: its name without the number at the end.
+        self._groups = [re.sub(r"_?\d+$", "", str(agent)) or "agent" for agent in self.agents]
+        #: The last returns of whole games, and of the agents of each group.
+        self.last_returns: dict[str, deque[float]] = {}
+        self._start_time = time.time()
+
+    def reset(self) -> VecEnvObs:
+        obs = self.venv.reset()
+        assert isinstance(obs, dict)
+        self.observed = obs[STATUS].reshape(-1) == PRESENT
+        self.stepped = np.zeros_like(self.observed)
+        self.returns[:], self.lengths[:] = 0.0, 0
+        return self._rows(obs)
+
+    def step_async(self, actions: np.ndarray | list[Action]) -> None:
+        n, n_agents = self.venv.num_envs, len(self.agents)
+        if isinstance(actions, np.ndarray):
+            self.venv.step_async(actions.reshape(n, n_agents, *actions.shape[1:]))
+        else:
+            by_copy = [tuple(actions[i * n_agents : (i + 1) * n_agents]) for i in range(n)]
+            self.venv.step_async(by_copy)  # type: ignore[arg-type]  # as of Dict and Tuple spaces
+
+    def step_wait(self) -> VecEnvStepReturn:
+        obs, _, over, game_infos = self.venv.step_wait()
+        assert isinstance(obs, dict)
+        n_agents, status, rewards = len(self.agents), np.array(obs[STATUS]), np.array(obs[REWARD])
+        new_obs, finals = self._rows(obs), {}
+        self.stepped, self.observed = self.observed, status.reshape(-1) == PRESENT
+        for i in np.flatnonzero(over).tolist():
+            final, fails = game_infos[i]["terminal_observation"], RESTART in game_infos[i]
+            finals[i] = self._rows(mapped(lambda part: np.array(part)[None], final))
+            # If the game fails, its agents are still there, with the rewards of the step before.
+            status[i] = np.where(final[STATUS] == PRESENT, TRUNCATED, final[STATUS])
+            rewards[i] = 0.0 if fails else final[REWARD]
+            if not fails:
+                self._record("team", game_infos[i]["episode"]["r"])
+        status, rewards = status.reshape(-1), rewards.reshape(-1)
+        np.add(self.returns, rewards, out=self.returns, where=self.stepped)
+        self.lengths += self.stepped
+        infos: list[Info] = [{} if stepped else {AUTORESET: True} for stepped in self.stepped.tolist()]
+        for i, info in enumerate(game_infos):
+            for agent, own in info.get(INFOS, {}).items():
+                row = i * n_agents + self.agents.index(agent)
+                infos[row] |= own if self.stepped[row] else {}
+        ended = self.stepped & (status >= TERMINATED)
+        for row in np.flatnonzero(ended).tolist():
+            (i, agent), info = divmod(row, n_agents), infos[row]
+            info[TIMEOUT] = bool(status[row] == TRUNCATED)
+            info["terminal_observation"] = row_of(finals[i], agent) if i in finals else row_of(new_obs, row)
+            if RESTART in game_infos[i]:
+                info[RESTART] = game_infos[i][RESTART]
+            else:
+                returned, seconds = round(float(self.returns[row]), 6), round(time.time() - self._start_time, 6)
+                info["episode"] = {"r": returned, "l": int(self.lengths[row]), "t": seconds}
+                self._record(self._groups[agent], returned)
+        self.returns[ended], self.lengths[ended] = 0.0, 0
+        return new_obs, rewards, ended | ~self.stepped, infos
+
+    def _rows(self, obs: dict[str, np.ndarray]) -> VecEnvObs:
+        """The observations of rows, from those of copies."""
+        parts = {
+            key: part.reshape(-1, *part.shape[2:]) for key, part in obs.items() if key not in (STATUS, REWARD, GAME)
+        }
+        if GAME in obs:
+            parts[STATE] = np.repeat(obs[GAME], len(self.agents), axis=0)
+        return parts if isinstance(self.observation_space, spaces.Dict) else parts[OBSERVATION]
+
+    def _record(self, name: str, returned: float) -> None:
+        self.last_returns.setdefault(name, deque(maxlen=WINDOW)).append(returned)
+
+    def rollout_log(self) -> dict[str, float]:
+        """The mean returns of the last games, and if there are several groups, of the last episodes of their agents."""
+        names = {"team", *self._groups} if len({*self._groups}) > 1 else {"team"}
+        means = {name: float(np.mean(last)) for name, last in self.last_returns.items() if name in names}
+        return {f"rollout/{name}_rew_mean": mean for name, mean in means.items()}
+
+    def env_method(self, method_name: str, *args: object, indices: VecEnvIndices = None, **kwargs: object) -> list[Any]:
+        """Call a method of the copies; action masks are those of all agents."""
+        found = self.venv.env_method(method_name, *args, indices=indices, **kwargs)
+        return found if method_name != METHOD else [*np.reshape(found, (self.num_envs, -1))]

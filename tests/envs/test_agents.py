@@ -1,0 +1,329 @@
+"""Many agents as rows of a vector environment: as if each had been recorded alone."""
+
+import numpy as np
+import pytest
+import torch as th
+from games import Crowd
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ppo_plus import EvalAfterUpdates, PPO_Plus, make_agents, policy_arguments
+from ppo_plus.policy.policies import Carry
+from ppo_plus.zoo.cli import main
+
+ARGUMENTS = {"n_epochs": 1, "batch_size": 16, "device": "cpu", "seed": 0}
+
+
+def games(env):
+    return [single.unwrapped.game for single in env.unwrapped.envs]
+
+
+def rollout(model):
+    """The model's buffer after one rollout, before it learns from it."""
+    model.train = lambda: None
+    model.learn(model.n_steps * model.n_envs)
+    return model.rollout_buffer
+
+
+def values_alone(policy, observations):
+    """The critic's values of one agent's observations in order, from an empty memory."""
+    carry, values = Carry(policy.init_memory(1)), []
+    for i, obs in enumerate(observations):
+        starts = th.tensor([i == 0])
+        with th.no_grad():
+            values.append(float(policy.predict_values(th.tensor(obs[None]), carry, starts)))
+            _, memory = policy.encode_step(th.tensor(obs[None]), carry.memory, starts)
+        carry = Carry(memory)
+    return values
+
+
+def gae_alone(rewards, values, after, gamma, lam):
+    """The textbook's recursion over one trajectory; ``after``: the value of what follows it, or 0."""
+    advantages, running = [], 0.0
+    for reward, value, following in reversed([*zip(rewards, values, [*values[1:], after], strict=True)]):
+        running = reward + gamma * following - value + gamma * lam * running
+        advantages.insert(0, running)
+    return advantages
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    end=st.sampled_from([0.0, 0.15, 0.5]),
+    back=st.sampled_from([0.0, 0.3, 1.0]),
+    first=st.sampled_from([0.3, 1.0]),
+    limit=st.integers(2, 9),
+    policy=st.sampled_from(["MlpPolicy", "MlpGruPolicy", "MlpLruPolicy"]),
+)
+def test_rows_are_what_each_agent_recorded_alone(seed, end, back, first, limit, policy):
+    """Observations, rewards, values, advantages and returns are those of trajectories agent by agent."""
+    env = make_agents(lambda: Crowd(end, back, limit, first=first), 2, seed=seed)
+    kwargs = {} if policy == "MlpPolicy" else {"sequence_length": 8}
+    model = PPO_Plus(policy, env, n_steps=24, gamma=0.9, gae_lambda=0.8, **ARGUMENTS, **kwargs)
+    buffer = rollout(model)
+    valid = np.ones((24, 6), bool) if buffer.valid is None else buffer.valid
+    columns = [(game, agent) for game in games(env) for agent in game.possible_agents]
+    for i, (game, agent) in enumerate(columns):
+        stored = {name: getattr(buffer, name)[valid[:, i], i] for name in ("observations", "advantages", "returns")}
+        at = 0
+        for trajectory in game.log[agent]:
+            steps = [step for step in trajectory if len(step) == 3]
+            if not steps:  # it has come back with the last step of the rollout, or is about to
+                continue
+            observations, _, rewards = zip(*steps, strict=True)
+            ends = trajectory[-1] if len(trajectory[-1]) == 2 else (game.seen.get(agent), False)
+            *values, after = values_alone(model.policy, [*observations, ends[0]])
+            advantages = gae_alone(rewards, values, 0.0 if ends[1] else after, 0.9, 0.8)
+            rows = slice(at, at := at + len(steps))
+            np.testing.assert_array_equal(stored["observations"][rows], observations)
+            np.testing.assert_allclose(stored["advantages"][rows], advantages, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(stored["returns"][rows], np.add(advantages, values), rtol=1e-4, atol=1e-4)
+        assert at == valid[:, i].sum()
+
+
+def test_moments_count_no_rows_of_the_absent():
+    """Those of VecNormalize and those in the policy are the moments of what agents saw, and of their returns."""
+    make = lambda: make_agents(lambda: Crowd(0.4, 0.3, first=0.5), 2, seed=0)  # noqa: E731
+    normalize = VecNormalize(make())
+    rollout(PPO_Plus("MlpPolicy", normalize, n_steps=32, **ARGUMENTS))
+    logs = [trajectory for game in games(normalize) for log in game.log.values() for trajectory in log]
+    acted = sum(len(step) == 3 for trajectory in logs for step in trajectory)
+    waiting = int(normalize.observed.sum())
+    assert acted < 32 * 6  # rows were absent
+    assert normalize.ret_rms.count == pytest.approx(acted, abs=1e-3)
+    assert normalize.obs_rms.count == pytest.approx(acted + waiting, abs=1e-3)
+    seen = [step[0] for trajectory in logs for step in trajectory if len(step) == 3]
+    np.testing.assert_allclose(normalize.obs_rms.mean, np.mean(seen, axis=0), atol=0.2)
+    model = PPO_Plus("MlpPolicy", make(), n_steps=32, normalize_observations=True, **ARGUMENTS).learn(1)
+    assert float(model.policy.observation_normalizer.count) == acted
+
+
+def test_masks_are_used_and_no_word_is_needed():
+    env = make_agents(lambda: Crowd(masks=True), 3, seed=0)
+    assert env.observation_space == spaces.Box(-np.inf, np.inf, (3,)) and policy_arguments(env) == {
+        "policy": "MlpPolicy"
+    }
+    model = PPO_Plus("MlpPolicy", env, n_steps=32, **ARGUMENTS).learn(600)
+    model.evaluate(3)
+    steps = [step for game in games(env) for log in game.log.values() for one in log for step in one if len(step) == 3]
+    assert len(steps) > 300 and all(obs["action_mask"][action] for obs, action, _ in steps)
+
+
+def test_games_with_deaths_train_compiled(traced):
+    env = make_agents(lambda: Crowd(masks=True), 3, seed=0)
+    model = PPO_Plus("MlpPolicy", env, n_steps=32, compile=True, **ARGUMENTS).learn(600)
+    assert model.rollout_buffer.valid is not None and model.compiled
+
+
+def test_the_state_is_for_the_critic():
+    env = make_agents(Crowd, 2, seed=0, state=True, indicate_agents=True)
+    assert [*env.observation_space] == ["observation", "agent", "state"]
+    first = env.reset()
+    assert first["agent"].tolist() == [0, 1, 2, 0, 1, 2] and first["state"].shape == (6, 2)
+    for policy, kwargs in (
+        ("MlpPolicy", {}),
+        ("MultiInputPolicy", {}),
+        ("MultiInputPolicy", {"actor_keys": ["state"]}),
+    ):
+        with pytest.raises(
+            ValueError, match=r"'state' .* is for the critic only: .*actor_keys=\['observation', 'agent'\]"
+        ):
+            PPO_Plus(policy, env, policy_kwargs=kwargs)
+    model = PPO_Plus(env=env, n_steps=16, **policy_arguments(env), **ARGUMENTS).learn(200)
+    model.predict({"observation": np.zeros((2, 3)), "agent": np.arange(2)})
+
+
+def test_returns_are_logged_of_teams_and_groups():
+    env = make_agents(lambda: Crowd(0.1), 2, seed=0)
+    model = PPO_Plus("MlpPolicy", env, n_steps=32, **ARGUMENTS)
+    rollout(model)
+    logs = {agent: [one for game in games(env) for one in game.log[agent]] for agent in games(env)[0].possible_agents}
+    ended = {agent: [one for one in log if one and len(one[-1]) == 2] for agent, log in logs.items()}
+    returns = {agent: [sum(step[2] for step in one[:-1]) for one in each] for agent, each in ended.items()}
+    logged = env.rollout_log()
+    assert logged["rollout/blue_rew_mean"] == pytest.approx(np.mean(returns["blue_0"]))
+    assert logged["rollout/red_rew_mean"] == pytest.approx(np.mean(returns["red_0"] + returns["red_1"]))
+    teams = [single.get_wrapper_attr("get_episode_rewards")() for single in env.unwrapped.envs]
+    assert logged["rollout/team_rew_mean"] == pytest.approx(np.mean(sum(teams, [])))
+    assert np.mean([info["r"] for info in model.ep_info_buffer]) == pytest.approx(np.mean(sum(returns.values(), [])))
+
+
+def test_evaluations_play_episodes_of_agents(tmp_path):
+    callback = EvalAfterUpdates(make_agents(Crowd, 2, seed=1), eval_freq=100, n_eval_episodes=12, log_path=tmp_path)
+    PPO_Plus("MlpPolicy", make_agents(Crowd, 2, seed=0), n_steps=16, **ARGUMENTS).learn(200, callback)
+    assert np.load(tmp_path / "evaluations.npz")["results"].shape[1] == 12
+
+
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+def test_a_run_resumes_exactly(vec_env, tmp_path):
+    from ppo_plus import Checkpoints
+
+    def make():
+        return VecNormalize(make_agents(Crowd, 2, 0, vec_env=vec_env))
+
+    options = {"n_steps": 16, **ARGUMENTS}
+    whole = PPO_Plus("MlpGruPolicy", make(), **options).learn(400, Checkpoints(tmp_path, save_freq=96, keep=9))
+    resumed = PPO_Plus.resume(sorted(tmp_path.glob("*.zip"))[2], make(), device="cpu")
+    resumed.learn(400, Checkpoints(tmp_path / "again"))
+    for one, other in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
+        assert th.equal(one, other)
+    assert [*whole.ep_info_buffer][-1]["r"] == [*resumed.ep_info_buffer][-1]["r"]
+
+
+class Wrong(Crowd):
+    """A game with a mistake, by its number."""
+
+    def __init__(self, mistake):
+        self.mistake = mistake
+        super().__init__(0.0, 0.0, names=("red_0", "red_1", 7)[: 2 if mistake != "names" else 3])
+
+    def observation_space(self, agent):
+        return spaces.Box(-1, 1, (2 + int(self.mistake == "spaces" and agent == "red_1"),))
+
+    def observe(self):
+        return np.zeros(2 if self.mistake != "shape" else 1, dtype=np.float32)
+
+    def reset(self, seed=None, options=None):
+        made = super().reset(seed, options)
+        if self.mistake == "changed":
+            self.possible_agents = ["red_0"]
+        if self.mistake == "empty":
+            self.agents = []
+        return made
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        if self.mistake == "dead":
+            self.agents, terminated["red_1"] = ["red_0"], True
+            self.mistake = "dead now"
+        elif self.mistake == "dead now":
+            obs["red_1"] = self.observe()
+        elif self.mistake == "stays":
+            truncated["red_1"] = True
+        elif self.mistake == "vanishes":
+            self.agents = ["red_0"]
+        elif self.mistake == "unknown":
+            self.agents = ["red_0", "red_1", "green"]
+            obs["green"] = self.observe()
+        elif self.mistake in ("rewards", "terminations", "truncations", "observation"):
+            del {"rewards": rewards, "terminations": terminated, "truncations": truncated, "observation": obs}[
+                self.mistake
+            ]["red_1"]
+        elif self.mistake == "not finite":
+            obs["red_1"] = obs["red_1"] + np.nan
+        return obs, rewards, terminated, truncated, infos
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("spaces", r"different observation_spaces, Box.*\(2,\).* of red_0, Box.*\(3,\).* of red_1: pad them"),
+        ("shape", r"the observation of 'red_0' of shape \(1,\), but its space .* has \(2,\): fix one of them"),
+        ("changed", r"crowd has changed its possible_agents from \['red_0', 'red_1'\] to \['red_0'\]: keep"),
+        ("empty", r"crowd has no agents after reset: begin with at least one of \['red_0', 'red_1'\]"),
+        ("dead", r"crowd returned an observation for 'red_1', which is not among agents=\['red_0'\]: leave it out"),
+        ("stays", r"'red_1' of crowd has ended, but is still among agents=\['red_0', 'red_1'\]: correct"),
+        ("vanishes", r"'red_1' of crowd has not ended, but is not among agents=\['red_0'\]: correct"),
+        ("unknown", r"crowd has 'green' among agents, but not among possible_agents=\['red_0', 'red_1'\]: name all"),
+        ("rewards", "crowd returned rewards without 'red_1', which acted: add it"),
+        ("terminations", "crowd returned terminations without 'red_1', which acted: add it"),
+        ("truncations", "crowd returned truncations without 'red_1', which acted: add it"),
+        ("observation", "crowd returned no observation for 'red_1', which acted or is there: add it"),
+        ("not finite", "the observation that the environment returned is not finite"),
+    ],
+)
+def test_mistakes_of_games_are_named(mistake, message):
+    with pytest.raises(ValueError, match=message):
+        env = make_agents(lambda: Wrong(mistake), 2, seed=0)
+        PPO_Plus("MlpPolicy", env, n_steps=8, **ARGUMENTS).learn(32)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "error", "message"),
+    [
+        ("no_such.game", {}, ModuleNotFoundError, r"env='no_such.game' cannot be imported .*pip install"),
+        ("math", {}, TypeError, "env='math' has no parallel_env: .*SelfPlay"),
+        (Crowd(), {"n_envs": 2}, ValueError, "n_envs=2 copies need a function: pass one that makes crowd"),
+        (Crowd(), {"env_kwargs": {"end": 1}}, TypeError, "env_kwargs={'end': 1} need a function"),
+        (lambda: 3, {}, TypeError, "env=3 must be an environment of PettingZoo with possible agents: .*make_vec"),
+        (Crowd, {"n_envs": 0}, ValueError, "n_envs=0 must be at least 1"),
+        (Crowd, {"restarts": 3}, ValueError, "restarts=3 needs processes"),
+    ],
+)
+def test_wrong_arguments_are_named(env, options, error, message):
+    with pytest.raises(error, match=message):
+        make_agents(env, **options)
+
+
+# --- PettingZoo's own ------------------------------------------------------------------------------------------------
+
+
+def test_spread_trains_alone_in_processes_and_converted():
+    pytest.importorskip("mpe2")
+    from mpe2 import simple_spread_v3
+
+    lean, others, converted = (
+        make_agents(env, 2, seed=0, **options)
+        for env, options in (
+            ("mpe2.simple_spread_v3", {}),
+            ("mpe2.simple_spread_v3", {"vec_env": "subproc"}),
+            (simple_spread_v3.env, {}),
+        )
+    )
+    models = [PPO_Plus("MlpPolicy", env, n_steps=32, **ARGUMENTS).learn(300) for env in (lean, others, converted)]
+    weights = [th.nn.utils.parameters_to_vector(model.policy.parameters()) for model in models]
+    assert th.equal(weights[0], weights[1]) and th.equal(weights[0], weights[2])
+    others.close()
+
+
+def test_knights_die_and_are_excluded():
+    pytest.importorskip("pygame")
+    module = pytest.importorskip("pettingzoo.butterfly.knights_archers_zombies_v11")
+    env = make_agents(module.__name__, 2, seed=0, env_kwargs={"spawn_delay": 1, "line_death": True})
+    assert policy_arguments(env)["policy"] == "MlpPolicy"
+    model = PPO_Plus("MlpPolicy", env, n_steps=256, **ARGUMENTS | {"batch_size": 512}).learn(1)
+    valid = model.rollout_buffer.valid
+    assert valid is not None and 0 < valid.sum() < valid.size
+    assert np.isfinite(model.rollout_buffer.advantages[valid]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "mpe2.simple_tag_v3",
+            "different observation_spaces, .* of adversary_0 and adversary_1 and adversary_2, .* of",
+        ),
+        ("pettingzoo.classic.tictactoe_v3", "has no parallel_env: use ppo_plus.SelfPlay for games with turns"),
+    ],
+)
+def test_games_of_another_kind_are_named(name, message):
+    pytest.importorskip(name)
+    with pytest.raises((ValueError, TypeError), match=message):
+        make_agents(name)
+
+
+def test_the_shell_trains_and_plays(tmp_path, capsys):
+    pytest.importorskip("mpe2")
+    train = [
+        "-f",
+        str(tmp_path),
+        "-n",
+        "128",
+        "-params",
+        "n_steps:32",
+        "batch_size:32",
+        "n_epochs:1",
+        "--eval-freq",
+        "0",
+    ]
+    play = ["-f", str(tmp_path), "--no-render", "-n", "60"]
+    for name in ("pettingzoo:mpe2.simple_spread_v3", "selfplay:pettingzoo.classic.tictactoe_v3"):
+        main(["train", "--env", name, "--n-envs", "2", *train])
+        main(["enjoy", "--env", name, *play])
+        assert "mean return" in capsys.readouterr().out
+    (model,) = tmp_path.rglob("*tictactoe_v3.zip")
+    main(["enjoy", "--env", name, *play, "--env-kwargs", f"opponents:dict(itself={str(model)!r})"])
+    assert "mean return" in capsys.readouterr().out
