@@ -311,8 +311,8 @@ def test_images_are_transposed_for_evaluation_as_for_training():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"normalize": True}, (0.98, True, True, True)),
-        ({"normalize": {"gamma": 0.5}}, (0.98, True, True, True)),
+        ({"normalize": True}, (0.99, True, True, True)),
+        ({"normalize": {"gamma": 0.5}}, (0.99, True, True, True)),
         ({"normalize": {"norm_obs": False}, "gamma": 0.7}, (0.7, False, True, True)),
     ],
 )
@@ -371,7 +371,7 @@ def test_hyperparameters_arrive():
     )
     model = make_model(experiment, make_envs(experiment), verbose=0)
     assert model.policy.action_net.in_features == 7
-    assert (model.n_steps, model.gamma, model.seed) == (16, 0.98, 5)
+    assert (model.n_steps, model.gamma, model.seed) == (16, 0.99, 5)
     assert model.learning_rate(0.5) == pytest.approx(0.005)
 
 

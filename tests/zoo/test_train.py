@@ -140,7 +140,7 @@ def test_normalization_is_saved_with_the_algorithms_discount(finished):
         SimpleNamespace(**read_statistics(made.folder.path / "CartPole-v1_vecnormalize.zip")),
         VecNormalize.load(str(made.folder.path / "CartPole-v1" / "vecnormalize.pkl"), raw),
     ):
-        assert loaded.gamma == made.model.gamma == 0.98
+        assert loaded.gamma == made.model.gamma == 0.99
         assert loaded.obs_rms.count > 500
         assert not np.allclose(loaded.obs_rms.var, 1)
 

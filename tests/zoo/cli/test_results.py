@@ -68,7 +68,7 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
 
 def test_evaluations_of_two_runs(folder, capsys):
     for seed in ("1", "2"):
-        main([*TRAIN, "-n", "512", "--eval-freq", "256", "--seed", seed])
+        main([*TRAIN, "-n", "512", "--n-envs", "8", "--eval-freq", "256", "--seed", seed])
     main(["plot", "-e", "CartPole-v1", "-l", "mine"])
     assert re.search(
         r"CartPole-v1, mine: .* after 512 timesteps, mean of 2 runs, from worst to best \[", capsys.readouterr().out
