@@ -5,7 +5,6 @@ from ppo_plus.compiling.compiled import CompileError as CompileError
 from ppo_plus.demonstrations.recording import record_demonstrations as record_demonstrations
 from ppo_plus.distributed.ranks import RanksError as RanksError
 from ppo_plus.envs.agents import make_agents as make_agents
-from ppo_plus.envs.agents import policy_arguments as policy_arguments
 from ppo_plus.envs.make_vec import as_vec_env as as_vec_env
 from ppo_plus.envs.make_vec import make_vec as make_vec
 from ppo_plus.envs.resumable.state import Resumable as Resumable
@@ -59,6 +58,8 @@ from ppo_plus.policy.scan import MultiInputLruPolicy as MultiInputLruPolicy
 from ppo_plus.policy.streams import Stream as Stream
 from ppo_plus.policy.streams import StreamPart as StreamPart
 from ppo_plus.ppo import PPO_Plus as PPO_Plus
+from ppo_plus.recommendations import policy_arguments as policy_arguments
+from ppo_plus.recommendations import recommended as recommended
 from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
 from ppo_plus.saving.checkpoint.checkpoint import Checkpoints as Checkpoints
 from ppo_plus.saving.format.names import Refused as Refused

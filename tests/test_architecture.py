@@ -26,6 +26,7 @@ ROOMS = [
     "compiling",
     "update",
     "envs",
+    "recommendations",
     "distributed",
     "model",
     "rollout",

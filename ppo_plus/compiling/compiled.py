@@ -356,8 +356,8 @@ class Compilation:
     shown: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __init__(self) -> None:
-        #: Gradient steps that all calls of ``learn`` have planned, since the model was made or loaded.
-        self.n_planned = 0
+        #: Gradient steps that all calls of ``learn`` have planned, and those of them before the model was loaded.
+        self.n_planned = self.n_before = 0
         #: What was decided last.
         self.decision = CompileStatus(False, "learn has not been called yet")
         self.strict = False
@@ -378,14 +378,14 @@ class Compilation:
         :param unsupported: why the policy cannot be compiled on any machine; ``None``: it can
         :raises CompileError: ``compile=True``, and the policy cannot be compiled, or nothing can here
         """
-        planned = self.n_planned + n_steps
+        planned = self.n_planned - self.n_before + n_steps
         decision = self._decide(requested, planned, device, unsupported)
         before, self.decision, self.strict = self.decision, decision, requested is True
         if self.strict and not decision:
             raise compile_error(decision.reason)
         if decision.unexpected and decision != before:
             warn_of_slowness(f"training runs uncompiled, and slower: {decision.reason}")
-        self.n_planned = planned
+        self.n_planned, self.n_before = planned, 0
         for compiled in self.functions.values():
             compiled.n_traces = 0
 
@@ -400,8 +400,9 @@ class Compilation:
             return CompileStatus(False, f"nothing is compiled on {device}, where compiling has not been tested")
         if on_nvidia and requested == "auto":
             return CompileStatus(False, f"on {device}, only compile=True compiles")
-        # What was compiled stays compiled.
-        if requested == "auto" and not (self.decision and self.n_planned) and n_steps < WORTH_COMPILING:
+        # What was compiled stays compiled, but nothing of what a file says is.
+        stays = self.decision and self.n_planned > self.n_before
+        if requested == "auto" and not stays and n_steps < WORTH_COMPILING:
             start = f"compiling starts at {WORTH_COMPILING:,}; compile=True compiles all the same"
             return CompileStatus(False, f"{planned}; {start}")
         reason = obstacle(device)

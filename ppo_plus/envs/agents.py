@@ -18,7 +18,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
-from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
@@ -83,7 +82,7 @@ def make_agents(
     :param indicate_agents: add the entry ``"agent"`` to observations, the agent's number, which networks see one-hot
     :param state: add the game's ``state()`` as the entry ``"state"``, which only the critic may see
     :param supervision: further arguments of :func:`~ppo_plus.make_vec`
-    :return: environments for the policy and arguments that :func:`policy_arguments` returns
+    :return: environments for the policy and arguments that :func:`ppo_plus.policy_arguments` returns
     :raises ValueError: the spaces of agents differ, or the game has turns
     :raises TypeError: ``env`` is something else
     :raises ModuleNotFoundError: there is no such module, or PettingZoo is not installed
@@ -92,24 +91,6 @@ def make_agents(
         raise ValueError(f"n_envs={n_envs!r} copies need a function: pass one that makes {env} instead of that")
     make = partial(make_team, env, indicate_agents, state)
     return AgentsVecEnv(make_vec(make, n_envs, seed, env_kwargs, vec_env, **supervision))
-
-
-def policy_arguments(env: VecEnv) -> dict[str, Any]:
-    """The policy and the arguments of :class:`ppo_plus.PPO_Plus` that the observations of an environment need::
-
-        PPO_Plus(env=env, **policy_arguments(env))
-
-    :return: ``"policy"``, and where they are needed ``"action_mask_key"`` and ``"policy_kwargs"`` with ``actor_keys``
-    """
-    space = env.observation_space
-    if not isinstance(space, spaces.Dict):
-        return {"policy": "CnnPolicy" if is_image_space(space) else "MlpPolicy"}
-    arguments: dict[str, Any] = {"policy": "MultiInputPolicy"}
-    if MASK in space.spaces:
-        arguments["action_mask_key"] = MASK
-    if hidden := getattr(env, "critic_only", ()):
-        arguments["policy_kwargs"] = {"actor_keys": [key for key in space if key not in (*hidden, MASK)]}
-    return arguments
 
 
 def open_game(env: Source, function: str, kwargs: dict[str, object]) -> "Game":

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 from gymnasium.vector import VectorEnv, VectorWrapper
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.env_util import make_vec_env
@@ -84,6 +85,11 @@ def make_vec(
         module, _, env_id = env_id.rpartition(":")
         if module:  # registers it
             import_module(module)
+        namespace, name, version = parse_env_id(env_id)
+        newest = find_highest_version(namespace, name) if version is None else None
+        if newest is not None:
+            env_id = get_env_id(namespace, name, newest)
+            warnings.warn(f"env_id={name!r} names no version, so that it is {env_id!r}: pass that", stacklevel=2)
     make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
     kinds = {"vec_env_cls": VEC_ENVS[vec_env], "vec_env_kwargs": supervision}
     return with_dicts(make_vec_env(make_env, n_envs, seed=int(seed), env_kwargs=env_kwargs, **kinds))  # type: ignore[arg-type]
@@ -159,7 +165,9 @@ def checked_env(env: GymEnv | str, verbose: int = 0) -> GymEnv:
             f"env={made!r} must be a Gymnasium environment, a VecEnv, or the id of an environment: {remedy}"
         )
     for layer in layers(made):
-        if isinstance(layer, VecEnvWrapper) and not isinstance(layer.venv, VecEnv):
+        # Those of others, such as SuperSuit's, may adapt what is no VecEnv.
+        of_sb3 = type(layer).__module__.startswith("stable_baselines3.")
+        if isinstance(layer, VecEnvWrapper) and of_sb3 and not isinstance(layer.venv, VecEnv):
             name = type(layer).__name__
             raise TypeError(f"env={name}({layer.venv!r}) needs a VecEnv: wrap {name}(ppo_plus.as_vec_env(env))")
     check_spaces(made)

@@ -104,8 +104,8 @@ class ActionDistribution(ABC):
         :param actions: internal actions, shape ``(N, action_dim)``
         :return: shape ``(N, *action_space.shape)``; for Dict and Tuple spaces a list of ``N`` actions
         """
-        space: Any = self.action_space  # it has shape and dtype
-        choices: np.ndarray = (actions.reshape(-1, *space.shape) + getattr(space, "start", 0)).astype(space.dtype)
+        space, shape = self.action_space, self.action_space.shape or ()
+        choices: np.ndarray = (actions.reshape(-1, *shape) + getattr(space, "start", 0)).astype(space.dtype)
         return choices
 
     def from_env(self, actions: Any) -> np.ndarray:
@@ -123,9 +123,9 @@ class ActionDistribution(ABC):
         :return: a function of internal actions ``(N, action_dim)``; it returns a tensor ``(N, *action_space.shape)``,
             and for Dict and Tuple spaces a dict or tuple of them, as Gymnasium batches such actions
         """
-        space: Any = self.action_space
-        start, dtype = to_device(th.as_tensor(getattr(space, "start", 0)), device), torch_dtype(space.dtype)
-        return lambda actions: (actions.long().reshape(-1, *space.shape) + start).to(dtype)
+        space, shape = self.action_space, self.action_space.shape or ()
+        start, dtype = to_device(th.as_tensor(getattr(space, "start", 0)), device), torch_dtype(np.dtype(space.dtype))
+        return lambda actions: (actions.long().reshape(-1, *shape) + start).to(dtype)
 
     @abstractmethod
     def to_torch(self, params: th.Tensor) -> Distribution | list[Any]:

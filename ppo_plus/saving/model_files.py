@@ -13,10 +13,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import get_system_info
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 
+from ppo_plus.envs.copies import CopiedEnv
 from ppo_plus.envs.normalization import normalized_by
-from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.formulas.schedules import Constant
 from ppo_plus.require import require_installed
 from ppo_plus.saving.checkpoint import checkpoint
@@ -46,7 +46,7 @@ class ModelFiles(SavedModel):
     #: A folder of logs that only a file asks for; a loaded model writes nothing there.
     _log_of_file: str | None = None
     #: See :meth:`ppo_plus.PPO_Plus.evaluate`.
-    evaluate: Callable[..., tuple[float, float]]
+    evaluate: Callable[..., Any]
 
     def _setup_learn(
         self,
@@ -131,7 +131,7 @@ class ModelFiles(SavedModel):
         changes, objects = changed_attributes(cls, kwargs), custom_objects or {}
         if is_container(path):
             model = load_model(cls, path, env, device, objects, print_system_info, force_reset, changes)
-            model.compilation.n_planned = 0  # nothing of it is compiled here
+            model.compilation.n_before = model.compilation.n_planned
         else:
             model = from_sb3(cls, path, env, device, changes, objects, trust_pickle, print_system_info, force_reset)
         starts = model._last_episode_starts
@@ -340,18 +340,8 @@ class ModelFiles(SavedModel):
         # callbacks, which refer to modules by the globals that they have been given.
         call = replace(self.call, callbacks=[], configured=[])
         state = vars(self) | {"_logger": Logger(None, []), "_custom_logger": False, "collector": None, "call": call}
-        if self.env is not None and isinstance(self.env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
-            state["env"] = None
-        normalize = self.get_vec_normalize_env()
-        if normalize is not None:  # which leaves its environments out of copies
-            state["normalized"] = state["env"] and normalize.venv, normalize.returns
-        return state
+        return state | {"env": CopiedEnv(self.env), "_vec_normalize_env": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        venv, returns = state.pop("normalized", (None, None))
-        vars(self).update(state)
-        normalize = self.get_vec_normalize_env()
-        if venv is not None and vars(normalize).get("venv") is None:  # a shallow copy has the same object
-            normalize.set_venv(venv)  # type: ignore[union-attr]
-        if normalize is not None:
-            vars(normalize).update({"venv": None, "class_attributes": {}} | vars(normalize) | {"returns": returns})
+        copied: CopiedEnv = state["env"]
+        vars(self).update(state | {"env": copied.env, "_vec_normalize_env": copied.normalize})

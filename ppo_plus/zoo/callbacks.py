@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
 from ppo_plus.callbacks import EvalAfterUpdates, save_with_statistics
+from ppo_plus.rollout.evaluation import Episode
 from ppo_plus.zoo.interrupts import check
 
 #: Episodes of the evaluation at the end of training, at least.
@@ -22,27 +22,33 @@ class Evaluations(EvalAfterUpdates):
     """The evaluations of a run. The last one, of the model that stays, has at least :data:`LAST_EPISODES` episodes; for
     its file and the best model it counts as many of them as the others have."""
 
-    #: All returns of the last evaluation.
-    returns: Sequence[float] = ()
+    #: All returns of the last evaluation, since training began or was resumed.
+    returns: list[float]
 
     def _on_training_start(self) -> None:
         super()._on_training_start()
         self.n_recorded = self.n_eval_episodes
+        self.returns = []
 
     def _on_training_end(self) -> None:
         self.n_eval_episodes = max(self.n_recorded, LAST_EPISODES)
         super()._on_training_end()
         self.n_eval_episodes = self.n_recorded
 
-    def _record(self, returns: list[float], lengths: list[int], successes: list[bool]) -> None:
-        self.returns, n = returns, self.n_recorded
-        super()._record(returns[:n], lengths[:n], successes[:n])
+    def _record(self, episodes: list[Episode]) -> None:
+        self.returns = [episode["return"] for episode in episodes]
+        super()._record(episodes[: self.n_recorded])
+
+    @property
+    def last(self) -> list[float]:
+        """The returns of the last evaluation."""
+        return self.returns or self.evaluations_results[-1]
 
     def better(self) -> str:
         """What to say of the best model, if it was evaluated as better than the last one."""
         means = [np.mean(returns) for returns in self.evaluations_results]
         best = int(np.argmax(means))
-        if best == len(means) - 1 or means[best] <= np.mean(self.returns):
+        if best == len(means) - 1 or means[best] <= np.mean(self.last):
             return ""
         n, steps = len(self.evaluations_results[best]), self.evaluations_timesteps[best]
         evaluated = f"mean return {means[best]:.2f} over {n} evaluation episodes after {steps:,} timesteps"

@@ -36,13 +36,14 @@ class Player:
     deterministic: bool
 
     def play(self, n_timesteps: int) -> Iterator[list[dict[str, Any]]]:
-        """Play a number of steps in each environment, and yield what a ``Monitor`` says of the episodes that ended."""
+        """Play a number of steps in each environment, and yield the infos of episodes that ended, with a ``Monitor``'s
+        ``episode``."""
         obs, state, starts = self.env.reset(), None, np.ones(self.env.num_envs, dtype=bool)
         predict = predict_in(self.model, self.env)
         for _ in range(n_timesteps):
             actions, state = predict(obs, state, starts, self.deterministic)
             obs, _, starts, infos = self.env.step(actions)
-            yield [info["episode"] for info in of_ended(infos, starts) if info["episode"]]
+            yield [info for info in of_ended(infos, starts) if info["episode"]]
 
 
 def make_player(
@@ -74,17 +75,22 @@ def make_player(
 
 
 def enjoy(player: Player, n_timesteps: int) -> None:
-    """Play, and print the return and length of each episode, and their means. Ctrl-C ends it."""
+    """Play, and print the return and length of each episode, and their means, and the share of successes if infos have
+    ``is_success``. Ctrl-C ends it."""
     episodes: list[tuple[float, int]] = []
+    successes: list[bool] = []
     with suppress(KeyboardInterrupt):
         for ended in player.play(n_timesteps):
-            for episode in ended:
+            for info in ended:
+                episode = info["episode"]
                 episodes.append((episode["r"], episode["l"]))
+                successes += [] if info.get("is_success") is None else [info["is_success"]]
                 print(f"episode {len(episodes)}: return {episode['r']:.2f}, length {episode['l']}", flush=True)
     player.env.close()
     if episodes:
         (mean, mean_length), (std, std_length) = np.mean(episodes, axis=0), np.std(episodes, axis=0)
         lengths = f"mean length {mean_length:.2f} +/- {std_length:.2f}"
+        lengths += f", {np.mean(successes):.0%} successes" if successes else ""
         print(f"mean return {mean:.2f} +/- {std:.2f}, {lengths} over {len(episodes)} episodes")
     else:
         print(f"no episode ended within {n_timesteps} steps: play more (-n), or give the environment a time limit")
@@ -119,7 +125,7 @@ def _write_video(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
 
 def _checked(image: np.ndarray | None) -> np.ndarray:
     """A picture, ``(H, W, 3)`` in 8 bits, or an error with the remedy."""
-    if np.ndim(image) != 3 or (pixels := np.asarray(image)).dtype != np.uint8:
+    if not isinstance(image, np.ndarray) or image.ndim != 3 or image.dtype != np.uint8:
         remedy = "with render_mode='rgb_array', return an array (H, W, 3) of numpy.uint8"
         raise gym.error.UnsupportedMode(f"the environment's render() returned {image!r}: {remedy}")
-    return pixels
+    return image

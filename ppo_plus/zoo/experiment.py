@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
@@ -15,7 +15,6 @@ import gymnasium as gym
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize, unwrap_vec_normalize
 from tqdm import tqdm
 
@@ -24,8 +23,9 @@ from ppo_plus.envs.agents import AgentsVecEnv
 from ppo_plus.envs.checks import check_spaces
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import require_vec_env, with_dicts
-from ppo_plus.policy.arguments import LEAST_PIXELS
+from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.process import torch_threads
+from ppo_plus.recommendations import policy_arguments, settings_for
 from ppo_plus.saving import statistics
 from ppo_plus.saving.statistics import statistics_path
 from ppo_plus.zoo import hyperparams
@@ -367,15 +367,18 @@ def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plu
         return PPO_Plus(experiment.policy, env, **arguments)
 
 
-def fitting_policy(experiment: Experiment) -> str | type:
-    """The experiment's policy, or if that is ``MlpPolicy`` and does not fit the observations, the one that does."""
-    if experiment.policy != "MlpPolicy":
-        return experiment.policy
+def with_recommended(experiment: Experiment, given: Collection[str], policy_alone: bool = False) -> Experiment:
+    """An experiment with the settings that are recommended for its environment, but for those that are ``given``.
+
+    :param policy_alone: take nothing but the policy and what the observations need
+    """
     with closing(make_envs(experiment.replace(vec_env="dummy"), 1)) as env:
-        space = env.observation_space
-    if isinstance(space, gym.spaces.Dict):
-        return "MultiInputPolicy"
-    return "CnnPolicy" if is_image_space(space) and min((space.shape or ())[1:]) >= LEAST_PIXELS else "MlpPolicy"
+        found = policy_arguments(env) if policy_alone else settings_for(env, experiment.n_envs, experiment.n_timesteps)
+    if experiment.policy != "MlpPolicy":
+        del found["policy"]
+    found["policy_kwargs"] = found.get("policy_kwargs", {}) | experiment.policy_kwargs
+    taken = {*given, *(IN_POLICY if "normalize" in given else ())} - {"policy_kwargs"}
+    return experiment.with_hyperparams({name: value for name, value in found.items() if name not in taken})
 
 
 def load_model(

@@ -166,7 +166,7 @@ def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[s
     if "n_timesteps" in entries and variant is None:
         return env_id, entries
     names = [*dict.fromkeys([env_id, bare]), *(["atari"] if is_atari(bare) else [])]
-    names = [*names, "default"] if variant is None else [f"{name}/{variant}" for name in names]
+    names = [*names, "default"] if variant is None else [f"{name}/{variant}" for name in [*names, "default"]]
     for name in names:
         if name in entries:
             return name, require_mapping(f"{source}, {name}: the entry", entries[name])

@@ -209,8 +209,8 @@ def _summary(run: Run, seconds: float) -> str:
     trained = f"{run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
     rewards, what = [episode["r"] for episode in run.model.ep_info_buffer or ()], f"training episodes after {trained}"
     better = ""
-    if run.evaluations and (returns := run.evaluations[0].returns):
-        rewards, steps = returns, run.evaluations[0].evaluations_timesteps[-1]
+    if run.evaluations and run.evaluations[0].evaluations_results:
+        rewards, steps = run.evaluations[0].last, run.evaluations[0].evaluations_timesteps[-1]
         what = f"evaluation episodes after {steps:,} timesteps; trained for {trained}"
         better = run.evaluations[0].better()
     mean = f"{np.mean(rewards):.2f} +/- {np.std(rewards):.2f}" if rewards else "unknown"

@@ -3,10 +3,11 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import ACTIONS, RandomEnv, vec
+from envs import ACTIONS, VECTOR, RandomEnv, vec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecMonitor, VecNormalize
 
-from ppo_plus import SupervisedVecEnv, as_vec_env, make_vec
+from ppo_plus import PPO_Plus, SupervisedVecEnv, as_vec_env, make_vec
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.vec_env import GymVectorEnv
 
@@ -52,6 +53,71 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
         assert make_vec("registers_it:OfModule-v0", 2).num_envs == 2
     finally:
         gym.registry.pop("OfModule-v0", None)
+
+
+def test_an_id_without_a_version_is_the_newest_one_which_is_named():
+    with pytest.warns(UserWarning, match="env_id='CartPole' names no version, so that it is 'CartPole-v1'"):
+        assert make_vec("CartPole").envs[0].spec.id == "CartPole-v1"
+
+
+class Foreign(gym.vector.VectorEnv):
+    """As SuperSuit's: there are no single environments to seed or to ask."""
+
+    num_envs, render_mode = 2, None
+    observation_space, action_space = VECTOR, ACTIONS["discrete"]
+
+    def reset(self, seed=None, options=None):
+        self.t = 0
+        return np.zeros((2, 5), np.float32), [{}, {}]
+
+    def step_async(self, actions):
+        self.t += 1
+
+    def step_wait(self):
+        return np.zeros((2, 5), np.float32), np.ones(2), [False] * 2, [self.t % 4 == 0] * 2, [{}, {}]
+
+    def get_attr(self, name):
+        raise AttributeError(name)
+
+
+class Adapting(VecEnvWrapper):
+    """As SuperSuit's ``concat_vec_envs_v1(..., base_class="stable_baselines3")``."""
+
+    def __init__(self, venv):
+        self.venv, self.num_envs, self.render_mode = venv, venv.num_envs, None
+        self.observation_space, self.action_space = venv.observation_space, venv.action_space
+
+    def reset(self, seed=None, options=None):
+        obs, self.reset_infos = self.venv.reset()
+        return obs
+
+    def step_wait(self):
+        obs, rewards, terminated, truncated, infos = self.venv.step_wait()
+        return obs, rewards, np.logical_or(terminated, truncated), infos
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * 2
+
+    def getattr_recursive(self, name):
+        raise AttributeError(name)
+
+    def getattr_depth_check(self, name, already_found):
+        return None
+
+    def get_attr(self, attr_name, indices=None):
+        return [None] * 2 if attr_name == "render_mode" else self.venv.get_attr(attr_name)
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, VecMonitor, VecNormalize])
+def test_wrappers_of_others_may_adapt_what_is_no_vec_env(wrap, tmp_path):
+    env = wrap(Adapting(Foreign()))
+    given = {"n_steps": 8, "batch_size": 8, "device": "cpu", "compile": False}
+    with pytest.warns(UserWarning, match="cannot be seeded with seed=3"):
+        model = PPO_Plus("MlpPolicy", env, seed=3, **given)
+    model = PPO_Plus("MlpPolicy", env, **given).learn(32)
+    assert model.num_timesteps == 32 and model.evaluate(2) == (4.0, 0.0)
+    model.save(tmp_path / "model")
+    assert PPO_Plus.load(tmp_path / "model", env, device="cpu").learn(16).num_timesteps == 16
 
 
 def test_make_vec_takes_env_kwargs_as_sb3_does():

@@ -152,7 +152,7 @@ POLICY = (
     Fault(
         "action-start",
         "policy/distributions.py",
-        " + space.start).astype",
+        ' + getattr(space, "start", 0)).astype',
         ").astype",
         "tests/policy/test_distributions.py",
     ),

@@ -121,7 +121,7 @@ def test_a_custom_recurrent_policy_raises_an_error():
     class Own(RecurrentPPO.policy_aliases["MlpLstmPolicy"]):
         pass
 
-    with pytest.raises(ValueError, match=r"is a RecurrentPPO custom policy: derive it from ppo_plus.MlpLstmPolicy"):
+    with pytest.raises(ValueError, match="RecurrentActorCriticPolicy: derive it from ppo_plus.MlpLstmPolicy"):
         PPO_Plus.from_sb3(saved(RecurrentPPO(Own, "CartPole-v1", n_steps=16)), trust_pickle=True)
 
 

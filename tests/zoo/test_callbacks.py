@@ -20,14 +20,6 @@ def test_saved_models_have_statistics_next_to_them(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-def test_progress_as_lines(capsys):
-    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, ProgressDisplay(bar=False))
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 10
-    assert all("/640 [" in line and "steps/s" in line for line in lines)
-    assert lines[-1].startswith("100%") and "mean return" in lines[-1]
-
-
 def test_progress_as_bar(capsys):
     progress = ProgressDisplay(bar=True)
     make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, progress)

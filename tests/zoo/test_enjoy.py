@@ -105,7 +105,7 @@ def test_each_model_has_its_own_statistics(run):
 def test_the_same_seed_plays_the_same(run):
     def episodes(**options):
         player = make_player(run.folder, run.folder.last_model, n_envs=2, **options)
-        return [episode["l"] for ended in player.play(300) for episode in ended]
+        return [info["episode"]["l"] for ended in player.play(300) for info in ended]
 
     assert episodes(seed=1) == episodes(seed=1)
     assert episodes(seed=1) != episodes(seed=2)
@@ -126,6 +126,17 @@ def test_enjoy_prints_episodes_and_their_mean(run, capsys):
     *episodes, summary = capsys.readouterr().out.splitlines()
     assert all(line.startswith(f"episode {i}: return ") for i, line in enumerate(episodes, 1))
     assert f"over {len(episodes)} episodes" in summary
+
+
+def test_enjoy_prints_the_share_of_successes(capsys):
+    class Succeeding(CartPoleEnv):
+        def step(self, action):
+            *step, info = super().step(action)
+            return *step, info | {"is_success": True}
+
+    env = make_vec_env(Succeeding)
+    enjoy(Player(PPO_Plus("MlpPolicy", env, device="cpu"), env, True), 200)
+    assert ", 100% successes over" in capsys.readouterr().out
 
 
 def test_enjoy_without_an_episode(run, capsys):

@@ -84,17 +84,3 @@ main("plot -e CartPole-v1".split())
     for path in (run / "CartPole-v1.zip", run / "best_model_vecnormalize.zip", run / "CartPole-v1.gif"):
         assert path.is_file()
     assert (tmp_path / "curves.png").is_file()
-
-
-def test_a_mistake_is_one_line_outside_a_checkout(installed, tmp_path):
-    (tmp_path / "broken.yml").write_text("default: [")
-    code = "from ppo_plus.zoo.cli import main; main()"
-    done = installed("-c", code, "train", "--env", "CartPole-v1", "-conf", "broken.yml", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ppo-plus: error: broken.yml is not valid YAML") and done.stderr.count("\n") == 1
-
-
-def test_a_checkout_uses_the_folder_at_its_top():
-    from ppo_plus.zoo.hyperparams import builtin_file
-
-    assert builtin_file() == ROOT / "hyperparams" / "ppo_plus.yml"

@@ -131,12 +131,6 @@ def test_curve_of_training_episodes(tmp_path):
     np.testing.assert_allclose(curve.timesteps, 7 * np.arange(4, 41))
 
 
-def test_nothing_to_draw(tmp_path):
-    (tmp_path / "ppo_plus" / "Foo-v0_1").mkdir(parents=True)
-    with pytest.raises(ValueError, match="no run of Foo-v0 with eval returns"):
-        read_curve(tmp_path, "Foo-v0")
-
-
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_picture_of_curves(tmp_path, suffix, start):
     write_evaluations(tmp_path, 1, [10, 20], [0.0, 10.0])

@@ -4,12 +4,12 @@ A worker steps its environments one after another. A message is a command with t
 number; the answer is a value for each. Both go through a pipe.
 """
 
+import atexit
 import copy
 import multiprocessing
 import os
 import pickle
 import random
-import select
 import signal
 import threading
 import time
@@ -49,8 +49,6 @@ from ppo_plus.process import assigned
 from ppo_plus.require import is_disk_full
 from ppo_plus.trees import mapped
 
-#: Seconds for which a process that has stepped looks for the next step without sleeping: to wake it takes longer.
-LOOKING = 3e-4
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
 
@@ -139,27 +137,27 @@ class GuardedEnv:
     def reset(self, arguments: dict[str, Any]) -> tuple[Any, Info]:
         obs, info = self._resumable.reset(**arguments)
         check_info(info)
-        return check_obs(obs, self._space), info
+        # Copied, since other environments of this process may write into it.
+        return mapped(np.copy, check_obs(obs, self._space)), info
 
     def step(self, action: Any) -> StepAnswer:
         obs, reward, terminated, truncated, info = self._resumable.step(action)
-        obs = check_obs(obs, self._space)
+        obs = mapped(np.copy, check_obs(obs, self._space))
         reward = check_reward(reward)
         check_step_info(info)
-        done, reset_info = bool(terminated or truncated), {}
+        done = bool(terminated or truncated)
+        reset_info: Info | Fault = {}
         info[TIMEOUT] = bool(truncated and not terminated)
         if done:
-            # Copied, since the reset may write into them.
-            info = copy.deepcopy(info) | {"terminal_observation": mapped(np.copy, obs)}
+            info = copy.deepcopy(info) | {"terminal_observation": obs}
             with counted(self.env, info):
                 first = self.answer("reset", {})
             if isinstance(first, CallerError):
                 raise first.error
             obs, reset_info = (obs, first) if isinstance(first, Fault) else first
         masks = self.answer("env_method", METHOD, (), {}) if self._is_masked else None
-        return StepAnswer(
-            obs, reward, done, info, reset_info, None if isinstance(masks, (Fault, CallerError)) else masks
-        )
+        masks = None if isinstance(masks, (Fault, CallerError)) else masks
+        return StepAnswer(obs, reward, done, info, reset_info, masks)
 
     def close(self) -> None:
         if self.env is not None:
@@ -329,8 +327,6 @@ def _serve(
     command = ""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while command != "close":
-            if command == "step":
-                _look_for_step(remote)
             command, arguments = pickle.loads(remote.recv_bytes())
             answers = {}
             for i, own in arguments.items():
@@ -339,17 +335,6 @@ def _serve(
             remote.send_bytes(_reply(command, arguments, answers))
     for env in envs.values():
         env.answer("close")
-
-
-def _look_for_step(remote: Connection) -> None:
-    """Wait for the next message without sleeping, for :data:`LOOKING`; other processes may have the core meanwhile."""
-    if not hasattr(select, "poll"):
-        return
-    poller = select.poll()
-    poller.register(remote, select.POLLIN)
-    end = time.perf_counter() + LOOKING
-    while not poller.poll(0) and time.perf_counter() < end:
-        os.sched_yield()
 
 
 def _reply(command: str, arguments: Mapping[int, tuple[Any, ...]], answers: dict[int, Any]) -> bytes:
@@ -370,6 +355,19 @@ def _sendable_answer(answer: Any, command: str, *arguments: Any) -> Any:
             return Fault(reason, remedy="Return numbers, strings and arrays")
         return CallerError(TypeError(f"{command}{arguments!r:.200} {reason}"))
     return answer
+
+
+@atexit.register
+def _end_processes() -> None:
+    """End the processes of environments that were not closed, also those of SB3 and Gymnasium. After this function,
+    Python asks them to end and waits, but those that draw with pygame do not listen."""
+    processes = [process for process in multiprocessing.active_children() if process.daemon]
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + 1.0
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
 
 
 def _end_with_parent() -> None:

@@ -136,7 +136,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     spec = find_env(args.env)
     source = Path(args.conf_file) if args.conf_file else builtin_file()
     entry, _ = read_entry(args.env, source, args.variant)
-    from ppo_plus.zoo.experiment import fitting_policy, load_experiment
+    from ppo_plus.zoo.experiment import load_experiment, with_recommended
 
     flags = {"n_timesteps": args.n_timesteps, "n_envs": args.n_envs, "n_threads": args.num_threads}
     flags |= {"env_kwargs": args.env_kwargs or None}
@@ -156,12 +156,16 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         eval_env_kwargs=args.eval_env_kwargs,
         deterministic=args.deterministic,
     )
-    if entry == "default":
-        print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)
-        policy = experiment.policy if "policy" in overrides else fitting_policy(experiment)
-        if policy != experiment.policy:
-            print(f"the policy is {policy}, which fits the observations", file=sys.stderr)
-        experiment = experiment.replace(policy=policy)
+    if entry in ("default", "default/sb3"):
+        recommends = entry == "default" and not args.conf_file
+        experiment = with_recommended(experiment, overrides, policy_alone=not recommends)
+        if recommends:
+            print(f"there are no tuned settings for {args.env}: training with the recommended ones", file=sys.stderr)
+            print(to_yaml(experiment.settings()).rstrip(), file=sys.stderr)
+            print(f"look for better ones: {command('tune', '--env', args.env)}", file=sys.stderr)
+        else:
+            what = f"{source} has no entry for {args.env}: training with its {entry!r}"
+            print(f"{what}, and the policy is {experiment.policy}", file=sys.stderr)
     skipped = {**spec.kwargs, **experiment.env_kwargs}.get("frameskip", 1)
     if entry.partition("/")[0] == "atari" and skipped != 1:
         problem = f"{args.env} skips frames itself (frameskip={skipped}), and so do the settings"
@@ -220,7 +224,7 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
         experiment.for_each_process(n_processes)
         check(experiment, options)
         settings = {experiment.env_id: experiment.settings(), "run": {**experiment.beside_settings(), **vars(options)}}
-        return partial(print, to_yaml(settings), end="") if args.dry_run else start
+        return start if start and not args.dry_run else partial(print, to_yaml(settings), end="")
     with deferred():
         run = set_up(experiment, options)
     upload = None

@@ -212,11 +212,11 @@ def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
     for message in missing:
         print(f"left out: {message}", file=sys.stderr)
 
-    single = runs_of(folder / algo, env_id) if args.y is None and len(args.env) == len(labels) == 1 else {}
+    single = list(runs_of(folder / algo, env_id).values())
 
     def plot() -> None:
-        if len(single) == 1:
-            plot_learning_curve(*single.values(), args.env[0], path)
+        if args.y is None and len(args.env) == len(labels) == len(single) == 1:
+            plot_learning_curve(single[0], args.env[0], path)
         else:
             plot_curves(curves, path)
         for env_id, by_label in curves.items():

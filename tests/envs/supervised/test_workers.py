@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from faulty_envs import ACTIONS, FAULTS, Failing, Masked, Unsendable, equal, fine_and, plain, supervised
 from gymnasium import spaces
+from process_states import is_alive
 from stable_baselines3.common import monitor
 from stable_baselines3.common.env_util import make_vec_env
 
@@ -267,16 +268,6 @@ def test_make_vec_spawns_where_nothing_else_is_to_be_had(as_on_windows):
     assert not multiprocessing.active_children()
 
 
-def test_without_polling_processes_sleep_until_the_next_step(monkeypatch):
-    # Windows has no `select.poll`.
-    monkeypatch.delattr("select.poll")
-    ours, theirs = supervised(Failing), plain(Failing)
-    assert equal(ours.reset(), theirs.reset())
-    for _ in range(10):
-        assert equal(ours.step([1]), theirs.step([1]))
-    ours.close()
-
-
 class GlobalDraws(Failing):
     """Draws from NumPy's global generator, as old environments do."""
 
@@ -334,6 +325,31 @@ def test_where_no_process_can_start_the_error_says_so(call, from_file, reason, t
     command = [sys.executable, script if from_file else "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
     assert reason in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "end", ["", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"], ids=["exit", "killed"]
+)
+def test_no_process_outlives_the_one_that_did_not_close_it(end, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import gymnasium, signal\nfrom ppo_plus import make_vec\n"
+        "from stable_baselines3.common.vec_env import SubprocVecEnv\n"
+        "def make():\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as pygame, more or less\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+        "envs = [make_vec(make, 2, vec_env='subproc', start_method='fork'), SubprocVecEnv([make], 'fork')]\n"
+        "[env.reset() for env in envs]\n"
+        "pids = [each.process.pid for each in envs[0]._workers] + [each.pid for each in envs[1].processes]\n"
+        f"print(*pids, flush=True)\n{end}"
+    )
+    done = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == (-signal.SIGKILL if end else 0)
+    pids = [*map(int, done.stdout.split())]
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, pids)):
+        assert len(pids) == 3 and time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_one_that_hung_in_the_interrupted_step_is_replaced():

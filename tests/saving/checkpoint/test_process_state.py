@@ -370,26 +370,3 @@ def test_a_checkpoint_does_not_redirect_callbacks(tmp_path):
     assert all("the new callback has" in each or "not made of numbers" in each for each in warned)
     assert {name: value for name, value in vars(callback).items() if name in configured} == configured
     assert callback.n_calls == 3
-
-
-class Patient(BaseCallback):
-    """Counts down an argument, and has a folder that is not one."""
-
-    def __init__(self, patience):
-        super().__init__()
-        self.patience, self.folder = patience, "here"
-
-    def _on_step(self):
-        return True
-
-
-def test_arguments_and_texts_stay_as_configured():
-    patient, other = Patient(3), Patient(3)
-    call = watching(patient)
-    patient.patience, patient.folder, patient.n_calls = 2, 7, 5
-    assert restored(other, states(call)) == [
-        "Patient.patience is not restored: it is an argument, which the new callback has (to keep it, define get_state "
-        "and set_state)",
-        "Patient.folder is not restored: it is not made of numbers",
-    ]
-    assert (other.patience, other.folder, other.n_calls) == (3, "here", 5)

@@ -18,7 +18,6 @@ from networks import Batched
 from parametrization import in_turn, sample
 from poison import Evil
 from sb3_contrib import MaskablePPO
-from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
@@ -191,14 +190,15 @@ def test_hyperparameters_and_counters_are_loaded():
 def test_arguments_can_be_changed_on_the_way(tmp_path):
     theirs = trained()
     theirs.save(tmp_path / "model")
-    changes = {"n_epochs": 1, "learning_rate": "lin_1e-2", "value_clip": "max", "clip_range": 0.3}
-    models = [
-        taken(theirs, **changes),
-        PPO_Plus.from_sb3(tmp_path / "model", device="cpu", **changes),
-        PPO_Plus.load(tmp_path / "model", device="cpu", **changes),
-    ]
-    for ours in models:
-        assert (ours.n_epochs, ours.lr_schedule(0.5), ours.value_clip, ours.clip_range(1.0)) == (1, 5e-3, "max", 0.3)
+    changes = {"stats_window_size": 7, "learning_rate": "lin_1e-2", "value_clip": "max", "clip_range": 0.3}
+    for load in (PPO_Plus.from_sb3, PPO_Plus.load):
+        ours = load(tmp_path / "model", device="cpu", **changes)
+        found = ours._stats_window_size, ours.lr_schedule(0.5), ours.value_clip, ours.clip_range(1.0)
+        assert found == (7, 5e-3, "max", 0.3)
+        with pytest.raises(ValueError, match="gamma=2"):
+            load(tmp_path / "model", gamma=2)
+        with pytest.raises(TypeError, match="clip_rage=0.1 is not an argument of PPO_Plus: did you mean clip_range"):
+            load(tmp_path / "model", clip_rage=0.1)
 
 
 # --- environments ----------------------------------------------------------------------------------------------------
@@ -329,16 +329,6 @@ def test_load_takes_the_custom_objects_that_the_zoo_passes(tmp_path):
     assert (ours.lr_schedule(1.0), ours.clip_range(1.0), ours.gamma) == (0.0, 0.1, 0.7)
 
 
-def test_arguments_are_changed_or_raise_an_error():
-    theirs = trained()
-    ours = taken(theirs, stats_window_size=7, n_epochs=1)
-    assert (ours._stats_window_size, ours.n_epochs) == (7, 1)
-    with pytest.raises(ValueError, match="gamma=2"):
-        taken(theirs, gamma=2)
-    with pytest.raises(TypeError, match="clip_rage=0.1 is not an argument of PPO_Plus: did you mean clip_range"):
-        taken(theirs, clip_rage=0.1)
-
-
 # --- sb3-contrib's MaskablePPO ----------------------------------------------------------------------------------------
 
 MASKABLE = {
@@ -409,15 +399,6 @@ def test_moments_of_a_bit_are_those_of_its_second_logit(policy_kwargs):
         assert th.equal(after["exp_avg_sq"], before["exp_avg_sq"][1::2])
         assert after["step"] == before["step"]
     assert theirs.policy.action_net.out_features == 2 * ours.policy.action_net.out_features
-
-
-class OwnMaskablePolicy(MaskableActorCriticPolicy):
-    pass
-
-
-def test_a_custom_maskable_policy_raises_an_error():
-    with pytest.raises(ValueError, match="OwnMaskablePolicy.* derive it from ppo_plus.MlpPolicy, which takes masks"):
-        taken(trained_with_masks("discrete", policy=OwnMaskablePolicy))
 
 
 def test_a_model_of_a_package_that_is_missing_asks_for_it(tmp_path, monkeypatch):

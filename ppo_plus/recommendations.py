@@ -1,0 +1,98 @@
+"""Settings for an environment that nobody has tuned, chosen by what is known of it before training."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import VecEnv
+
+from ppo_plus.envs.agents import MASK
+from ppo_plus.envs.make_vec import checked_env
+from ppo_plus.policy.arguments import LEAST_PIXELS
+from ppo_plus.policy.observations import as_dict, parts_of
+from ppo_plus.require import require_int
+from ppo_plus.trees import named_parts
+
+#: Transitions of a rollout, and how many rollouts a budget has at least.
+TRANSITIONS, LEAST_ROLLOUTS = 2048, 40
+#: The least steps of each environment per rollout, and transitions per minibatch, of which an epoch has some of these.
+LEAST_STEPS, LEAST_BATCH, MINIBATCHES = 16, 64, (8, 4, 2)
+
+
+def recommended(env: GymEnv | str, n_timesteps: int | None = None) -> dict[str, Any]:
+    """Arguments of :class:`ppo_plus.PPO_Plus` for an environment that nobody has tuned, the policy among them::
+
+        env = make_vec("Mine-v0", n_envs=8)
+        model = PPO_Plus(env=env, **recommended(env) | {"gamma": 0.999})
+
+    They depend on the spaces, the number of environments and the budget alone. The environment is neither reset nor
+    stepped; one that is made from an id is closed. ``docs/learning.md`` has the reason for each rule, and
+    ``docs/results.md`` what they reach.
+
+    :param env: anything that ``PPO_Plus`` takes as its environment; several at once learn faster, see
+        :func:`~ppo_plus.make_vec`
+    :param n_timesteps: how many steps will be trained, at least 1; ``None``: many
+    :return: a dict to print, to change, and to pass on
+    :raises ValueError: the spaces are not supported
+    :raises TypeError: not an environment
+    """
+    require_int("n_timesteps", n_timesteps, 1, or_none=True)
+    made: Any = checked_env(env)
+    try:
+        return settings_for(made, made.num_envs if isinstance(made, VecEnv) else 1, n_timesteps)
+    finally:
+        if isinstance(env, str):
+            made.close()
+
+
+def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = None) -> dict[str, Any]:
+    """What :func:`recommended` returns for ``n_envs`` environments such as this one."""
+    arguments = policy_arguments(env)
+    policy_kwargs = arguments.pop("policy_kwargs", {})
+    most = TRANSITIONS if n_timesteps is None else min(TRANSITIONS, n_timesteps // LEAST_ROLLOUTS)
+    # Minibatches are of the same size.
+    n_steps = max(most // n_envs // 8 * 8, LEAST_STEPS)
+    n_minibatches = next((n for n in MINIBATCHES if n_steps * n_envs // n >= LEAST_BATCH), 1)
+    arguments |= {"n_steps": n_steps, "batch_size": n_steps * n_envs // n_minibatches}
+    # A step that fits every scale of rewards, and observations.
+    arguments |= {"kl_control": "adaptive_lr", "target_kl": 0.016, "normalize_values": True}
+    seen = parts_of(as_dict(env.observation_space)).values()
+    if any(isinstance(part, spaces.Box) and not is_image_space(part) for part in seen):
+        arguments["normalize_observations"] = True
+    kinds = [isinstance(space, spaces.Box) for space in _single_spaces(env.action_space)]
+    if any(kinds):
+        policy_kwargs["log_std_init"] = -0.7
+    if not all(kinds):
+        arguments["ent_coef"] = 0.01
+    return arguments | ({"policy_kwargs": policy_kwargs} if policy_kwargs else {})
+
+
+def policy_arguments(env: gym.Env | VecEnv) -> dict[str, Any]:
+    """The policy and the arguments of :class:`ppo_plus.PPO_Plus` that the observations of an environment need::
+
+        PPO_Plus(env=env, **policy_arguments(env))
+
+    :return: ``"policy"``, and where they are needed ``"action_mask_key"`` and ``"policy_kwargs"`` with ``actor_keys``
+    """
+    space = as_dict(env.observation_space)
+    if not isinstance(space, spaces.Dict):
+        is_picture = is_image_space(space) and sorted(space.shape)[1] >= LEAST_PIXELS  # channels are fewer
+        return {"policy": "CnnPolicy" if is_picture else "MlpPolicy"}
+    arguments: dict[str, Any] = {"policy": "MultiInputPolicy"}
+    if MASK in space.spaces:
+        arguments["action_mask_key"] = MASK
+    if hidden := getattr(env, "critic_only", ()):
+        arguments["policy_kwargs"] = {"actor_keys": [key for key in space if key not in (*hidden, MASK)]}
+    return arguments
+
+
+def _single_spaces(space: spaces.Space) -> Iterator[spaces.Space]:
+    """The spaces in a nesting of Dict and Tuple."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for part in named_parts(space).values():
+            yield from _single_spaces(part)
+    else:
+        yield space

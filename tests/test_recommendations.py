@@ -1,0 +1,102 @@
+"""Recommended settings: what they depend on, and that a model can be made of them for every kind of environment."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from ppo_plus import PPO_Plus, make_vec, recommended
+from ppo_plus.recommendations import settings_for
+
+NUMBERS, CHOICES = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4)
+PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+ALWAYS = {"kl_control": "adaptive_lr", "target_kl": 0.016, "normalize_values": True}
+
+
+class Untouched(gym.Env):
+    """An environment that was asked for nothing but its spaces."""
+
+    closed = False
+
+    def __init__(self, observation_space=NUMBERS, action_space=CHOICES):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, **options):
+        raise AssertionError("reset")
+
+    def step(self, action):
+        raise AssertionError("step")
+
+    def close(self):
+        Untouched.closed = True
+
+
+gym.register("Untouched-v0", Untouched)
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "expected"),
+    [
+        (NUMBERS, CHOICES, {"policy": "MlpPolicy", "normalize_observations": True, "ent_coef": 0.01}),
+        (
+            NUMBERS,
+            spaces.Box(-1, 1, (2,)),
+            {"policy": "MlpPolicy", "normalize_observations": True, "policy_kwargs": {"log_std_init": -0.7}},
+        ),
+        (CHOICES, spaces.MultiBinary(2), {"policy": "MlpPolicy", "ent_coef": 0.01}),
+        (PICTURE, spaces.MultiDiscrete([2, 3]), {"policy": "CnnPolicy", "ent_coef": 0.01}),
+        (
+            spaces.Dict(picture=PICTURE, numbers=NUMBERS),
+            spaces.Dict(a=CHOICES, b=spaces.Tuple([spaces.Box(-1, 1, (1,))])),
+            {
+                "policy": "MultiInputPolicy",
+                "normalize_observations": True,
+                "policy_kwargs": {"log_std_init": -0.7},
+                "ent_coef": 0.01,
+            },
+        ),
+        (spaces.Tuple([CHOICES, PICTURE]), CHOICES, {"policy": "MultiInputPolicy", "ent_coef": 0.01}),
+    ],
+    ids=["numbers", "continuous", "choices", "picture", "mixed", "tuple"],
+)
+def test_they_follow_from_the_spaces_and_make_a_model(observations, actions, expected):
+    """The environment is neither reset nor stepped, and stays open."""
+    env = Untouched(observations, actions)
+    found = recommended(env)
+    assert found == {**ALWAYS, **expected, "n_steps": 2048, "batch_size": 256} and not Untouched.closed
+    model = PPO_Plus(env=env, **{**found, "n_epochs": 3}, device="cpu")
+    assert model.n_epochs == 3 and model.kl_control == "adaptive_lr"
+
+
+@pytest.mark.parametrize(
+    ("n_envs", "n_timesteps", "n_steps", "batch_size"),
+    [(1, None, 2048, 256), (8, 1_000_000, 256, 256), (3, None, 680, 255), (8, 20_000, 56, 112), (4096, None, 16, 8192)]
+    + [(1, 1, 16, 16), (8, 1_000, 16, 64)],
+)
+def test_rollouts_fit_the_environments_and_the_budget(n_envs, n_timesteps, n_steps, batch_size):
+    found = settings_for(Untouched(), n_envs, n_timesteps)
+    assert (found["n_steps"], found["batch_size"]) == (n_steps, batch_size)
+    assert n_steps * n_envs % batch_size == 0
+
+
+def test_several_environments_count_and_those_of_an_id_are_closed():
+    assert recommended(gym.make_vec("CartPole-v1", num_envs=4))["n_steps"] == 512
+    assert recommended(make_vec("CartPole-v1", 8)) == recommended("CartPole-v1") | {"n_steps": 256}
+    Untouched.closed = False
+    recommended("Untouched-v0")
+    assert Untouched.closed
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: recommended("Missing-v0"), gym.error.NameNotFound, "Missing"),
+        (lambda: recommended(Untouched), TypeError, "must be a Gymnasium environment"),
+        (lambda: recommended(Untouched(action_space=spaces.Text(3))), ValueError, "Text"),
+        (lambda: recommended("CartPole-v1", 0), ValueError, "n_timesteps=0"),
+        (lambda: recommended("CartPole-v1", 1e5), TypeError, "n_timesteps=100000.0"),
+    ],
+)
+def test_bad_input_is_the_error_of_the_algorithm(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
