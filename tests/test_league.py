@@ -65,8 +65,9 @@ def test_opponents_draw_no_numbers_of_training():
             if "game" in info:
                 break
         runs.append(np.concatenate(seen))
+        assert th.equal(th.get_rng_state(), before[0])
         th.rand(1)
-        th.set_rng_state(before[0])
+        before = th.get_rng_state(), before[1]
     np.testing.assert_array_equal(*runs)
     assert np.array_equal(before[1], np.random.get_state()[1])
 
