@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import select
 import signal
 import threading
 import time
@@ -49,6 +50,8 @@ from ppo_plus.process import assigned
 from ppo_plus.require import is_disk_full
 from ppo_plus.trees import mapped
 
+#: Seconds for which a process that has stepped looks for the next step without sleeping: to wake it takes longer.
+LOOKING = 3e-4
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
 
@@ -137,27 +140,27 @@ class GuardedEnv:
     def reset(self, arguments: dict[str, Any]) -> tuple[Any, Info]:
         obs, info = self._resumable.reset(**arguments)
         check_info(info)
-        # Copied, since other environments of this process may write into it.
-        return mapped(np.copy, check_obs(obs, self._space)), info
+        return check_obs(obs, self._space), info
 
     def step(self, action: Any) -> StepAnswer:
         obs, reward, terminated, truncated, info = self._resumable.step(action)
-        obs = mapped(np.copy, check_obs(obs, self._space))
+        obs = check_obs(obs, self._space)
         reward = check_reward(reward)
         check_step_info(info)
-        done = bool(terminated or truncated)
-        reset_info: Info | Fault = {}
+        done, reset_info = bool(terminated or truncated), {}
         info[TIMEOUT] = bool(truncated and not terminated)
         if done:
-            info = copy.deepcopy(info) | {"terminal_observation": obs}
+            # Copied, since the reset may write into them.
+            info = copy.deepcopy(info) | {"terminal_observation": mapped(np.copy, obs)}
             with counted(self.env, info):
                 first = self.answer("reset", {})
             if isinstance(first, CallerError):
                 raise first.error
             obs, reset_info = (obs, first) if isinstance(first, Fault) else first
         masks = self.answer("env_method", METHOD, (), {}) if self._is_masked else None
-        masks = None if isinstance(masks, (Fault, CallerError)) else masks
-        return StepAnswer(obs, reward, done, info, reset_info, masks)
+        return StepAnswer(
+            obs, reward, done, info, reset_info, None if isinstance(masks, (Fault, CallerError)) else masks
+        )
 
     def close(self) -> None:
         if self.env is not None:
@@ -327,6 +330,8 @@ def _serve(
     command = ""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while command != "close":
+            if command == "step":
+                _look_for_step(remote)
             command, arguments = pickle.loads(remote.recv_bytes())
             answers = {}
             for i, own in arguments.items():
@@ -335,6 +340,17 @@ def _serve(
             remote.send_bytes(_reply(command, arguments, answers))
     for env in envs.values():
         env.answer("close")
+
+
+def _look_for_step(remote: Connection) -> None:
+    """Wait for the next message without sleeping, for :data:`LOOKING`; other processes may have the core meanwhile."""
+    if not hasattr(select, "poll"):
+        return
+    poller = select.poll()
+    poller.register(remote, select.POLLIN)
+    end = time.perf_counter() + LOOKING
+    while not poller.poll(0) and time.perf_counter() < end:
+        os.sched_yield()
 
 
 def _reply(command: str, arguments: Mapping[int, tuple[Any, ...]], answers: dict[int, Any]) -> bytes:

@@ -336,22 +336,6 @@ def test_what_is_returned_may_be_changed_and_used_again():
     assert first.tolist() == [[1.0] * 3] and infos[0]["n"] == 1
     second[:] = 9.0
     assert env.step([0])[3][0]["terminal_observation"].tolist() == [2.0] * 3
-    env.close()
-
-
-def test_environments_of_a_process_may_write_into_the_same_array():
-    class Sharing(Failing):
-        seen = np.zeros(3, np.float32)
-
-        def observe(self):
-            self.seen[:] = self.np_random.normal(size=3)
-            return self.seen
-
-    env, whole = supervised(Sharing, Sharing, n_workers=1), plain(Failing, Failing)
-    env.reset(), whole.reset()
-    for _ in range(10):
-        assert equal(env.step(ACTIONS[:2]), whole.step(ACTIONS[:2]))
-    env.close()
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -268,6 +268,16 @@ def test_make_vec_spawns_where_nothing_else_is_to_be_had(as_on_windows):
     assert not multiprocessing.active_children()
 
 
+def test_without_polling_processes_sleep_until_the_next_step(monkeypatch):
+    # Windows has no `select.poll`.
+    monkeypatch.delattr("select.poll")
+    ours, theirs = supervised(Failing), plain(Failing)
+    assert equal(ours.reset(), theirs.reset())
+    for _ in range(10):
+        assert equal(ours.step([1]), theirs.step([1]))
+    ours.close()
+
+
 class GlobalDraws(Failing):
     """Draws from NumPy's global generator, as old environments do."""
 
