@@ -166,18 +166,6 @@ def row_of(obs: VecEnvObs, i: int) -> Any:
     return mapped(lambda array: np.array(array[i]), obs)
 
 
-def write_row(arrays: Any, i: int, obs: Any) -> None:
-    """Write an observation into row ``i``, in the dtype of the space. A single number may come as an array of one."""
-    if isinstance(arrays, dict):
-        for key, array in arrays.items():
-            write_row(array, i, obs[key])
-    elif isinstance(arrays, tuple):
-        for array, part in zip(arrays, obs, strict=True):
-            write_row(array, i, part)
-    else:
-        arrays[i] = np.reshape(obs, arrays.shape[1:])
-
-
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Whether the shapes are the same, where a single number may also come as an array of one, and the reverse."""
     return shape == expected or math.prod(shape) == math.prod(expected) == 1

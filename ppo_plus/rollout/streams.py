@@ -8,7 +8,8 @@ import numpy as np
 import torch as th
 
 from ppo_plus.envs.checked_envs import is_reset
-from ppo_plus.envs.checks import InvalidOutput, as_reward, write_row
+from ppo_plus.envs.checks import InvalidOutput, as_reward
+from ppo_plus.envs.supervised.shared_memory import write_row
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.formulas.losses import gae
 from ppo_plus.formulas.moments import Moments

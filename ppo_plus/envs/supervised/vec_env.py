@@ -27,19 +27,19 @@ from typing import Any, Literal, NoReturn
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import create_empty_array
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import TIMEOUT, described, row_of, write_row
+from ppo_plus.envs.checks import TIMEOUT, described, row_of
 from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.envs.supervised import workers
-from ppo_plus.envs.supervised.workers import CallerError, Fault, StepAnswer, Worker
+from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
+from ppo_plus.envs.supervised.workers import CallerError, Fault, Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.process import usable_cores
 from ppo_plus.require import NotFinite, require_int, require_number, require_one_of
-from ppo_plus.trees import mapped
+from ppo_plus.trees import mapped, tree_map
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"
@@ -75,7 +75,7 @@ class SupervisedVecEnv(VecEnv):
     :param n_workers: number of processes, each with about as many environments, at least 1; ``None``: one for each
         environment, ``"auto"``: one for each core that this process may use
     :raises EnvFault: an environment failed, and no restart is left; from each method
-    :raises ValueError: the spaces are not supported, or there is no such ``start_method``
+    :raises ValueError: observations have no arrays of a fixed shape, or there is no such ``start_method``
     """
 
     def __init__(
@@ -105,8 +105,10 @@ class SupervisedVecEnv(VecEnv):
         self._attributes: list[dict[str, Any]] = [{} for _ in env_fns]
         #: Environments replaced between two steps: the reason, and what the reset of the fresh one returned.
         self._replaced: dict[int, tuple[str, Any]] = {}
-        #: Action masks after the last step, unless something was called since.
-        self._masks: list[Any] | None = None
+        #: The last observations, ``N`` rows.
+        self.last_obs: VecEnvObs = np.empty(0)
+        #: Action masks after the last step, unless something else was called since.
+        self._masks: np.ndarray | None = None
         self.closed = False
         self._names = ["not made yet"] * n
         self._workers: list[Worker] = []
@@ -119,8 +121,8 @@ class SupervisedVecEnv(VecEnv):
                 self._fail(i, fault)
             self._names = [name for name, _ in made.values()]
             super().__init__(n, *made[0][1])
-            #: The last observations, ``N`` rows.
-            self.last_obs: Any = create_empty_array(self.observation_space, n)
+            for worker in self._workers:
+                worker.share(self.observation_space, self.action_space)
             with suppress(TypeError):  # it cannot be sent
                 self.metadata = self.get_attr("metadata", 0)[0]
         except BaseException as error:
@@ -141,6 +143,7 @@ class SupervisedVecEnv(VecEnv):
         self.reset_infos = [info for _, info in rows]
         self._reset_seeds()
         self._reset_options()
+        self.last_obs = _rows([worker.arrays for worker in self._workers], "obs")
         for i, (obs, _) in enumerate(rows):
             write_row(self.last_obs, i, obs)
         # Copied, since wrappers may write into observations.
@@ -149,33 +152,40 @@ class SupervisedVecEnv(VecEnv):
     def step_async(self, actions: Any) -> None:
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: pass one for each")
-        self._masks = None
+        space, arrays, self._masks = self.action_space, self._workers[0].arrays, None
+        shared = isinstance(actions, np.ndarray) and arrays is not None and arrays.actions is not None
+        # The bits of another dtype would change.
+        shared = shared and (actions.shape, actions.dtype) == ((self.num_envs, *(space.shape or ())), space.dtype)
         for worker in self._workers:
-            if own := {i: (actions[i],) for i in worker.members if i not in self._replaced}:
+            members = worker.members
+            if shared and self._replaced.keys().isdisjoint(members):
+                worker.step(actions[members.start : members.stop])
+            elif own := {i: (actions[i],) for i in members if i not in self._replaced}:
                 worker.send("step", own)
 
     def step_wait(self) -> VecEnvStepReturn:
         # All answers first, so that none is left unread if an environment failed.
         stepping = [worker for worker in self._workers if not self._replaced.keys() >= {*worker.members}]
-        answers: dict[int, StepAnswer | Fault] = self._collect(stepping)
+        rest = self._collect(stepping)
         self.n_steps += 1
-        replaced, self._replaced = self._replaced, {}
-        obs = mapped(np.copy, self.last_obs)
-        rewards, dones = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, bool)
-        infos: list[dict[str, Any]] = [{} for _ in dones]
-        masks = []
+        replaced = self._replaced
+        # Read before environments are replaced, which clears them.
+        arrays = [worker.arrays for worker in self._workers]
+        obs = _rows(arrays, "obs")
+        rewards, flags = _rows(arrays, "rewards"), _rows(arrays, "flags")
+        dones, limits = flags[:, 0].copy(), flags[:, 1].tolist()
+        infos: list[dict[str, Any]] = [{TIMEOUT: limit} for limit in limits]
+        faults = _faults(rest)
         #: Environments whose step is complete, but not the reset after it.
         unreset = {}
-        for i, answer in answers.items():
-            if isinstance(answer, StepAnswer):
-                write_row(obs, i, answer.obs)
-                rewards[i], dones[i], infos[i] = answer.reward, answer.done, answer.info
-                masks.append(answer.masks)
-                if isinstance(answer.reset_info, Fault):
-                    unreset[i] = answer.reset_info
-                elif answer.done:
-                    self.reset_infos[i] = answer.reset_info
-        failed = self._replace(_faults(answers) | unreset)
+        for i, answer in rest.items():
+            if i not in faults:
+                infos[i], first = answer
+                if isinstance(first, Fault):
+                    unreset[i] = first
+                elif dones[i]:
+                    self.reset_infos[i] = first
+        failed = self._replace(faults | unreset)
         for i, (reason, (first_obs, self.reset_infos[i])) in {**replaced, **failed}.items():
             write_row(obs, i, first_obs)
             if i not in unreset:
@@ -183,8 +193,9 @@ class SupervisedVecEnv(VecEnv):
                 last = row_of(self.last_obs, i)
                 rewards[i], dones[i] = 0.0, True
                 infos[i] = {RESTART: reason, TIMEOUT: True, "terminal_observation": last}
-        if not (failed or replaced) and all(mask is not None for mask in masks):
-            self._masks = masks
+        if flags[:, 2].all() and not (failed or replaced):
+            self._masks = flags[:, 3:]
+        self._replaced = {}
         self.last_obs = obs
         # Copied, since wrappers may write into observations.
         return mapped(np.array, obs), rewards, dones, infos
@@ -214,6 +225,8 @@ class SupervisedVecEnv(VecEnv):
                 worker.stop(time.monotonic() + workers.CLOSING)
                 worker.start(again=True)
                 answers = self._collect([worker], self._to_start)
+                if not any(fault.loses_process for fault in _faults(answers).values()):
+                    worker.share(self.observation_space, self.action_space)
             else:
                 answers = self._exchange("make", {i: (True,)}, self._to_start)
             made = [j for j in group if not isinstance(answers.get(j), Fault)]
@@ -302,8 +315,7 @@ class SupervisedVecEnv(VecEnv):
         it is raised here, except in ``action_masks``, where it is a fault of the environment."""
         arguments = (method_name, args, kwargs)
         if arguments == (METHOD, (), {}) and indices is None and self._masks is not None:
-            masks, self._masks = self._masks, None
-            return masks
+            return [*self._masks.copy()]
         return self._call("env_method", arguments, indices, None if method_name == METHOD else math.inf)
 
     def resumable_method(self, name: str, *args: State, indices: VecEnvIndices = None) -> list[Any]:
@@ -330,3 +342,8 @@ class SupervisedVecEnv(VecEnv):
 
 def _faults(answers: Mapping[int, Any]) -> dict[int, Fault]:
     return {i: answer for i, answer in answers.items() if isinstance(answer, Fault)}
+
+
+def _rows(arrays: Sequence[SharedArrays | None], name: str) -> Any:
+    """New arrays of the rows of all workers."""
+    return tree_map(lambda *parts: np.concatenate(parts), *(getattr(part, name) for part in arrays))

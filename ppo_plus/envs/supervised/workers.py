@@ -1,7 +1,8 @@
 """Workers: processes with environments, which can be killed and may die, and whose errors are answers.
 
-A worker steps its environments one after another. A message is a command with the arguments of each environment by its
-number; the answer is a value for each. Both go through a pipe.
+A worker steps its environments one after another. Messages go through a pipe. A step of all environments is an empty
+message, with the actions in shared memory; the answer is empty, too, unless an info has more than the flag of a time
+limit, an episode has ended, or an environment has failed.
 """
 
 import atexit
@@ -10,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import select
 import signal
 import threading
 import time
@@ -18,9 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_int
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -32,7 +35,6 @@ from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
 from ppo_plus.envs.checks import (
     TIMEOUT,
-    Info,
     InvalidOutput,
     check_info,
     check_obs,
@@ -44,11 +46,14 @@ from ppo_plus.envs.checks import (
 )
 from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.envs.resumable.state import as_resumable
+from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.process import assigned
 from ppo_plus.require import is_disk_full
 from ppo_plus.trees import mapped
 
+#: Seconds for which a process that has stepped looks for the next step without sleeping: to wake it takes longer.
+LOOKING = 3e-4
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
 
@@ -74,33 +79,12 @@ class CallerError:
     error: Exception
 
 
-class StepAnswer(NamedTuple):
-    """The answer to a step.
-
-    :param obs: the observation to act on next, also where an episode has ended
-    :param reward: finite
-    :param done: whether an episode has ended
-    :param info: as of a ``VecEnv``
-    :param reset_info: where an episode has ended, what the next reset says, or the fault in it
-    :param masks: the action masks; ``None``: they have to be asked for
-    """
-
-    obs: Any
-    reward: float
-    done: bool
-    info: Info
-    reset_info: "Info | Fault"
-    masks: Any
-
-
 class GuardedEnv:
     """One environment, which answers commands and raises no errors, for another process."""
 
     def __init__(self, make: Callable[[], gym.Env]):
         self._make = make
         self.env: Any = None
-        #: Whether action masks were asked for: from then on, each step returns them.
-        self._is_masked = False
 
     def answer(self, command: str, *arguments: Any) -> Any:
         """The value, a :class:`Fault` or a :class:`CallerError`."""
@@ -134,39 +118,35 @@ class GuardedEnv:
         self._space = self.env.observation_space
         return str(self.env.unwrapped), (self._space, self.env.action_space)
 
-    def reset(self, arguments: dict[str, Any]) -> tuple[Any, Info]:
+    def reset(self, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         obs, info = self._resumable.reset(**arguments)
         check_info(info)
-        # Copied, since other environments of this process may write into it.
-        return mapped(np.copy, check_obs(obs, self._space)), info
+        return check_obs(obs, self._space), info
 
-    def step(self, action: Any) -> StepAnswer:
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any], Any]:
+        """As a ``VecEnv``, except that an episode ends with its last observation, and the answer of the next reset."""
         obs, reward, terminated, truncated, info = self._resumable.step(action)
-        obs = mapped(np.copy, check_obs(obs, self._space))
+        obs = check_obs(obs, self._space)
         reward = check_reward(reward)
         check_step_info(info)
         done = bool(terminated or truncated)
-        reset_info: Info | Fault = {}
         info[TIMEOUT] = bool(truncated and not terminated)
-        if done:
-            info = copy.deepcopy(info) | {"terminal_observation": obs}
-            with counted(self.env, info):
-                first = self.answer("reset", {})
-            if isinstance(first, CallerError):
-                raise first.error
-            obs, reset_info = (obs, first) if isinstance(first, Fault) else first
-        masks = self.answer("env_method", METHOD, (), {}) if self._is_masked else None
-        masks = None if isinstance(masks, (Fault, CallerError)) else masks
-        return StepAnswer(obs, reward, done, info, reset_info, masks)
+        if not done:
+            return obs, reward, done, info, None
+        # Copied, since the reset may write into them.
+        info = copy.deepcopy(info) | {"terminal_observation": mapped(np.copy, obs)}
+        with counted(self.env, info):
+            first = self.answer("reset", {})
+        if isinstance(first, CallerError):
+            raise first.error
+        return obs, reward, done, info, first
 
     def close(self) -> None:
         if self.env is not None:
             self.env.close()
 
     def env_method(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        value = self.env.get_wrapper_attr(name)(*arguments, **named)
-        self._is_masked |= name == METHOD
-        return value
+        return self.env.get_wrapper_attr(name)(*arguments, **named)
 
     def resumable_method(self, name: str, arguments: tuple[State, ...]) -> State | str | None:
         return getattr(self._resumable, name)(*arguments)  # type: ignore[no-any-return]
@@ -190,6 +170,60 @@ def _sendable(error: Exception) -> Exception:
     return sendable
 
 
+class Share:
+    """The environments of a worker, in its process.
+
+    :param makes: functions that make them
+    :param first: number of the first one among those of all workers
+    :param current: number of the environment that is called now, which the other process reads
+    """
+
+    def __init__(self, makes: Sequence[Callable[[], gym.Env]], first: int, current: c_int):
+        self.envs = dict(enumerate(map(GuardedEnv, makes), first))
+        self.first, self.current = first, current
+        #: What is shared, once both processes have it.
+        self.arrays: Any = None
+        #: Whether action masks that fit were asked for: from then on, each step writes them.
+        self.is_masked = False
+
+    def answer(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """The answers of the environments that are called, by number; in a step, those not in shared memory."""
+        if command == "share":
+            observation_space, action_space, name = arguments[self.first]
+            self.arrays = SharedArrays(observation_space, action_space, len(self.envs), name)
+            return {}
+        answers = {}
+        for i, own in arguments.items():
+            self.current.value = i
+            answer = self.envs[i].answer(command, *own)
+            self.is_masked |= command == "env_method" and own[0] == METHOD and self._fits(answer)
+            if command == "step" and not isinstance(answer, (Fault, CallerError)):
+                answer = self._shared(i, *answer)
+            if command != "step" or answer is not None:
+                answers[i] = answer
+        return answers
+
+    def _shared(self, i: int, obs: Any, reward: float, done: bool, info: dict[str, Any], first: Any) -> Any:
+        """Write a step's result into shared memory, also the first observation of the next episode.
+
+        :return: what remains: the info, and at the end of an episode that of the next reset, or the fault in it;
+            ``None``: nothing
+        """
+        arrays, row = self.arrays, i - self.first
+        mask = self.envs[i].answer("env_method", METHOD, (), {}) if self.is_masked else None
+        if has_mask := self._fits(mask):
+            arrays.flags[row, 3:] = mask
+        arrays.rewards[row], arrays.flags[row, :3] = reward, (done, info[TIMEOUT], has_mask)
+        if isinstance(first, tuple):
+            obs, first = first
+        write_row(arrays.obs, row, obs)
+        return (info, first) if done or len(info) > 1 else None
+
+    def _fits(self, mask: Any) -> bool:
+        """Whether shared memory can have an action mask."""
+        return isinstance(mask, np.ndarray) and (mask.dtype, mask.shape) == (bool, self.arrays.flags[0, 3:].shape)
+
+
 class Worker:
     """Runs environments in a separate process, started as by SB3 by default.
 
@@ -211,11 +245,15 @@ class Worker:
                 'use vec_env="dummy" in it, or a concurrent.futures.ProcessPoolExecutor instead'
             )
         self.process: Any = None
+        self.arrays: SharedArrays | None = None
         self.start()
 
     def start(self, again: bool = False) -> None:
         self.remote, theirs = self.context.Pipe()
         self._current = self.context.RawValue("i", self.members.start)
+        if self.context.get_start_method() == "fork":
+            # One tracker of shared memory for both processes, which others have anyway. Windows has neither.
+            resource_tracker.ensure_running()
         makes = CloudpickleWrapper(list(self.makes))
         arguments = (theirs, self.remote, makes, self.members.start, self._current)
         self.process = self.context.Process(target=_serve, args=arguments, daemon=True)
@@ -225,15 +263,40 @@ class Worker:
         self.waiting = self.is_made = self.has_hung = False
         self.send("make", dict.fromkeys(self.members, (again,)))
 
+    def share(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        """Share arrays with the process, once its environments are made.
+
+        :raises ValueError: observations have no fixed shape
+        """
+        self.arrays = SharedArrays(observation_space, action_space, len(self.makes))
+        try:
+            self.send("share", {self.members.start: (observation_space, action_space, self.arrays.memory.name)})
+            self.receive(None)
+        finally:
+            # Both have it, or the other one never will.
+            self.arrays.memory.unlink()
+
     def send(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
         """Call environments, given the arguments of each by its number."""
+        self._send(_pickled((command, arguments)), next(iter(arguments)))
+
+    def step(self, actions: np.ndarray) -> None:
+        """Step all environments, with actions in an array that is shared."""
+        assert self.arrays is not None
+        self._ready()
+        self.arrays.actions[...] = actions
+        self._send(b"", self.members.start)
+
+    def _ready(self) -> None:
         if self.waiting:
             # An interrupt came before the last answer was read, which would be taken for that of the next message.
             self.receive(self.timeout)
             if self.waiting:
                 self.stop(time.monotonic())
-        message = _pickled((command, arguments))
-        self.waiting, self._first, self._sent = True, next(iter(arguments)), time.monotonic()
+
+    def _send(self, message: bytes, first: int) -> None:
+        self._ready()
+        self.waiting, self._first, self._sent = True, first, time.monotonic()
         try:
             self.remote.send_bytes(message)
         except OSError:
@@ -251,7 +314,8 @@ class Worker:
                 self.has_hung = True
                 self.process.kill()
                 return {hanging: Fault(f"gave no answer within {seconds:g} s", loses_process=True)}
-            answers: dict[int, Any] = pickle.loads(self.remote.recv_bytes())
+            message = self.remote.recv_bytes()
+            answers = pickle.loads(message) if message else {}
             self.is_made = True
         except (EOFError, OSError):
             answers = {self._current.value: self._death()}
@@ -301,6 +365,9 @@ class Worker:
             self.process.kill()
             self.process.join(CLOSING)
         self.remote.close()
+        if self.arrays is not None:
+            self.arrays.close()
+            self.arrays = None
         if self.process.exitcode is not None:
             self.process.close()
         self.process = None
@@ -323,23 +390,38 @@ def _serve(
     random.seed(int(np.random.randint(2**31)))
     # `recv_bytes` notices that the parent has ended; an environment that hangs does not.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    envs = dict(enumerate(map(GuardedEnv, makes.var), first))
-    command = ""
+    share = Share(makes.var, first, current)
+    command, message = "", b"-"
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while command != "close":
-            command, arguments = pickle.loads(remote.recv_bytes())
-            answers = {}
-            for i, own in arguments.items():
-                current.value = i
-                answers[i] = envs[i].answer(command, *own)
-            remote.send_bytes(_reply(command, arguments, answers))
-    for env in envs.values():
+            if not message:
+                _look_for_step(remote)
+            message = remote.recv_bytes()
+            if message:
+                command, arguments = pickle.loads(message)
+            else:
+                # Copies: an environment may keep its action.
+                actions = ((action.copy(),) for action in share.arrays.actions)
+                command, arguments = "step", dict(enumerate(actions, first))
+            remote.send_bytes(_reply(command, arguments, share.answer(command, arguments)))
+    for env in share.envs.values():
         env.answer("close")
+
+
+def _look_for_step(remote: Connection) -> None:
+    """Wait for the next message without sleeping, for :data:`LOOKING`; other processes may have the core meanwhile."""
+    if not hasattr(select, "poll"):
+        return
+    poller = select.poll()
+    poller.register(remote, select.POLLIN)
+    end = time.perf_counter() + LOOKING
+    while not poller.poll(0) and time.perf_counter() < end:
+        os.sched_yield()
 
 
 def _reply(command: str, arguments: Mapping[int, tuple[Any, ...]], answers: dict[int, Any]) -> bytes:
     try:
-        return _pickled(answers)
+        return _pickled(answers) if answers else b""
     except Exception:
         return _pickled({i: _sendable_answer(answer, command, *arguments[i]) for i, answer in answers.items()})
 

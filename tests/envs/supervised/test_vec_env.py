@@ -1,10 +1,13 @@
 """Environments that fail are named and replaced, and the others are not affected."""
 
+import ast
 import multiprocessing
 import os
 import pickle
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -24,7 +27,9 @@ from faulty_envs import (
     plain,
     supervised,
 )
+from gymnasium import spaces
 from parametrization import sample
+from process_states import is_alive
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -336,7 +341,6 @@ def test_what_is_returned_may_be_changed_and_used_again():
     assert first.tolist() == [[1.0] * 3] and infos[0]["n"] == 1
     second[:] = 9.0
     assert env.step([0])[3][0]["terminal_observation"].tolist() == [2.0] * 3
-    env.close()
 
 
 def test_environments_of_a_process_may_write_into_the_same_array():
@@ -646,10 +650,13 @@ def test_pictures_are_in_the_order_of_the_environments():
     env.close()
 
 
-@pytest.mark.parametrize("kind", [np.array, list])
+@pytest.mark.parametrize("kind", [np.array, list, np.uint8])
 def test_masks_come_with_the_step_that_precedes_them(kind):
     class OfAKind(Masked):
+        asked = 0
+
         def action_masks(self):
+            self.asked += 1
             return kind(super().action_masks())
 
     ours, theirs = spread(2, *[OfAKind] * 3, timeout=10), plain(*[OfAKind] * 3)
@@ -657,14 +664,18 @@ def test_masks_come_with_the_step_that_precedes_them(kind):
     for _ in range(20):
         assert equal(ours.env_method("action_masks"), theirs.env_method("action_masks"))
         ours.step(ACTIONS), theirs.step(ACTIONS)
-    # They are there already, and no process has to answer.
-    for worker in ours._workers:
-        os.kill(worker.process.pid, signal.SIGSTOP)
-    assert equal(ours.env_method("action_masks"), theirs.env_method("action_masks"))
+    if kind is np.array:
+        # They are there already, and no process has to answer.
+        for worker in ours._workers:
+            os.kill(worker.process.pid, signal.SIGSTOP)
+    else:
+        assert ours.get_attr("asked") == theirs.get_attr("asked") == [20] * 3
+    for _ in range(2):
+        masks = ours.env_method("action_masks")
+        assert equal(masks, theirs.env_method("action_masks"))
+        masks[0][:] = [False, False]
     for worker in ours._workers:
         os.kill(worker.process.pid, signal.SIGCONT)
-    assert equal(ours.env_method("action_masks"), theirs.env_method("action_masks"))
-    ours.step(ACTIONS)
     ours.set_attr("t", 3)
     assert [np.asarray(mask).tolist() for mask in ours.env_method("action_masks")] == [[False, True]] * 3
     assert np.asarray(ours.env_method("action_masks", indices=1)).tolist() == [[False, True]]
@@ -770,6 +781,38 @@ def test_a_slow_environment_is_not_one_that_hangs():
     env.reset()
     env.step([1] * 4)
     env.close()
+
+
+def test_spaces_without_arrays_are_named():
+    class Text(Failing):
+        observation_space = spaces.Text(5)
+
+    with pytest.raises(ValueError, match=r"Text.* has no arrays of a fixed shape, which processes share: use a Box"):
+        spread(1, Text)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="looks where Linux has shared memory")
+@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_no_memory_is_left_after_the_trainer_was_killed(start_method, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, time\nfrom ppo_plus import make_vec\n"
+        'if __name__ == "__main__":\n'
+        f'    multiprocessing.get_all_start_methods = lambda: ["{start_method}"]\n'
+        '    env = make_vec("CartPole-v1", 3, vec_env="subproc", n_workers=2)\n    env.reset()\n    env.step([0] * 3)\n'
+        "    print([(each.process.pid, each.arrays.memory.name) for each in env._workers], flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    trainer = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    pids, names = zip(*ast.literal_eval(trainer.stdout.readline()), strict=True)
+    assert not any(Path("/dev/shm", name).exists() for name in names)
+    trainer.kill()
+    trainer.wait()
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not any(Path("/dev/shm", name).exists() for name in names)
 
 
 def test_environments_are_numbered_from_the_end_too():

@@ -33,7 +33,7 @@ def test_it_answers_and_raises_nothing():
     assert name == "<Failing instance>" and made == (Failing.observation_space, Failing.action_space)
     obs, info = env.answer("reset", {"seed": 5})
     assert equal(obs, Failing().reset(seed=5)[0]) and info == {}
-    assert env.answer("step", 1)[2:] == (False, {"TimeLimit.truncated": False}, {}, None)
+    assert env.answer("step", 1)[2:] == (False, {"TimeLimit.truncated": False}, None)
     fault = env.answer("step", 1)
     assert isinstance(fault, Fault) and fault.reason == FAULTS["raise"] and "boom" in str(fault.cause)
     refusal = env.answer("env_method", "get_wrapper_attr", ("depth",), {})
@@ -203,7 +203,7 @@ def test_closing_does_not_wait_for_one_that_hangs(asked, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors where Linux lists them")
 def test_nothing_is_left_behind():
-    supervised(Failing).close()  # starts what stays in this process
+    supervised(Failing).close()  # starts what stays in this process, such as the tracker of shared memory
     at_first = descriptors()
     env = supervised(*[partial(Failing, "kill", p=0.3)] * 2, restarts=40)
     env.reset()
@@ -231,8 +231,14 @@ def test_in_processes_as_they_are_started_by_default():
 
 @pytest.fixture
 def as_on_windows(monkeypatch):
-    """Processes can only be spawned."""
+    """Processes can only be spawned, and shared memory has no tracker that one could start."""
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.delattr("multiprocessing.resource_tracker.ensure_running")
+
+
+def names_in(env):
+    """The names of the shared memory, under which Linux lists it until it is unlinked."""
+    return [worker.arrays.memory.name for worker in env._workers]
 
 
 @pytest.mark.slow
@@ -250,11 +256,13 @@ def test_spawned_processes_return_the_same_and_are_restarted(as_on_windows):
     for _ in range(20):
         assert equal(ours.step(ACTIONS), theirs.step(ACTIONS))
         assert equal(ours.reset_infos, theirs.reset_infos)
+    names = names_in(ours)
     os.kill(ours._workers[0].process.pid, signal.SIGKILL)
     assert [RESTART in info for info in ours.step(ACTIONS)[3]] == [True, True, False]
     assert not any(RESTART in info for info in ours.step(ACTIONS)[3])
+    names += names_in(ours)
     ours.close()
-    assert not multiprocessing.active_children()
+    assert not multiprocessing.active_children() and not any(Path("/dev/shm", name).exists() for name in names)
 
 
 @pytest.mark.slow
@@ -264,8 +272,19 @@ def test_make_vec_spawns_where_nothing_else_is_to_be_had(as_on_windows):
     assert equal(ours.reset(), theirs.reset())
     for _ in range(60):
         assert equal(ours.step(ACTIONS[:2]), theirs.step(ACTIONS[:2]))
+    name = names_in(ours)[0]
     ours.close()
-    assert not multiprocessing.active_children()
+    assert not multiprocessing.active_children() and not Path("/dev/shm", name).exists()
+
+
+def test_without_polling_processes_sleep_until_the_next_step(monkeypatch):
+    # Windows has no `select.poll`.
+    monkeypatch.delattr("select.poll")
+    ours, theirs = supervised(Failing), plain(Failing)
+    assert equal(ours.reset(), theirs.reset())
+    for _ in range(10):
+        assert equal(ours.step([1]), theirs.step([1]))
+    ours.close()
 
 
 class GlobalDraws(Failing):
