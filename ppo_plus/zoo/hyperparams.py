@@ -166,8 +166,8 @@ def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[s
     if "n_timesteps" in entries and variant is None:
         return env_id, entries
     names = [*dict.fromkeys([env_id, bare]), *(["atari"] if is_atari(bare) else [])]
-    names = [*names, "default"] if variant is None else [f"{name}/{variant}" for name in [*names, "default"]]
-    for name in names:
+    names = [*names, "default"] if variant is None else [f"{name}/{variant}" for name in names]
+    for name in (*names, f"default/{variant}"):
         if name in entries:
             return name, require_mapping(f"{source}, {name}: the entry", entries[name])
     variants = ", ".join(name for name in entries if str(name).startswith((f"{env_id}/", f"{bare}/"))) or "none"

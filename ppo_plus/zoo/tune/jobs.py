@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
@@ -89,7 +89,7 @@ class _JournalFile(JournalFileBackend):
         with get_lock_file(self.lock), self.path.open("r+b") as file:
             append_lines(file, "".join(f"{json.dumps(log)}\n" for log in logs).encode())
 
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         self.line = log_number_from + 1
         for log in super().read_logs(log_number_from):
             yield log
