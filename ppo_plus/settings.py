@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, wraps
+from operator import is_
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -152,7 +153,7 @@ class Settings:
         """The arguments as a model's attributes have them now: ``before`` if none has been assigned since."""
         names = (argument.name for argument in fields(cls))
         arguments = {name: getattr(model, ATTRIBUTES.get(name, name)) for name in names}
-        if before is not None and all(value is getattr(before, name) for name, value in arguments.items()):
+        if before is not None and all(map(is_, arguments.values(), [getattr(before, name) for name in arguments])):
             return before
         return cls(**arguments)
 

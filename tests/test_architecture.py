@@ -189,9 +189,9 @@ def tracked(pattern):
 
 #: How large the house may be, so that it can be walked through.
 LIMITS = {
-    "modules that are not empty": (97, lambda: sum(map(bool, map(n_lines, MODULES.values())))),
+    "modules that are not empty": (98, lambda: sum(map(bool, map(n_lines, MODULES.values())))),
     "lines of a module": (700, lambda: max(map(n_lines, MODULES.values()))),
-    "values of any type": (325, lambda: sum(len(re.findall(r"(?::|->) Any\b", text)) for text in SOURCES.values())),
+    "values of any type": (300, lambda: sum(len(re.findall(r"(?::|->) Any\b", text)) for text in SOURCES.values())),
     "lines of the README": (150, lambda: n_lines(ROOT / "README.md")),
     "scripts": (8, lambda: len(tracked(r"^scripts/"))),
     "files of data": (40, lambda: len(tracked(r"\.(json|jsonl|csv|npz)$"))),

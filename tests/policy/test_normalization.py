@@ -236,7 +236,7 @@ def test_one_file_has_everything(tmp_path):
     for each in (PPO_Plus.load(tmp_path / "model"), copy.deepcopy(model), other):
         np.testing.assert_array_equal(*(m.predict(obs, deterministic=True)[0] for m in (each, model)))
         th.testing.assert_close(*(m.policy.predict_values(th.as_tensor(obs)) for m in (each, model)))
-    with pytest.raises(ValueError, match="normalize_observations=False .* weights in the file do not fit"):
+    with pytest.raises(ValueError, match="normalize_observations=False .* is a part of the model that was trained"):
         PPO_Plus.load(tmp_path / "model", normalize_observations=False)
     model.normalize_values = False
     with pytest.raises(ValueError, match="normalize_values=False: the model is built with normalize_values=True"):
@@ -389,7 +389,7 @@ def test_numbers_that_single_precision_cannot_tell_apart_are_an_error(dtype, mea
         ({"normalize_observations": {"keys": []}}, r"names nothing to normalize: leave keys out"),
         (
             {"policy_kwargs": {"normalize_values": True}},
-            r"policy_kwargs: normalize_values=True is passed .*: PPO_Plus\(..., normalize_values=True\)",
+            r"policy_kwargs: normalize_values is an argument of PPO_Plus: .*\(..., normalize_values=True\)",
         ),
         ({"normalize_observations": {"keys": "vector"}}, "normalize_observations: keys='vector' must be a list"),
         ({"normalize_observations": {"keys": ["vector"]}}, "keys names 'vector', which has no numbers to normalize"),
