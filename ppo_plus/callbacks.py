@@ -69,12 +69,17 @@ class EvalAfterUpdates(EvalCallback):
         if ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
-            n_episodes = (self.n_eval_episodes + ranks.rank) // ranks.size
-            options = {"deterministic": self.deterministic, "render": self.render, "warn": self.warn}
-            with frozen(with_statistics_of(self.model, self.eval_env)) as played:
-                parts = ranks.gather_values(play(self.model, played, n_episodes, **options))
+            episodes = self._play(self.n_eval_episodes)
             if ranks.leads:
-                self._record(sum(parts, []))
+                self._record(episodes)
+
+    def _play(self, n_episodes: int) -> list[Episode]:
+        """Episodes, shared out among the processes; the first process gets all of them."""
+        ranks = self.model.ranks
+        options = {"deterministic": self.deterministic, "render": self.render, "warn": self.warn}
+        with frozen(with_statistics_of(self.model, self.eval_env)) as played:
+            own = play(self.model, played, (n_episodes + ranks.rank) // ranks.size, **options)
+        return sum(ranks.gather_values(own), [])
 
     def _record(self, episodes: list[Episode]) -> None:
         """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does."""

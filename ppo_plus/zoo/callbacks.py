@@ -11,7 +11,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
 from ppo_plus.callbacks import EvalAfterUpdates, save_with_statistics
-from ppo_plus.rollout.evaluation import Episode
 from ppo_plus.zoo.interrupts import check
 
 #: Episodes of the evaluation at the end of training, at least.
@@ -19,30 +18,24 @@ LAST_EPISODES = 20
 
 
 class Evaluations(EvalAfterUpdates):
-    """The evaluations of a run. The last one, of the model that stays, has at least :data:`LAST_EPISODES` episodes; for
-    its file and the best model it counts as many of them as the others have."""
+    """The evaluations of a run. The last model plays further episodes, :data:`LAST_EPISODES` in all; the file has the
+    usual number."""
 
-    #: All returns of the last evaluation, since training began or was resumed.
-    returns: list[float]
-
-    def _on_training_start(self) -> None:
-        super()._on_training_start()
-        self.n_recorded = self.n_eval_episodes
-        self.returns = []
+    #: The returns of the last model, once training has ended.
+    returns: tuple[float, ...] = ()
 
     def _on_training_end(self) -> None:
-        self.n_eval_episodes = max(self.n_recorded, LAST_EPISODES)
         super()._on_training_end()
-        self.n_eval_episodes = self.n_recorded
-
-    def _record(self, episodes: list[Episode]) -> None:
-        self.returns = [episode["return"] for episode in episodes]
-        super()._record(episodes[: self.n_recorded])
+        n_more = LAST_EPISODES - self.n_eval_episodes
+        if self.model.ranks.lead(n_more > 0 and len(self.evaluations_results) > 0):
+            more = self._play(n_more)
+            if self.model.ranks.leads:
+                self.returns = (*self.evaluations_results[-1], *(episode["return"] for episode in more))
 
     @property
     def last(self) -> list[float]:
         """The returns of the last evaluation."""
-        return self.returns or self.evaluations_results[-1]
+        return [*self.returns] or self.evaluations_results[-1]
 
     def better(self) -> str:
         """What to say of the best model, if it was evaluated as better than the last one."""

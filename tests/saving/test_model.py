@@ -116,7 +116,6 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(case, no_pickle, recwarn):
         file = saved(model)
         loaded = PPO_Plus.load(file, env=env, device="cpu", force_reset=False)
         (value, arrays), (expected, expected_arrays) = parts(saved(loaded)), parts(file)
-        expected["state"]["planned_gradient_steps"] = 0  # nothing is compiled for the loaded model yet
         assert value == expected
         assert arrays.keys() == expected_arrays.keys()
         assert all(

@@ -80,7 +80,7 @@ def test_entries_are_read_as_rl_zoo3_reads_them(tmp_path, minigrid, no_import_of
 def comparable(experiment):
     """An experiment in the form of rl_zoo3_entries.py: schedules as values, classes as names, γ in ``normalize``."""
     plain = dict(vars(experiment))
-    for field in ("env_id", "eval_env_kwargs", "seed", "device", "vec_env"):
+    for field in ("env_id", "eval_env_kwargs", "deterministic", "seed", "device", "vec_env"):
         del plain[field]
     for field in PARTS:
         plain[field] = [((part.cls.__module__, part.cls.__qualname__), part.kwargs) for part in plain[field]]
