@@ -48,7 +48,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"VecEnv|MaskLayout|ppo_plus\.formulas\.(schedules\.\w+|losses\.Distribution)",
+        r"VecEnv|MaskLayout|Game|ppo_plus\.formulas\.(schedules\.\w+|losses\.Distribution)",
     ),
     # Internal parts of a model.
     (

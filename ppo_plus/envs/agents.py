@@ -1,7 +1,7 @@
 """Many agents: a parallel PettingZoo environment as a vector environment whose rows are agents.
 
-A *game* with ``A`` possible agents is one environment, :class:`Team`, which has a row for each of them. Several copies
-of it are stepped as all others are, in this process or in others, and :class:`AgentsVecEnv` makes ``N = n A`` rows of
+A *game* with ``A`` possible agents is one environment, ``Team``, which has a row for each of them. Several copies
+of it are stepped as all others are, in this process or in others, and ``AgentsVecEnv`` makes ``N = n A`` rows of
 them. A row is a transition only if its agent was there before the step. For other rows ``dones[i]`` is true and
 ``infos[i] == {"autoreset": True}``, as for a step that only resets (:mod:`ppo_plus.envs.vec_env`).
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OBSERVATION, MASK = "observation", "action_mask"
 #: The entry that only the critic may see.
 STATE = "state"
-#: Further entries of a :class:`Team`: what its agents are now, their rewards, and the game's state.
+#: Further entries of a ``Team``: what its agents are now, their rewards, and the game's state.
 STATUS, REWARD, GAME = "status of agents", "reward of agents", "state of the game"
 #: The key of a Team's info with the infos of agents.
 INFOS = "agents"
@@ -257,13 +257,13 @@ def _infos(infos: Mapping[str, Info]) -> Info:
 
 
 class ReplayableTeam(Team):
-    """A :class:`Team` whose games can be replayed (:mod:`ppo_plus.envs.resumable.state`)."""
+    """A ``Team`` whose games can be replayed (:mod:`ppo_plus.envs.resumable.state`)."""
 
     replayable = True
 
 
 def make_team(env: Source, indicate_agents: bool = False, state: bool = False, **kwargs: object) -> Team:
-    """A :class:`Team` of a game; the arguments are those of :func:`make_agents`, and of what makes the game."""
+    """A ``Team`` of a game; the arguments are those of :func:`make_agents`, and of what makes the game."""
     game = open_game(env, "parallel_env", kwargs)
     if hasattr(game, "agent_iter"):
         if not game.metadata.get("is_parallelizable"):
@@ -278,7 +278,7 @@ def make_team(env: Source, indicate_agents: bool = False, state: bool = False, *
 
 
 class AgentsVecEnv(VecEnvWrapper):
-    """The agents of several :class:`Team` environments as rows: those of the first copy, in the order of its possible
+    """The agents of several ``Team`` environments as rows: those of the first copy, in the order of its possible
     agents, then those of the second, and so on. An episode is an agent's, from when it appears until it has ended.
 
     :param venv: the copies

@@ -1,7 +1,7 @@
 r"""Streams of reward: further rewards, each with a critic head, discount, λ and weight in the advantage.
 
 With streams :math:`k`, the policy learns from the advantages :math:`A + \sum_k w_k A_k`, where :math:`A` is that of the
-environment's reward; costs are weighed differently (:meth:`Streams.combined`). The value loss is the sum over all
+environment's reward; costs are weighed differently (``Streams.combined``). The value loss is the sum over all
 heads. ``K - 1`` is the number of streams, and so ``K`` that of values.
 """
 

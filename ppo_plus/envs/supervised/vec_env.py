@@ -27,6 +27,7 @@ from typing import Any, Literal, NoReturn
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import create_empty_array
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
@@ -105,8 +106,6 @@ class SupervisedVecEnv(VecEnv):
         self._attributes: list[dict[str, Any]] = [{} for _ in env_fns]
         #: Environments replaced between two steps: the reason, and what the reset of the fresh one returned.
         self._replaced: dict[int, tuple[str, Any]] = {}
-        #: The last observations, ``N`` rows.
-        self.last_obs: VecEnvObs = np.empty(0)
         #: Action masks after the last step, unless something else was called since.
         self._masks: np.ndarray | None = None
         self.closed = False
@@ -121,6 +120,8 @@ class SupervisedVecEnv(VecEnv):
                 self._fail(i, fault)
             self._names = [name for name, _ in made.values()]
             super().__init__(n, *made[0][1])
+            #: The last observations, ``N`` rows.
+            self.last_obs: Any = create_empty_array(self.observation_space, n)
             for worker in self._workers:
                 worker.share(self.observation_space, self.action_space)
             with suppress(TypeError):  # it cannot be sent

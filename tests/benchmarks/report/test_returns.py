@@ -78,6 +78,6 @@ def test_goals_are_reached_or_not(scores, cells):
 def test_table_puts_tasks_together():
     found = [result(arm, task, 1.0) for arm, task in [("a", "x"), ("a", "y"), ("b", "x"), *[("a", "x")] * 4]]
     lines = returns.table(found)
-    assert lines[0].startswith("| task | contender | seeds | last 100 training episodes |")
+    assert lines[0].startswith("| task | settings | seeds | last 100 training episodes |")
     assert [line.split(" | ")[:3] for line in lines[2:]] == [["| x", "a", "5"], ["| x", "b", "1"], ["| y", "a", "1"]]
     assert "1.0 [1.0, 1.0]" in lines[2] and "[" not in lines[3]

@@ -16,7 +16,7 @@ def test_no_speed_without_timings(tmp_path):
 def test_rows_have_a_line_for_each_contender_in_order():
     results = [scores.Result("task", name, seed, 1000, 200.0, 2.5) for name in "ba" for seed in range(3)]
     lines = scores.rows(results, scores.COLUMNS | scores.SPEED)
-    assert lines[0] == "| task | contender | steps | returns | IQM [95 %] | steps/s |"
+    assert lines[0] == "| task | trained with | steps | returns | IQM [95 %] | steps/s |"
     assert lines[2:] == [f"| task | {name} | 1,000 | 2.50, 2.50, 2.50 | 2.50 | 200 |" for name in "ba"]
 
 

@@ -20,7 +20,7 @@ from ppo_plus.zoo.tune import task as task_module
 from ppo_plus.zoo.tune.space import read_space, setting
 from ppo_plus.zoo.tune.task import SAMPLERS, Diverged, Plan, TuningTask, score
 
-CARTPOLE = load_experiment("CartPole-v1")
+CARTPOLE = load_experiment("CartPole-v1", variant="rl_zoo3")
 SPACE = read_space()
 
 

@@ -263,7 +263,7 @@ def write_space(folder):
 
 #: The study of the fixture `tuned`, as a command.
 TUNED = (
-    "--env Aiming-v0 --gym-packages tuning_envs -n 1024 --n-envs 1 -params n_steps:128 --seed 3 "
+    "--env Aiming-v0 --variant sb3 --gym-packages tuning_envs -n 1024 --n-envs 1 -params n_steps:128 --seed 3 "
     "--n-evaluations 1 --last-evals 1 --eval-episodes 3 --finalists 1 --max-total-trials 3 "
     "--study-name whole"
 ).split()
