@@ -628,7 +628,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         :param n_epochs: passes over the data, at most, at least 1
         :param batch_size: transitions per minibatch, at least 1; with memory, those of at least one episode
         :param learning_rate: constant, above 0
-        :param validation_split: share of episodes (or transitions, if ends are unknown) to validate by, in ``[0, 1)``
+        :param validation_split: share of episodes (transitions, if ends are unknown) to validate by, in ``[0, 0.999]``
         :param patience: epochs without a lower validation loss after which it ends with the weights of the lowest, at
             least 1; ``None``: never
         :param progress_bar: show one

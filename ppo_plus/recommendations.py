@@ -1,9 +1,11 @@
 """Settings for an environment that nobody has tuned, chosen by what is known of it before training."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import GymEnv
@@ -29,8 +31,7 @@ def recommended(env: GymEnv | str, n_timesteps: int | None = None) -> dict[str, 
         model = PPO_Plus(env=env, **recommended(env) | {"gamma": 0.999})
 
     They depend on the spaces, the number of environments and the budget alone. The environment is neither reset nor
-    stepped; one that is made from an id is closed. ``docs/learning.md`` has the reason for each rule, and
-    ``docs/results.md`` what they reach.
+    stepped; one that is made from an id is closed. ``docs/learning.md`` has the reason for each rule.
 
     :param env: anything that ``PPO_Plus`` takes as its environment; several at once learn faster, see
         :func:`~ppo_plus.make_vec`
@@ -62,10 +63,16 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     seen = parts_of(as_dict(env.observation_space)).values()
     if any(isinstance(part, spaces.Box) and not is_image_space(part) for part in seen):
         arguments["normalize_observations"] = True
-    kinds = [isinstance(space, spaces.Box) for space in _single_spaces(env.action_space)]
-    if any(kinds):
+    actions = list(_single_spaces(env.action_space))
+    boxes = [space for space in actions if isinstance(space, spaces.Box)]
+    for space in filter(_is_far_from_unit, boxes):
+        problem = f"action_space={space}: the first actions are near 0, with a standard deviation of 0.5"
+        warnings.warn(
+            f"{problem}: wrap the environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0)", stacklevel=3
+        )
+    if boxes:
         policy_kwargs["log_std_init"] = -0.7
-    if not all(kinds):
+    if len(boxes) < len(actions):
         arguments["ent_coef"] = 0.01
     return arguments | ({"policy_kwargs": policy_kwargs} if policy_kwargs else {})
 
@@ -87,6 +94,13 @@ def policy_arguments(env: gym.Env | VecEnv) -> dict[str, Any]:
     if hidden := getattr(env, "critic_only", ()):
         arguments["policy_kwargs"] = {"actor_keys": [key for key in space if key not in (*hidden, MASK)]}
     return arguments
+
+
+def _is_far_from_unit(space: spaces.Box) -> bool:
+    """Whether the first actions cover little of the bounds, or are mostly beyond them."""
+    low, high = (bound[space.bounded_below & space.bounded_above].astype(float) for bound in (space.low, space.high))
+    center, half = (low + high) / 2, (high - low) / 2
+    return bool(np.any((abs(center) > half / 2) | (half > 5.0) | (half < 0.1)))
 
 
 def _single_spaces(space: spaces.Space) -> Iterator[spaces.Space]:

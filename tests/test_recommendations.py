@@ -79,6 +79,16 @@ def test_rollouts_fit_the_environments_and_the_budget(n_envs, n_timesteps, n_ste
     assert n_steps * n_envs % batch_size == 0
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "warns"),
+    [(-1, 1, False), (-2, 2, False), (-0.4, 0.4, False), (-np.inf, np.inf, False), (-1, 2, False)]
+    + [(0, 50, True), (5, 10, True), (-100, 100, True), (0, 1, True)],
+)
+def test_bounds_far_from_the_first_actions_are_named(low, high, warns, recwarn):
+    settings_for(Untouched(action_space=spaces.Box(low, high, (2,))), 8)
+    assert len(recwarn) == warns and all("RescaleAction(env, -1.0, 1.0)" in str(each.message) for each in recwarn)
+
+
 def test_several_environments_count_and_those_of_an_id_are_closed():
     assert recommended(gym.make_vec("CartPole-v1", num_envs=4))["n_steps"] == 512
     assert recommended(make_vec("CartPole-v1", 8)) == recommended("CartPole-v1") | {"n_steps": 256}

@@ -59,7 +59,7 @@ def clone(
     for name, count in {"n_epochs": n_epochs, "batch_size": batch_size}.items():
         require_int(name, count, 1)
     require_number("learning_rate", learning_rate, 0, LARGEST, above=True)
-    require_number("validation_split", validation_split, 0, 1 - 1e-9)
+    require_number("validation_split", validation_split, 0, 0.999)
     require_int("patience", patience, 1, or_none=True)
     settings = model._refresh()
     warn_of_statistics(model._trained_normalized, model.env)

@@ -5,6 +5,7 @@ from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch as th
@@ -53,8 +54,11 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
     :raises ValueError: something is missing, unknown, or does not fit the spaces: names the row
     """
     if isinstance(dataset, (str, Path)) and Path(dataset).suffix == ".npz":
-        with np.load(dataset) as file:
-            dataset = dict(file)
+        try:
+            with np.load(dataset) as file:
+                dataset = dict(file)
+        except (ValueError, BadZipFile):
+            raise ValueError(f"dataset={str(dataset)!r} must be a file of numpy.savez, of arrays of numbers") from None
     if isinstance(dataset, tuple) and len(dataset) == 2 and not any(map(_has_entries, dataset)):
         dataset = dict(zip(NAMES, dataset, strict=False))
     if hasattr(dataset, "to_numpy"):
@@ -139,6 +143,8 @@ def _checked(model: Model, name: str, dataset: Any, whole: bool) -> dict[str, An
     n, distribution, masks = _count(given["actions"]), model.policy.distribution, given.get(MASKS)
     if not n:
         raise ValueError(f"{name} is empty: give it at least one transition")
+    if (n_observations := _count(given["observations"])) != n:
+        raise ValueError(f"{name} has {n_observations:,} observations and {n:,} actions: give as many of both")
     if isinstance(model.action_space, spaces.Discrete):
         given["actions"] = _choices(given["actions"], model.action_space)
     data: dict[str, Any] = {

@@ -43,7 +43,7 @@ def record_demonstrations(
     """
     require_int("n_episodes", n_episodes, 1)
     predict = getattr(demonstrator, "predict", None)
-    if predict is None and not callable(demonstrator):
+    if isinstance(demonstrator, type) or (predict is None and not callable(demonstrator)):
         raise TypeError(f"demonstrator={demonstrator!r} must be a model, or a function from observation to action")
     made = as_vec_env(maybe_make_env(env, 0))
     check_spaces(made)

@@ -37,7 +37,7 @@ from ppo_plus.model import Model
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.streams import Stream
 from ppo_plus.process import assigned
-from ppo_plus.require import NotFinite, require_int, require_spaces
+from ppo_plus.require import NotFinite, require_int, require_kind, require_spaces
 
 #: Steps of an environment in an evaluation after which a warning says that no episode has ended.
 LONG = 10_000
@@ -76,6 +76,7 @@ def evaluate(
     if isinstance(n_eval_episodes, (gym.Env, VecEnv)):
         raise TypeError(f"n_eval_episodes={n_eval_episodes!r} is an environment: pass env={n_eval_episodes!r}")
     require_int("n_eval_episodes", n_eval_episodes, 1)
+    require_kind("deterministic", deterministic, bool, "True or False")
     if env is not None:
         env = model._wrap_env(env, model.verbose)
         vec_env = with_statistics_of(model, env)

@@ -170,8 +170,9 @@ def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[s
     for name in (*names, f"default/{variant}"):
         if name in entries:
             return name, require_mapping(f"{source}, {name}: the entry", entries[name])
-    variants = ", ".join(name for name in entries if str(name).startswith((f"{env_id}/", f"{bare}/"))) or "none"
-    raise ValueError(f"{source} has no entry {' or '.join(names)}; variants of {bare}: {variants}")
+    prefixes = (f"{env_id}/", f"{bare}/", "default/")
+    variants = dict.fromkeys(str(name).rpartition("/")[2] for name in entries if str(name).startswith(prefixes))
+    raise ValueError(f"{source} has no entry {' or '.join(names)}; variants of {bare}: {', '.join(variants) or 'none'}")
 
 
 class Loader(yaml.SafeLoader):

@@ -808,11 +808,11 @@ WRONG = {
     ),
     "too few observations": (
         pairs(8) | dict(observations=np.zeros((7, 5))),
-        r"row 7 of dataset\['observations'\] is 'missing'",
+        "dataset has 7 observations and 8 actions: give as many of both",
     ),
     "too many observations": (
         pairs(8) | dict(observations=np.zeros((9, 5))),
-        r"dataset\['observations'\]: it has the shape \(9, 5\), and Box.* needs \(8, 5\)",
+        "dataset has 9 observations and 8 actions",
     ),
     "too many rewards": (
         pairs(8) | dict(rewards=np.zeros(9)),
@@ -842,7 +842,7 @@ WRONG = {
     "an episode": ([pairs(4), changed(3, 5.0)], r"row 3 of dataset\[1\]\['actions'\] is array\(\[5\., 5\.\]"),
     "lengths of an episode": (
         [pairs(4) | dict(observations=np.zeros((6, 5)))],
-        r"dataset\[0\]\['observations'\]: it has the shape \(6, 5\)",
+        r"dataset\[0\] has 6 observations and 4 actions",
     ),
     "masks": (pairs(2) | dict(action_masks=np.ones((2, 3))), "entries"),
     "an unknown entry of an episode": ([pairs(4) | dict(obs=1)], r"dataset\[0\] has .*'obs'.*: it needs"),
@@ -928,3 +928,11 @@ def test_wrong_arguments(argument, message):
 def test_weights_that_are_not_finite_are_an_error():
     with pytest.raises(FloatingPointError, match=r"not finite after an update with learning_rate=1e\+38: lower it"):
         make_model(env=vec(BOX)).pretrain(pairs(8), n_epochs=3, learning_rate=1e38)
+
+
+def test_files_and_demonstrators_of_other_kinds_are_named(tmp_path):
+    (tmp_path / "bad.npz").write_text("text")
+    with pytest.raises(ValueError, match=r"bad.npz' must be a file of numpy\.savez"):
+        make_model(env=vec(BOX)).pretrain(tmp_path / "bad.npz")
+    with pytest.raises(TypeError, match="demonstrator=.* must be a model"):
+        record_demonstrations(PPO_Plus, "CartPole-v1", 1)

@@ -41,8 +41,8 @@ WITH_RESUME = {*"resume processes command prepare gym_packages trust_config trac
 
 TRAIN = """
 Train PPO_Plus, evaluate it during training, and save the last model, the best model and a learning curve in a new
-folder below -f. The settings are the package's tuned ones for the environment, or else its defaults. Ctrl-C ends the
-training early and saves what was learned.
+folder below -f. The settings are the package's tuned ones for the environment, or else the recommended ones. Ctrl-C
+ends the training early and saves what was learned.
 """
 
 ZOO = """

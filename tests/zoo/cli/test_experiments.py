@@ -196,7 +196,7 @@ def test_training_a_saved_model_further(folder, monkeypatch):
         (["--env", "CartPole-v1", "-f", "dangling"], "-f dangling: dangling is a file, or a link to nothing"),
         (["--env", "CartPole-v1", "-tb", "/proc/x"], "-tb /proc/x: this folder cannot be created"),
         (["--env", "CartPole-v1", "-params", "normalize:dict(clip_obs='x')"], "clip_obs='x' must be like its default"),
-        (["--env", "CartPole-v1", "--variant", "nope"], "variants of CartPole-v1: CartPole-v1/rl_zoo3, CartP"),
+        (["--env", "CartPole-v1", "--variant", "nope"], "variants of CartPole-v1: sb3, rl_zoo3, gSDE"),
         (["--env", "CartPole-v1", "--gym-packages", "no_such_package"], "no_such_package"),
         (["--env", "CartPole-v1", "--gym-packages", "my_env.py"], "give that of its module, 'my_env'"),
         (["--env", "CartPole-v1", "-params", "lr:1e-3"], "error: unknown key 'lr': did you mean 'learning_rate'?"),
