@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -18,7 +19,7 @@ from ppo_plus.envs.resumable.attributes import NotResumableError, State, differ,
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry
 from ppo_plus.ppo import PPO_Plus
-from ppo_plus.require import require_int, require_number, require_one_of
+from ppo_plus.require import require_int, require_kind, require_number, require_one_of
 from ppo_plus.saving.files import replacing
 from ppo_plus.trees import tree_map
 
@@ -59,6 +60,7 @@ class SelfPlay(gym.Env):
     def __init__(
         self, env: Source, opponents: Mapping[str, Any] | None = None, seat: str | None = None, **kwargs: object
     ):
+        require_kind("opponents", opponents, (Mapping, NoneType), "a dict of names and opponents")
         game = open_game(env, "env", kwargs)
         if not hasattr(game, "agent_iter"):
             from pettingzoo.utils.conversions import parallel_to_aec
@@ -136,9 +138,32 @@ class SelfPlay(gym.Env):
         return rest[OBSERVATION] if [*rest] == [OBSERVATION] else rest, mask
 
     def _reply(self, agent: str) -> Action:
-        """The action of an opponent."""
+        """The action of an opponent.
+
+        :raises ValueError: it is not in the action space, or masked
+        """
         name, (obs, mask), seed = self._seats[agent], self._seen(), int(self.np_random.integers(2**31))
         player = self.snapshots.get(name, self.opponents.get(name))
+        space = self.action_space
+        if player is None:
+            space.seed(seed)
+            # Gymnasium's masks are of this type.
+            is_masked = mask is not None and isinstance(space, spaces.Discrete)
+            return space.sample(mask.astype(np.int8)) if is_masked else space.sample()  # type: ignore[union-attr]
+        try:
+            action = self._chosen(player, agent, obs, mask, seed)
+        except Exception as error:
+            error.add_note(f"It was raised by the opponent {name!r}.")
+            raise
+        fits = space.contains(np.asarray(action, space.dtype) if isinstance(space, spaces.Box) else action)
+        if fits and mask is not None and isinstance(space, spaces.Discrete):
+            fits = bool(mask[action - space.start])
+        if not fits:
+            allowed = f"{space}, with the mask {mask}" if mask is not None else space
+            raise ValueError(f"opponents: {name!r} has chosen {action!r:.80}: let it choose from {allowed}")
+        return action  # type: ignore[no-any-return]
+
+    def _chosen(self, player: Any, agent: str, obs: Any, mask: np.ndarray | None, seed: int) -> Any:
         if isinstance(player, ActorCriticPolicy):
             generator, masks = th.default_generator, None if mask is None else th.from_numpy(mask[None].astype(bool))
             before = generator.get_state()
@@ -149,12 +174,7 @@ class SelfPlay(gym.Env):
                 output, self._carries[agent] = player.act(player.obs_to_tensor(obs)[0], carry, NO_START, masks)
             generator.set_state(before)
             return player.distribution.to_env(output.actions.numpy(force=True))[0]
-        if player is not None:
-            return player(obs, mask)
-        self.action_space.seed(seed)
-        # Gymnasium's masks are of this type.
-        is_masked = mask is not None and isinstance(self.action_space, spaces.Discrete)
-        return self.action_space.sample(mask.astype(np.int8)) if is_masked else self.action_space.sample()  # type: ignore[union-attr]
+        return player(obs, mask)
 
     def get_state(self) -> State:
         """The present game, for :mod:`ppo_plus.envs.resumable.state`."""
@@ -200,7 +220,8 @@ class League(BaseCallback):
     :param power: of that, at least 0
     :param share_random: share of the opponents that draw actions at random, which anchors ratings, in ``[0, 1]``
     :param path: file for :meth:`table` as CSV, written at each snapshot; ``None``: none
-    :raises ValueError: an argument is out of range; when training starts: not made of ``SelfPlay``, or normalized
+    :raises ValueError: an argument is out of range, or ``path`` is a folder; when training starts: not made of
+        ``SelfPlay``, or normalized
     """
 
     def __init__(
@@ -216,6 +237,8 @@ class League(BaseCallback):
         require_one_of("choose", choose, ("latest", "uniform", "prioritized"))
         require_number("power", power, 0)
         require_number("share_random", share_random, 0, 1)
+        if path is not None and Path(path).is_dir():
+            raise ValueError(f"path={str(path)!r} is a folder: name a file in it, such as {Path(path) / 'ratings.csv'}")
         self.every, self.choose, self.power, self.share_random = every, choose, power, share_random
         self.path = path
         self.rating, self.n_rollouts = 0.0, 0
@@ -244,7 +267,10 @@ class League(BaseCallback):
             self._take()
 
     def _on_rollout_start(self) -> None:
-        if self.n_rollouts and self.n_rollouts % self.every == 0:
+        if self.n_rollouts == 0:
+            # Training starts new games: those of its environments may be against others.
+            self.model._last_obs = None
+        elif self.n_rollouts % self.every == 0:
             self._take()
         self.n_rollouts += 1
         self.training_env.set_attr("chances", self.chances())
@@ -273,7 +299,9 @@ class League(BaseCallback):
         return {RANDOM: self.share_random, **shares}
 
     def _record(self, result: float, opponents: list[str]) -> None:
-        """Count a game."""
+        """Count a game, unless it began against opponents of another league."""
+        if not self.players.keys() >= {*opponents}:
+            return
         met = [self.players[name] for name in opponents]
         expected = 1.0 / (1.0 + 10.0 ** ((np.mean([player["rating"] for player in met]) - self.rating) / 400.0))
         self.rating += K * (result - float(expected))

@@ -1,6 +1,8 @@
 """Self-play: the learner's seat, its opponents, and the league of snapshots."""
 
 import csv
+import re
+import traceback
 
 import numpy as np
 import pytest
@@ -125,6 +127,40 @@ def test_ratings_are_elos():
     assert league.rating < 16 * 10 / 11 and league.players["a"] == {"rating": 400.0, "games": 2, "win_rate": 0.49875}
 
 
+def test_a_new_league_begins_with_new_games():
+    env = games()
+    PPO_Plus("MlpGruPolicy", env, **ARGUMENTS).learn(256, League(every=1))
+    model = PPO_Plus("MlpPolicy", env, **ARGUMENTS)
+    first, second = League(every=1), League(every=1)
+    for league in (first, second, first):
+        before = sum(row["games"] for row in league.table())
+        model.ep_info_buffer = None
+        model.learn(128, league, reset_num_timesteps=False)
+        assert {*env.get_attr("snapshots")[0]} == {*league.weights}
+        n_games = sum(row["games"] for row in league.table()) - before
+        # A league that comes back does not count the games that began against others.
+        assert (n_games == len(model.ep_info_buffer)) == (before == 0)
+    assert [*first.weights] == ["step_0", "step_64", "step_256", "step_320"]
+    assert [*second.weights] == ["step_128", "step_192"]
+
+
+@pytest.mark.parametrize(
+    ("choose", "error", "message"),
+    [
+        (lambda obs, mask: None, ValueError, r"opponents: 'x' has chosen None: .* from Discrete\(9\)"),
+        (lambda obs, mask: 9, ValueError, r"opponents: 'x' has chosen 9: .* from Discrete\(9\)"),
+        (lambda obs, mask: int(mask.argmin()), ValueError, r"'x' has chosen 0: .*, with the mask \[0 1"),
+        (lambda obs, mask: mask[99], IndexError, "raised by the opponent 'x'"),
+    ],
+)
+def test_opponents_that_fail_or_break_rules_are_named(choose, error, message):
+    env = SelfPlay(TICTACTOE, {"x": choose}, seat="player_1")
+    env.reset(seed=0)
+    with pytest.raises(error) as found:
+        env.step(0)
+    assert re.search(message, "".join(traceback.format_exception_only(found.value)))
+
+
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy"])
 @pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
 def test_a_league_resumes_exactly(policy, vec_env, tmp_path):
@@ -153,6 +189,9 @@ def test_a_league_resumes_exactly(policy, vec_env, tmp_path):
         (lambda: SelfPlay(TICTACTOE, seat="x"), ValueError, "seat='x' must be one of 'player_1', 'player_2'"),
         (lambda: SelfPlay(TICTACTOE, {"a": 3}), TypeError, "opponents: 'a' is 3: pass a function"),
         (lambda: SelfPlay(TICTACTOE, {"a": PPO("MlpPolicy", "CartPole-v1")}), TypeError, "opponents: 'a' is ActorCr"),
+        (lambda: SelfPlay(TICTACTOE, "random"), TypeError, "opponents='random' must be a dict of names and opponents"),
+        (lambda: League(path="."), ValueError, "path='.' is a folder: name a file in it, such as ratings.csv"),
+        (lambda: PPO_Plus("MlpPolicy", "selfplay:math"), ValueError, "an id for the shell: .*ppo_plus.SelfPlay"),
         (lambda: SelfPlay("math"), TypeError, "env='math' has no env: use ppo_plus.SelfPlay for games with turns"),
         (lambda: PPO_Plus("MlpPolicy", "CartPole-v1").learn(1, League()), ValueError, "no opponents for a League"),
         (

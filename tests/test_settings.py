@@ -3,6 +3,7 @@
 import inspect
 import re
 import warnings
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -86,6 +87,10 @@ NO_ENVS = [
     (
         VecNormalize(gym.make_vec("CartPole-v1", 2)),
         r"VecNormalize\(.*VectorEnv.*wrap VecNormalize\(ppo_plus.as_vec_env",
+    ),
+    (
+        SimpleNamespace(possible_agents=["a"]),
+        "must be a Gymnasium .*make_agents takes .* of PettingZoo, and .*SelfPlay",
     ),
     (OldGym(), r"must be a Gymnasium environment, .*GymV21CompatibilityV0\(env=env\)"),
 ]

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from inspect import signature
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium as gym
@@ -23,9 +25,10 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Info, check_obs, row_of
 from ppo_plus.envs.make_vec import make_vec
-from ppo_plus.envs.supervised.vec_env import RESTART
+from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.policy.observations import parts_of
+from ppo_plus.require import unknown_argument
 from ppo_plus.trees import mapped
 
 if TYPE_CHECKING:
@@ -87,7 +90,11 @@ def make_agents(
     :raises TypeError: ``env`` is something else
     :raises ModuleNotFoundError: there is no such module, or PettingZoo is not installed
     """
-    if not isinstance(env, str) and not callable(env) and n_envs != 1:
+    known = {name: name for make in (make_agents, SupervisedVecEnv) for name in signature(make).parameters}
+    for name, value in supervision.items():
+        if name not in known:
+            raise unknown_argument("make_agents", name, value, known)
+    if not isinstance(env, (str, ModuleType)) and not callable(env) and n_envs != 1:
         raise ValueError(f"n_envs={n_envs!r} copies need a function: pass one that makes {env} instead of that")
     make = partial(make_team, env, indicate_agents, state)
     return AgentsVecEnv(make_vec(make, n_envs, seed, env_kwargs, vec_env, **supervision))
@@ -100,14 +107,17 @@ def open_game(env: Source, function: str, kwargs: dict[str, object]) -> "Game":
     :raises TypeError: something else than an environment of PettingZoo
     """
     make = env
+    if isinstance(env, ModuleType):
+        raise TypeError(f"env={env!r} is a module: pass its name, {env.__name__!r}, or {env.__name__}.{function}")
     if isinstance(env, str):
         try:
             make = getattr(import_module(env), function, None)
-        except ModuleNotFoundError as error:
+        except (ModuleNotFoundError, ValueError) as error:
             remedy = "correct the name, or install PettingZoo and its games: pip install 'ppo_plus[agents]'"
-            raise ModuleNotFoundError(f"env={env!r} cannot be imported ({error}): {remedy}") from None
+            raise ModuleNotFoundError(f"env={env!r} cannot be imported ({error}): {remedy}") from error
         if make is None:
-            remedy = "use ppo_plus.SelfPlay for games with turns, and ppo_plus.make_agents for others"
+            others = "ppo_plus.make_agents for others (in a shell, selfplay: and pettingzoo:)"
+            remedy = f"use ppo_plus.SelfPlay for games with turns, and {others}"
             raise TypeError(f"the module env={env!r} has no {function}: {remedy}")
     elif kwargs and not callable(env):
         raise TypeError(f"env_kwargs={kwargs!r} need a function: pass one that makes {env} instead of that")

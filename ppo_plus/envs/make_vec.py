@@ -154,10 +154,15 @@ def _takes_tensors(env: VectorEnv[Any, Any, Any]) -> bool:
 
 def checked_env(env: GymEnv | str, verbose: int = 0) -> GymEnv:
     """The environment, made if it was an id, if its spaces are supported."""
+    games = "ppo_plus.make_agents takes environments of PettingZoo, and ppo_plus.SelfPlay those with turns"
+    if isinstance(env, str) and env.startswith(("pettingzoo:", "selfplay:")):
+        raise ValueError(f"env={env!r} is an id for the shell: {games}")
     made: GymEnv = as_vec_env(maybe_make_env(env, verbose))
     if not isinstance(made, (gym.Env, VecEnv)):
         remedy = "shimmy's GymV21CompatibilityV0(env=env) and GymV26CompatibilityV0 convert those of the old gym"
-        if callable(made):
+        if hasattr(made, "possible_agents"):
+            remedy = games
+        elif callable(made):
             remedy = "call it, env(), or make several of them, ppo_plus.make_vec(env, n_envs=8)"
         elif isinstance(made, (list, tuple)):
             remedy = "make one of them all, ppo_plus.make_vec(env_id, n_envs=8), or of functions DummyVecEnv(functions)"

@@ -83,7 +83,11 @@ def import_packages(names: Iterable[str]) -> None:
         if name.endswith(".py"):
             raise ValueError(f"{name!r} is the name of a file: give that of its module, {Path(name).stem!r}")
         _search_current_folder()
-        _imported(name)
+        try:
+            _imported(name)
+        except ModuleNotFoundError as error:
+            remedy = "give its whole name, such as mpe2.simple_spread_v3, or install its package"
+            raise ModuleNotFoundError(f"{name!r} cannot be imported ({error}): {remedy}", name=error.name) from error
 
 
 def _search_current_folder() -> None:

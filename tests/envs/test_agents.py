@@ -1,5 +1,6 @@
 """Many agents as rows of a vector environment: as if each had been recorded alone."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -276,11 +277,19 @@ def test_mistakes_of_games_are_named(mistake, message):
     ("env", "options", "error", "message"),
     [
         ("no_such.game", {}, ModuleNotFoundError, r"env='no_such.game' cannot be imported .*pip install"),
-        ("math", {}, TypeError, "env='math' has no parallel_env: .*SelfPlay"),
+        ("math", {}, TypeError, "env='math' has no parallel_env: .*SelfPlay.*selfplay:"),
         (Crowd(), {"n_envs": 2}, ValueError, "n_envs=2 copies need a function: pass one that makes crowd"),
         (Crowd(), {"env_kwargs": {"end": 1}}, TypeError, "env_kwargs={'end': 1} need a function"),
         (lambda: 3, {}, TypeError, "env=3 must be an environment of PettingZoo with possible agents: .*make_vec"),
         (Crowd, {"n_envs": 0}, ValueError, "n_envs=0 must be at least 1"),
+        ("", {}, ModuleNotFoundError, "env='' cannot be imported .*correct the name"),
+        (
+            math,
+            {"n_envs": 2},
+            TypeError,
+            "env=<module 'math'.*> is a module: pass its name, 'math', or math.parallel_e",
+        ),
+        (Crowd, {"indicate_agent": True}, TypeError, "=True is not an argument of make_agents: .*indicate_agents"),
         (Crowd, {"restarts": 3}, ValueError, "restarts=3 needs processes"),
     ],
 )
