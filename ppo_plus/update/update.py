@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -146,10 +146,10 @@ class Trainer:
                 minibatch = compiled_minibatch(rule, flat, coefficients, self.compilation)
             else:
                 minibatch = in_place(rule, flat, coefficients)
-            update = Update(self, rule, state, on_cpu, minibatch, answer_interrupt, device)
+            update = Update(self, rule, state, on_cpu, minibatch, answer_interrupt, trainable(flat))
             yield update
             update.finish()
-            if not all(bool(weights.isfinite().all()) for weights in trainable(flat)):
+            if not update.ends_finite:
                 rate = f"learning_rate={update.learning_rate:g}"
                 raise NotFinite(f"the weights are not finite after an update with {rate}: lower it, or max_grad_norm")
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)
@@ -189,9 +189,9 @@ class Update:
         coefficients: Coefficients,
         minibatch: Minibatch,
         answer_interrupt: Callable[[], None],
-        device: th.device,
+        weights: Sequence[th.Tensor],
     ):
-        self._trainer, self.control, self._device = trainer, rule.control, device
+        self._trainer, self.control, self._device = trainer, rule.control, weights[0].device
         self.state, self.coefficients = state, coefficients
         self._minibatch, self._answer_interrupt = minibatch, answer_interrupt
         #: That of the first group, logged unrounded.
@@ -199,7 +199,10 @@ class Update:
         self._may_stop = type(self.control).after_minibatch is not KLControl.after_minibatch
         # Whether to ask after each minibatch if it was the last one. On CUDA, waiting for the answer takes longer than
         # making the others, which change no weight; but they must not change buffers or draw numbers either.
-        self._asks = device.type != "cuda" or rule.may_change_buffers
+        self._asks = self._device.type != "cuda" or rule.may_change_buffers
+        self._weights = weights
+        #: Whether all weights were finite when they were read last.
+        self.ends_finite = True
         #: The names of the diagnostics.
         self._names: tuple[str, ...] = ()
         #: The records of each epoch since they were read last, and of all epochs that were read.
@@ -248,7 +251,9 @@ class Update:
 
     def _read(self) -> th.Tensor:
         """Read what the epochs since the last call left, in one copy; returns the records of the last one."""
-        tables, state = read(([th.stack(records) for records in self._unread[:-1]], tuple(self.state)))
+        finite = [weights.isfinite().all() for weights in self._weights]
+        tables, state, finite = read(([th.stack(records) for records in self._unread[:-1]], tuple(self.state), finite))
+        self.ends_finite = all(map(bool, finite))
         self.state, self._unread = KLState(*state), [[]]
         for table in tables:
             self._tables.append(table)

@@ -83,8 +83,8 @@ def test_a_control_may_end_the_update_after_an_epoch():
     with packed(model.policy.optimizer) as flat:
         real = in_place(rule, flat, coefficients_of(values))
         rollout = model.rollout_buffer.on_device()
-        state, cpu = rule.control.init(), th.device("cpu")
-        update = Update(Trainer(Compilation()), rule, state, coefficients_of(values), minibatch, list, cpu)
+        state = rule.control.init()
+        update = Update(Trainer(Compilation()), rule, state, coefficients_of(values), minibatch, list, [th.zeros(1)])
         for epoch in (1, 2):
             assert not update.stopped
             for _ in range(2):
