@@ -185,7 +185,8 @@ class Failing(Crowd):
 
 
 def test_a_game_that_fails_is_a_time_limit_for_those_who_are_there():
-    options = {"vec_env": "subproc", "restarts": 99, "report": print, "n_workers": 1}
+    # A class of a test can be found by a process that is forked alone.
+    options = {"vec_env": "subproc", "restarts": 99, "report": print, "n_workers": 1, "start_method": "fork"}
     env = make_agents(partial(Failing, 0.2, 0.0), 2, seed=0, **options)
     last = env.reset()
     failed, alive = [], env.observed.copy()
