@@ -55,7 +55,7 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     policy_kwargs = arguments.pop("policy_kwargs", {})
     most = TRANSITIONS if n_timesteps is None else min(TRANSITIONS, n_timesteps // LEAST_ROLLOUTS)
     # Minibatches are of the same size.
-    n_steps = max(most // n_envs // 8 * 8, LEAST_STEPS)
+    n_steps = max(most // n_envs // MINIBATCHES[0] * MINIBATCHES[0], LEAST_STEPS)
     n_minibatches = next((n for n in MINIBATCHES if n_steps * n_envs // n >= LEAST_BATCH), 1)
     arguments |= {"n_steps": n_steps, "batch_size": n_steps * n_envs // n_minibatches}
     # A step that fits every scale of rewards, and observations.

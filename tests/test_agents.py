@@ -7,9 +7,10 @@ import gymnasium as gym
 import pytest
 from parametrization import sample
 
+from ppo_plus.saving.files import file_name
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.hyperparams import read_mapping
-from ppo_plus.zoo.runs import ALGO, RunFolder, file_name
+from ppo_plus.zoo.runs import ALGO, RunFolder
 
 AGENTS = Path(__file__).parents[1] / "agents"
 FIGURES = [json.loads(line) for line in (AGENTS / "agents.jsonl").read_text(encoding="utf-8").splitlines()]

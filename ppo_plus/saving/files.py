@@ -17,6 +17,11 @@ except ImportError:  # Windows: nothing is locked there
 UNFINISHED = ".*.part"
 
 
+def file_name(env_id: str) -> str:
+    """An environment id without characters that have a meaning in paths: ``ALE-Pong-v5``."""
+    return env_id.replace("/", "-").replace(":", "-")
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write under another name in the same folder, which replaces ``path`` at the end of the block.

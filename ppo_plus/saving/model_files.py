@@ -25,6 +25,7 @@ from ppo_plus.require import require_installed
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
 from ppo_plus.saving.export import Normalization, export, outermost
+from ppo_plus.saving.files import file_name
 from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.format.names import constructor_arguments
 from ppo_plus.saving.hub import fetch, observation_statistics, push
@@ -277,7 +278,7 @@ class ModelFiles(SavedModel):
         ]
         text = "\n".join(f"{name}: {settings[name]}" for name in sorted(changed))
         with TemporaryDirectory() as folder:
-            path = Path(folder) / f"{env_id.replace('/', '-').replace(':', '-')}.zip"
+            path = Path(folder) / f"{file_name(env_id)}.zip"
             self.save(path)
             if normalize is not None:
                 write_statistics(normalize, statistics_path(path))

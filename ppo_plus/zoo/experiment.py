@@ -27,11 +27,12 @@ from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.process import torch_threads
 from ppo_plus.recommendations import policy_arguments, settings_for
 from ppo_plus.saving import statistics
+from ppo_plus.saving.files import file_name
 from ppo_plus.saving.statistics import statistics_path
 from ppo_plus.zoo import hyperparams
 from ppo_plus.zoo.hyperparams import Value, errors_of, format_literal, plain, positive_int, read_arguments, read_literal
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, find_env, import_class, is_atari
-from ppo_plus.zoo.runs import RunFolder, file_name
+from ppo_plus.zoo.runs import RunFolder
 
 
 @dataclass(frozen=True)

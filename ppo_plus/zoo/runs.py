@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ppo_plus.saving.files import UNFINISHED, claim
+from ppo_plus.saving.files import UNFINISHED, claim, file_name
 from ppo_plus.zoo.hyperparams import read_mapping
 from ppo_plus.zoo.installation import command
 
@@ -80,11 +80,6 @@ class RunFolder:
     def arguments(self) -> dict[str, Any]:
         """The arguments that the run was started with, besides its settings."""
         return read_mapping(self.settings / "args.yml")
-
-
-def file_name(env_id: str) -> str:
-    """An environment id without characters that have a meaning in paths: ``ALE-Pong-v5``."""
-    return env_id.replace("/", "-").replace(":", "-")
 
 
 def new_folder(log_folder: Path, env_id: str) -> RunFolder:

@@ -16,14 +16,14 @@ from ppo_plus import PPO_Plus
 from ppo_plus.callbacks import save_with_statistics
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.files import replacing, write_text
+from ppo_plus.saving.files import file_name, replacing, write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import Evaluations, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.experiment import Experiment, load_model, make_envs, make_model, saved_experiment
 from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, command, import_options, this_command
 from ppo_plus.zoo.results import plot_learning_curve
-from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder
+from ppo_plus.zoo.runs import ALGO, Options, RunFolder, new_folder
 
 
 @dataclass(frozen=True)

@@ -43,19 +43,12 @@ class SharedArrays:
 
 
 def _empty(space: spaces.Space) -> Any:
-    """Arrays for a space, of which only shape and dtype are used.
-
-    :raises ValueError: its values have no fixed shape
-    """
+    """Arrays for a space, of which only shape and dtype are used; workers have checked that it is supported."""
     if isinstance(space, spaces.Dict):
         return {key: _empty(sub) for key, sub in space.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(map(_empty, space))
-    if space.shape is None or space.dtype is None or np.dtype(space.dtype).hasobject:
-        raise ValueError(
-            f"the space {space} has no arrays of a fixed shape, which processes share: use a Box, Discrete, "
-            'MultiDiscrete, MultiBinary, or a Dict or Tuple of them, or vec_env="dummy"'
-        )
+    assert space.shape is not None
     return np.empty(space.shape, space.dtype)
 
 

@@ -76,7 +76,7 @@ class SupervisedVecEnv(VecEnv):
     :param n_workers: number of processes, each with about as many environments, at least 1; ``None``: one for each
         environment, ``"auto"``: one for each core that this process may use
     :raises EnvFault: an environment failed, and no restart is left; from each method
-    :raises ValueError: observations have no arrays of a fixed shape, or there is no such ``start_method``
+    :raises ValueError: the spaces are not supported, or there is no such ``start_method``
     """
 
     def __init__(

@@ -264,10 +264,7 @@ class Worker:
         self.send("make", dict.fromkeys(self.members, (again,)))
 
     def share(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        """Share arrays with the process, once its environments are made.
-
-        :raises ValueError: observations have no fixed shape
-        """
+        """Share arrays with the process, once its environments are made."""
         self.arrays = SharedArrays(observation_space, action_space, len(self.makes))
         try:
             self.send("share", {self.members.start: (observation_space, action_space, self.arrays.memory.name)})

@@ -20,12 +20,13 @@ from secrets import randbelow
 from typing import TYPE_CHECKING, Any
 
 from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
+from ppo_plus.saving.files import file_name
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import Pairs, Parser, add_option, interval, key_value, seed, whole_number
 from ppo_plus.zoo.hyperparams import builtin_file, measured_returns, read_entry, read_mapping, to_yaml
 from ppo_plus.zoo.installation import command, has_screen, import_options, pip_install, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
-from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, open_run
+from ppo_plus.zoo.runs import ALGO, Options, RunFolder, open_run
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.cli.arguments import Commands
@@ -164,7 +165,9 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
             print(to_yaml(experiment.settings()).rstrip(), file=sys.stderr)
             print(f"look for better ones: {command('tune', '--env', args.env)}", file=sys.stderr)
         else:
-            what = f"{source} has no entry for {args.env}: training with its {entry!r}"
+            what = f"training with the entry {entry!r} of {source}"
+            if entry == "default":
+                what = f"{source} has no entry for {args.env}: training with its 'default'"
             print(f"{what}, and the policy is {experiment.policy}", file=sys.stderr)
     skipped = {**spec.kwargs, **experiment.env_kwargs}.get("frameskip", 1)
     if entry.partition("/")[0] == "atari" and skipped != 1:

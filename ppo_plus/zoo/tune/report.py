@@ -10,12 +10,11 @@ from statistics import fmean
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.public import version_of
-from ppo_plus.saving.files import write_text
+from ppo_plus.saving.files import file_name, write_text
 from ppo_plus.saving.format.container import PACKAGES
 from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.installation import import_options
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
-from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
 from ppo_plus.zoo.tune.study import BASELINE, RECORDED, SCORES, Study, ranked_candidates, ranking, scores_of
 from ppo_plus.zoo.tune.task import TuningTask

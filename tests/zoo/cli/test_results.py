@@ -78,7 +78,7 @@ def test_evaluations_of_two_runs(folder, capsys):
 
 @pytest.mark.parametrize(("options", "n_labels"), [([], 3), (["-y", "eval"], 1), (["-y", "train"], 1)])
 def test_plot_of_a_single_run_shows_all_of_it(folder, monkeypatch, options, n_labels):
-    """Evaluations alone, with equal returns, would lie on an axis of their own."""
+    """Evaluations alone, with equal returns, would lie on a separate axis."""
     panels = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: panels.extend(figure.axes))
     path = folder / "logs" / "ppo_plus" / "CartPole-v1_1"
