@@ -26,7 +26,7 @@ from ppo_plus.demonstrations.cloning import clone
 from ppo_plus.distributed.shared import SingleProcess, shared_training
 from ppo_plus.envs import normalization
 from ppo_plus.envs.checked_envs import CheckedEnvs, of_ended
-from ppo_plus.envs.make_vec import ModelEnvs, checked_env
+from ppo_plus.envs.make_vec import checked_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
@@ -36,7 +36,6 @@ from ppo_plus.policy.adapter import build_policy, without_contrib
 from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import Masks, find_masks
 from ppo_plus.policy.observations import GivenObservation
-from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.public import MODULES
 from ppo_plus.require import require_callable, require_int, require_number
@@ -52,7 +51,7 @@ from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Trainer, Update, interrupts_wait, torch_defaults
 
 
-class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
+class PPO_Plus(ModelFiles):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
 
     Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them further
@@ -129,7 +128,6 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
     #: The arguments that may change over time.
     scheduled: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
-    policy: ActorCriticPolicy  # type: ignore[assignment]
 
     @known_names_only
     def __init__(
@@ -419,9 +417,9 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             self._update_info_buffer(step.infos, step.dones)
             collector.store(self.env)  # type: ignore[arg-type]
         self._refresh()
-        report = collector.finish()
-        self._update_info_buffer(report.infos)
-        for name, value in report.log.items():
+        infos, logged = collector.finish()
+        self._update_info_buffer(infos)
+        for name, value in logged.items():
             self.logger.record_mean(name, value)
 
         keep_training = self._synchronize(keep_training=True)
@@ -602,7 +600,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             its last info has that, and the sums of streams that are read from ``info`` (such as costs), by name
         :return: mean and standard deviation over episodes, or the episodes
         :raises ValueError: no environment, one with other spaces, or no episode asked for
-        :raises FloatingPointError: an observation or a reward is not finite
+        :raises FloatingPointError: an observation is not finite
         """
         return evaluate(self, n_eval_episodes, env, render, deterministic, return_episodes)
 
@@ -636,7 +634,8 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         :raises ValueError: an argument is out of range, or a row does not fit the spaces: names the row
         :raises FloatingPointError: losses stayed non-finite
         """
-        clone(self, dataset, n_epochs, batch_size, learning_rate, validation_split, patience, progress_bar)
+        settings = self._refresh()
+        clone(self, settings, dataset, n_epochs, batch_size, learning_rate, validation_split, patience, progress_bar)
         return self
 
     # --- SB3's interface ---------------------------------------------------------------------------------------------
