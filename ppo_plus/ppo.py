@@ -319,7 +319,7 @@ class PPO_Plus(ModelFiles):
         names = ("observation_space", "action_space", "n_envs", "num_timesteps")
         facts = {name: getattr(self, name) for name in names} | {"total_timesteps": total_timesteps}
         facts["kl_control"] = self.trainer.kl_memory and self.trainer.kl_memory[1]
-        self.shared.begin(self.env, self.policy, self.settings.shared_by_processes | facts)
+        self.shared.begin(self, self.settings.shared_by_processes | facts)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         checked = CheckedEnvs(self.env, self._steps)
@@ -450,10 +450,8 @@ class PPO_Plus(ModelFiles):
         :param keep_training: whether this process wants to continue
         :return: whether all of them do
         """
-        facts, window = self.settings.shared_by_processes, self._stats_window_size
-        keep_training, infos, self.num_timesteps = self.shared.synchronize(
-            self.env, self.policy, facts, keep_training, self.num_timesteps, window
-        )
+        facts = self.settings.shared_by_processes
+        keep_training, infos, self.num_timesteps = self.shared.synchronize(self, facts, keep_training)
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return keep_training
 
@@ -499,7 +497,7 @@ class PPO_Plus(ModelFiles):
                 if update.stopped:
                     break
         with interrupts_wait():
-            self.shared.end_update(policy, numbers)
+            self.shared.end_update(policy)
             policy.after_update(self.rollout_buffer.transitions, self.shared.total)
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
@@ -540,7 +538,7 @@ class PPO_Plus(ModelFiles):
         logged = update.metrics(self.policy)
         names = ["", *(f"{stream.name}_" for stream in self.streams)]
         columns = read([self.rollout_buffer.transitions(kind) for kind in ("values", "returns")])
-        values, returns = (column.view(len(column), -1).T.numpy() for column in columns)
+        values, returns = (column.view(len(column), -1).T for column in columns)
         for name, predicted, target in zip(names, values, returns, strict=True):
             logged[f"{name}explained_variance"] = self.shared.explained_variance(predicted, target)
         if self.policy.streams is not None:
