@@ -46,7 +46,7 @@ from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
-from ppo_plus.settings import SCHEDULED, Settings, known_names_only, schedule_of
+from ppo_plus.settings import SCHEDULED, Settings, schedule_of
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Trainer, Update, interrupts_wait, torch_defaults
 
@@ -129,7 +129,6 @@ class PPO_Plus(ModelFiles):
     #: The arguments that may change over time.
     scheduled: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
 
-    @known_names_only
     def __init__(
         self,
         policy: str | type[SB3ActorCriticPolicy],
@@ -186,9 +185,6 @@ class PPO_Plus(ModelFiles):
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = self._warned_of_schedules = False
-        # SB3's constructor uses these before they can be checked with the others.
-        verbose = int(verbose) if isinstance(verbose, bool) else verbose
-        require_int("verbose", verbose, 0)
         if not self.ranks.leads:
             verbose, tensorboard_log = 0, None
         if env is not None:
@@ -264,7 +260,7 @@ class PPO_Plus(ModelFiles):
         """
         settings = self._refresh()
         settings.check_schedules()
-        settings.check_fit(self.env, self.n_envs, self.device)
+        settings.check_fit(self.env, self.n_envs)
         check_callback(callback)
         require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
         require_int("log_interval", log_interval, 1, or_none=True)
@@ -350,7 +346,7 @@ class PPO_Plus(ModelFiles):
         settings = Settings.of(self, self.settings)
         if settings is not self.settings:
             settings.check_unchanged(self.settings)
-            settings.check_fit(self.env, self.n_envs, self.device)
+            settings.check_fit(self.env, self.n_envs)
             self.settings = settings
         self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
         return self.settings
@@ -388,8 +384,6 @@ class PPO_Plus(ModelFiles):
         n_rollout_steps: int,
     ) -> bool:
         """As SB3's: fill the buffer with steps of the current policy; ``False`` if the callback stopped training."""
-        if getattr(callback, "model", None) is None:
-            raise RuntimeError("the callback is not initialized: call learn, or first _setup_learn, which returns it")
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
         # A callback may use the environments here, write a checkpoint, or assign arguments.
@@ -647,7 +641,7 @@ class PPO_Plus(ModelFiles):
             self.learning_rate = self.lr_schedule
         settings = self.settings = Settings.of(self)
         vars(self).pop("rollout_buffer", None)
-        settings.check_fit(self.env, self.n_envs, self.device)
+        settings.check_fit(self.env, self.n_envs)
         self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
         self.set_random_seed(self.seed)
         self.policy = build_policy(
@@ -673,11 +667,6 @@ class PPO_Plus(ModelFiles):
 
     def _setup_lr_schedule(self) -> None:
         """SB3's; there is nothing to set up."""
-
-    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
-        if policy_name not in self.policy_aliases:
-            raise ValueError(f"policy={policy_name!r} is unknown: use one of {sorted(self.policy_aliases)}, or a class")
-        return self.policy_aliases[policy_name]
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
