@@ -77,17 +77,17 @@ def versions(*packages: str) -> dict[str, str | None]:
     return {
         **facts("sb3_contrib", "gymnasium", "numpy", *packages),
         "processor": f"{processor()} ({th.backends.cpu.get_cpu_capability()})",
-        "commit": _git("describe", "--always", "--dirty", "--abbrev=40"),
+        "commit": git("describe", "--always", "--dirty", "--abbrev=40"),
         "package": _package(),
     }
 
 
 def _package() -> str | None:
     # Changes that are not committed have no id.
-    return None if _git("status", "--porcelain", "ppo_plus", "hyperparams") else _git("rev-parse", "HEAD:ppo_plus")
+    return None if git("status", "--porcelain", "ppo_plus", "hyperparams") else git("rev-parse", "HEAD:ppo_plus")
 
 
-def _git(*words: str) -> str | None:
+def git(*words: str) -> str | None:
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
     return None if done.returncode else done.stdout.strip()
 
