@@ -18,6 +18,7 @@ from report.plan import Job, read
 from report.results import ROOT
 
 from ppo_plus.saving.files import claim as claim
+from ppo_plus.saving.files import file_name
 
 
 def running(results: Path) -> Path:
@@ -27,7 +28,7 @@ def running(results: Path) -> Path:
 
 def lock_path(results: Path, job: Job) -> Path:
     """The lock of a run."""
-    return running(results) / f"{job.arm}_{job.task}-{job.seed}.lock"
+    return running(results) / f"{job.arm}_{file_name(job.task)}-{job.seed}.lock"
 
 
 def queue_path(results: Path) -> Path:
