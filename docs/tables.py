@@ -402,6 +402,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "learning-check-about": lambda: about("learning_check"),
     "returns": lambda: returns.contenders(reported()),
     "zoo": zoo.table,
+    "zoo-not-run": zoo.not_run,
     "memory-kinds": memory_kinds.table,
     "streams": streams.table,
     "returns-over-tasks": lambda: returns.comparison(reported()),
