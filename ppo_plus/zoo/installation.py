@@ -24,7 +24,7 @@ Packages = Collection[str] | None
 REGISTERS = {"MiniGrid-": ("minigrid", "minigrid"), "NoVel-": ("rl_zoo3.import_envs", "rl_zoo3")}
 
 #: What makes the games of PettingZoo, by what is before the name of their module.
-GAMES = {"pettingzoo": "ppo_plus.envs.agents:make_team", "selfplay": "ppo_plus.league:SelfPlay"}
+GAMES = {"pettingzoo": "ppo_plus.envs.agents:Team", "selfplay": "ppo_plus.league:SelfPlay"}
 
 
 def module_of(env_id: str) -> str:

@@ -825,8 +825,8 @@ TOP = (
     Fault(
         "snapshots-share-weights",
         "league.py",
-        "part.detach().cpu().clone()",
-        "part.detach().cpu()",
+        "copy.deepcopy(policy, {id(policy.optimizer): None})",
+        "copy.copy(policy)",
         "tests/test_league.py",
     ),
     Fault(
