@@ -106,14 +106,10 @@ def add_option(group: "Options", spec: str, help: str, **kwargs: Any) -> None:
     group.add_argument(*names, help=help, **kwargs)
 
 
-def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, several: bool = False) -> None:
+def add_env_arguments(command: argparse.ArgumentParser, log_folder: str) -> None:
     """Add the arguments of subcommands that create environments. ``log_folder`` is rl_zoo3's name of ``-f``."""
     add = partial(add_option, command)
-    help = "id of a Gymnasium environment, such as CartPole-v1"
-    if several:
-        add("--env ID", f"{help}; give it again for settings that are good in several", action="append", default=[])
-    else:
-        add("--env ID", help, action=_Once)
+    add("--env ID", "id of a Gymnasium environment, such as CartPole-v1", action=_Once)
     add(f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
     add_gym_packages(command)
     add("--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", action=Pairs, type=key_value)
@@ -153,8 +149,7 @@ def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
 def import_named(args: argparse.Namespace, folder: RunFolder | None = None) -> None:
     """Import the packages that the command names, also before the colon of ``--env``, and those that the command of a
     run named. These must be named again, unless the run is trusted."""
-    env_ids = [getattr(args, "env", None) or "", *getattr(args, "also", ())]
-    given = [*args.gym_packages, *map(module_of, env_ids)]
+    given = [*args.gym_packages, module_of(getattr(args, "env", None) or "")]
     named: list[str] = []
     if folder is not None:
         named = [*(folder.arguments().get("gym_packages") or []), module_of(folder.env_id)]

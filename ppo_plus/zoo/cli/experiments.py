@@ -346,7 +346,7 @@ COUNTS = {
 def _add_tune(commands: "Commands") -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
-    arguments.add_env_arguments(command, "--log-folder", several=True)
+    arguments.add_env_arguments(command, "--log-folder")
     add_option(command, "--algo", "for rl_zoo3's commands; both tune PPO_Plus", choices=[ALGO, "ppo"], default=ALGO)
     add_experiment_arguments(command, seed_default=0)
     command.set_defaults(prepare=partial(_guarded, prepare_tune))
@@ -354,7 +354,7 @@ def _add_tune(commands: "Commands") -> None:
     help = "number of trials in the search, of all workers together; pruned and failed trials count"
     add("--max-total-trials N", help, type=whole_number, default=40)
     add("--sampler", "tpe, random or gp", default="tpe")
-    add("--pruner", "median (default for one environment), hyperband or none (default for several)")
+    add("--pruner", "median, hyperband or none", default="median")
     add("--search-space FILE", "YAML search space (default: the package's own)")
     for field, (option, default, help) in COUNTS.items():
         add(option, help, dest=field, type=int, default=default)
@@ -424,9 +424,7 @@ def prepare_tune(args: argparse.Namespace, supervision: "Supervision") -> Callab
         raise ValueError("the following arguments are required: --env")
     if args.seed < 0:
         raise ValueError(f"--seed {args.seed}: a study with a random seed cannot be resumed; give a seed from 0")
-    args.env, *args.also = dict.fromkeys(args.env)
-    name = args.study_name or "/".join(filter(None, ("+".join([args.env, *args.also]), args.variant)))
-    args.pruner = args.pruner or ("none" if args.also else "median")
+    name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
     experiment = make_experiment(args)
@@ -434,13 +432,13 @@ def prepare_tune(args: argparse.Namespace, supervision: "Supervision") -> Callab
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
     space = read_space(args.search_space)
     packages = arguments.allowed_packages(args)
-    task = TuningTask(experiment, space, plan, packages, tuple(args.gym_packages), tuple(args.also)).checked()
+    task = TuningTask(experiment, space, plan, packages, tuple(args.gym_packages)).checked()
     study = Study.open(name, url, args.grace_period)
     create(study, task, args.max_total_trials)
     n_done = sum(map(is_done, study.screening().trials()))
     print(f"study {name!r} in {without_password(url)}: {n_done} of {study.budget} trials done")
     search, confirmation = task.plan.n_runs(study.budget, len(task.baselines()))
-    each = f"with {task.plan.n_timesteps:,} timesteps in each environment"
+    each = f"with {task.plan.n_timesteps:,} timesteps each"
     print(f"at most {search} runs of the search and {confirmation} of the confirmation, {each}")
 
     def work() -> None:

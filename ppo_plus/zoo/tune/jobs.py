@@ -310,7 +310,7 @@ class Jobs:
         self,
         trial: FrozenTrial,
         state: TrialState,
-        values: float | Sequence[float] | None = None,
+        value: float | None = None,
         reason: str | None = None,
         interrupted: bool = False,
     ) -> None:
@@ -321,10 +321,10 @@ class Jobs:
         :param interrupted: the worker was asked to end, so that it does not count as a death
         """
         with suppress(UpdateFinishedTrialError):
-            for name, value in ((REASON, reason), (INTERRUPTED, interrupted)):
-                if value:
-                    self.storage.set_trial_user_attr(trial._trial_id, name, value)
-            self.study().tell(trial.number, values, state, skip_if_finished=True)
+            for name, known in ((REASON, reason), (INTERRUPTED, interrupted)):
+                if known:
+                    self.storage.set_trial_user_attr(trial._trial_id, name, known)
+            self.study().tell(trial.number, value, state, skip_if_finished=True)
 
 
 def job_key(attributes: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -358,7 +358,7 @@ def outcome(trial: FrozenTrial) -> str:
     """Human-readable result of a trial whose job is done."""
     match trial.state:
         case TrialState.COMPLETE:
-            return f"complete {', '.join(f'{value:.2f}' for value in trial.values)}"
+            return f"complete {trial.value:.2f}"
         case TrialState.PRUNED:
             return f"pruned after {trial.last_step:,} steps"
     died = trial.user_attrs.get(DEATHS, 0) + 1

@@ -10,7 +10,6 @@ from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.require import require_int
@@ -72,8 +71,7 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     :raises ValueError: a study of that name has another task
     """
     require_int("max_total_trials", max_total_trials, 1)
-    directions = [StudyDirection.MAXIMIZE] * len(task.env_ids)
-    optuna.create_study(study_name=study.name, storage=study.storage, directions=directions, load_if_exists=True)
+    optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize", load_if_exists=True)
     data = task.to_json()
     known = read_task(study, task.packages).to_json() if TASK in study.attributes() else data
     given, kept = by_name(data), by_name(known)
@@ -128,8 +126,7 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     baselines = [trial for trial in screening if {BASELINE, RECORDED} <= trial.user_attrs.keys()]
     chosen = [*baselines, *best] if best else []
     jobs = study.confirmation(budget)
-    directions = study.screening().study().directions
-    optuna.create_study(study_name=jobs.name, storage=jobs.storage, directions=directions, load_if_exists=True)
+    optuna.create_study(study_name=jobs.name, storage=jobs.storage, direction="maximize", load_if_exists=True)
     runs = [(trial.user_attrs, seed) for seed in plan.seeds("confirmation") for trial in chosen]
     jobs.fill([{CANDIDATE: tried[JOB], SEED: seed, RECORDED: tried[RECORDED]} for tried, seed in runs])
     return jobs
@@ -148,25 +145,10 @@ def is_over(study: Study, task: TuningTask) -> bool:
     return "confirmation" in study.begun_stages() and all(jobs.all_done() for jobs in stages(study, task))
 
 
-def scores_of(trials: Sequence[FrozenTrial]) -> dict[int, float]:
-    """The score of each trial that has one, by its number: the return; with several environments, the mean of its ranks
-    in them, from 0 (lowest return of all trials) to 100, so that one that fails badly counts no more than one rank.
-    (The value of a pruned one in Optuna is its last report.)"""
-    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    scores = [trial.values[0] for trial in done]
-    if any(len(trial.values) > 1 for trial in done):
-        from scipy.stats import rankdata  # takes a second
-
-        ranks = rankdata([trial.values for trial in done], axis=0).mean(axis=1)
-        scores = (100 * (ranks - 1) / max(len(done) - 1, 1)).tolist()
-    return {trial.number: score for trial, score in zip(done, scores, strict=True)}
-
-
 def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The trials that have a score, best first."""
-    scores = scores_of(trials)
-    done = [trial for trial in trials if trial.number in scores]
-    return sorted(done, key=lambda trial: (-scores[trial.number], trial.user_attrs[JOB]))
+    """The trials that have a score, best first. (The value of a pruned one in Optuna is its last report.)"""
+    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    return sorted(done, key=lambda trial: (-trial.values[0], trial.user_attrs[JOB]))
 
 
 def ranked_candidates(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -111,12 +111,6 @@ class TuningTask:
     plan: Plan
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES  # what settings may import from; `None`: from anywhere
     gym_packages: tuple[str, ...] = ()  # packages imported because they register environments
-    also: tuple[str, ...] = ()  # ids of further environments that the same settings are for
-
-    @property
-    def env_ids(self) -> tuple[str, ...]:
-        """The environments of each run, separate objectives of the search: their returns have no common scale."""
-        return self.experiment.env_id, *self.also
 
     def baselines(self) -> dict[str, Experiment]:
         """What is tried before the search, and what a winner must beat, by name: the defaults of
@@ -127,8 +121,6 @@ class TuningTask:
     def fitted(self) -> "TuningTask":
         """The task with a budget, and intervals between evaluations, of whole rollouts of the experiment; the default's
         last one may exceed it. The budget can only grow; the number of evaluations may change."""
-        if self.also and self.plan.pruner != "none":
-            raise ValueError(f"pruner={self.plan.pruner!r} compares returns in one environment: use 'none' for several")
         plan, rollout = self.plan, int(setting(self.experiment, "n_steps")) * self.experiment.n_envs
         interval = math.ceil(plan.n_timesteps / plan.n_evals / rollout) * rollout
         n_evals = math.ceil(plan.n_timesteps / interval)
@@ -153,11 +145,7 @@ class TuningTask:
 
         task.experiment.make_callbacks()
         for baseline in task.baselines().values():
-            for env_id in self.env_ids:
-                try:
-                    build(baseline.replace(env_id=env_id))
-                except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-                    raise ValueError(f"the settings do not fit {env_id}: {error}") from error
+            build(baseline)
         base = task.experiment.replace(vec_env="dummy")
         with closing(make_envs(base)) as envs:
             for name, value, settings in task.search_space().examples():
@@ -194,15 +182,15 @@ class TuningTask:
             adjusted["normalize"] = {**sampled.normalize, **dict.fromkeys(inside, False)}
         return self.experiment.with_hyperparams({**settings, **adjusted}, self.packages)
 
-    def read(self, settings: dict[str, Any], env_id: str) -> Experiment:
-        """The experiment that recorded settings describe, in one of the environments."""
-        return parse_settings(env_id, settings, self.packages).replace(**self.experiment.beside_settings())
+    def read(self, settings: dict[str, Any]) -> Experiment:
+        """The experiment that recorded settings describe."""
+        experiment = parse_settings(self.experiment.env_id, settings, self.packages)
+        return experiment.replace(**self.experiment.beside_settings())
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data, as a storage returns it."""
         data = {
             "env_id": self.experiment.env_id,
-            "also": self.also,
             "settings": self.experiment.settings(),
             "run": self.experiment.beside_settings(),
             "space": self.space,
@@ -214,16 +202,14 @@ class TuningTask:
     def from_json(cls, data: dict[str, Any], packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "TuningTask":
         """The task that :meth:`to_json` wrote to a storage, which others can write to as well: if it imports from other
         ``packages`` than the reader allows, that is an error before anything is imported."""
-        also = tuple(data["also"])
-        for env_id in (data["env_id"], *also):
-            module = module_of(env_id).partition(".")[0]
-            if module and packages is not None and module not in packages:
-                raise ValueError(f"the study imports {module}: use --gym-packages {module} if you trust it")
-            find_env(env_id)
+        module = module_of(data["env_id"]).partition(".")[0]
+        if module and packages is not None and module not in packages:
+            raise ValueError(f"the study imports {module}: use --gym-packages {module} if you trust it")
+        find_env(data["env_id"])
         # Read only known fields: an id, for example, would replace the one that was checked.
         run = {name: value for name, value in data["run"].items() if name in BESIDE_SETTINGS}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
-        return cls(experiment, data["space"], Plan(**data["plan"]), packages, also=also)
+        return cls(experiment, data["space"], Plan(**data["plan"]), packages)
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -12,9 +12,9 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -23,7 +23,7 @@ from ppo_plus.require import is_disk_full
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, Supervision
 from ppo_plus.zoo.installation import import_packages
 from ppo_plus.zoo.interrupts import check, deferred, exit_codes
-from ppo_plus.zoo.tune.jobs import CANDIDATE, HEARTBEAT, SEED, STORAGE_ERRORS, Jobs, StorageError, named_errors
+from ppo_plus.zoo.tune.jobs import CANDIDATE, SEED, STORAGE_ERRORS, Jobs, StorageError, named_errors
 from ppo_plus.zoo.tune.report import TuningVerdict, done_runs, estimate, write_report
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.study import BASELINE, ERROR, RECORDED, SCORES, Study, create, is_over, read_task, stages
@@ -93,8 +93,8 @@ class TuningWorker:
             jobs.finish(claimed, TrialState.FAIL, interrupted=True)
             raise
 
-    def _search(self, jobs: Jobs, claimed: FrozenTrial) -> list[float]:
-        """The scores, one of each environment, of what the sampler suggests, on the seeds of the screening."""
+    def _search(self, jobs: Jobs, claimed: FrozenTrial) -> float:
+        """The mean score of what the sampler suggests, on the seeds of the screening."""
         plan = self.task.plan
         trial = jobs.trial(claimed, sampler=plan.make_sampler(claimed.number), pruner=PRUNERS[plan.pruner](plan))
         settings = self.task.search_space().sample(trial)
@@ -102,17 +102,16 @@ class TuningWorker:
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
         recorded = experiment.replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(RECORDED, recorded)
-        seeds = list(enumerate(plan.seeds("screening")))
-        scores = [[self._score(trial, recorded, env, seed, i) for i, seed in seeds] for env in self.task.env_ids]
-        trial.set_user_attr(SCORES, sum(scores, []))
-        return np.mean(scores, axis=1).tolist()  # type: ignore[no-any-return]
+        scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.seeds("screening"))]
+        trial.set_user_attr(SCORES, scores)
+        return fmean(scores)
 
-    def _repeat(self, jobs: Jobs, claimed: FrozenTrial) -> list[float]:
+    def _repeat(self, jobs: Jobs, claimed: FrozenTrial) -> float:
         """A run of a screening trial's settings with another seed."""
         trial, run = jobs.trial(claimed, pruner=optuna.pruners.NopPruner()), claimed.user_attrs
-        return [self._score(trial, run[RECORDED], env_id, run[SEED], 0) for env_id in self.task.env_ids]
+        return self._score(trial, run[RECORDED], run[SEED], 0)
 
-    def _score(self, trial: Trial, settings: dict[str, Any], env_id: str, seed: int, n_before: int) -> float:
+    def _score(self, trial: Trial, settings: dict[str, Any], seed: int, n_before: int) -> float:
         """The score on one of the trial's seeds, the first of which are reported already."""
         plan = self.task.plan
         total = plan.n_seeds * plan.n_timesteps
@@ -120,14 +119,11 @@ class TuningWorker:
         def report(timesteps: int, mean_return: float) -> None:
             step = n_before * plan.n_timesteps + timesteps
             self._check()
-            if self.task.also:  # Optuna prunes by one objective only
-                trial.set_user_attr(HEARTBEAT, step)  # an error if this worker counted as dead, as that of `report`
-                return
             trial.report(mean_return, step)
             if step < total and trial.should_prune():  # at the end pruning saves nothing
                 raise optuna.TrialPruned
 
-        return score(self.task.read(settings, env_id), plan, seed, report, **self.supervision)
+        return score(self.task.read(settings), plan, seed, report, **self.supervision)
 
     def _check(self) -> None:
         """:raises StudyStopped: another worker has stopped the study"""
@@ -176,7 +172,6 @@ def tune(
     workers: Workers | None = None,
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
     gym_packages: tuple[str, ...] = (),
-    also: tuple[str, ...] = (),
 ) -> TuningVerdict:
     """Search for hyperparameters, confirm the best ones on unseen seeds, and export a winner. The same call again
     resumes the study; if it is finished, only the report is written.
@@ -188,14 +183,13 @@ def tune(
     :param workers: processes that do the work; ``None``: this process
     :param packages: what settings may import from; ``None``: from anywhere
     :param gym_packages: what you imported because it registers environments; part of the exported command
-    :param also: ids of further environments that the same settings are for; the plan's pruner is then ``"none"``
     :raises ValueError: an argument is wrong, or the study is about something else
     :raises StudyStopped: a run raised an error that its hyperparameters did not cause
     :raises WorkersDied: no worker is left, and the study is not finished
     :raises StorageError: the storage is unavailable; the same call resumes the study
     """
     space = read_space() if space is None else space
-    task = TuningTask(experiment, space, plan, packages, gym_packages, also).checked()
+    task = TuningTask(experiment, space, plan, packages, gym_packages).checked()
     create(study, task, max_total_trials)
     return finish(study, task, Path(folder), workers)
 

@@ -9,13 +9,10 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import optuna
 import pytest
-import yaml
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, StorageError, open_storage
 from ppo_plus.zoo.tune.report import decide, export_best
@@ -30,7 +27,6 @@ from ppo_plus.zoo.tune.study import (
     prepare_confirmation,
     prepare_screening,
     read_task,
-    scores_of,
 )
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 from ppo_plus.zoo.tune.tuner import StudyStopped, TuningWorker, estimate, tune
@@ -113,59 +109,6 @@ def test_the_settings_file_decides(study):
     assert verdict.winner is None and str(verdict).startswith("No winner: none of the finalists")
 
 
-def test_settings_for_several_environments(tmp_path):
-    """Their returns are not comparable: what counts is the rank in each."""
-    study = Study("both", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
-    task = replace(SMALL_TASK, plan=replace(PLAN, pruner="none", n_finalists=1), also=("Acrobot-v1",))
-    create(study, task, 6)
-    assert read_task(study).env_ids == ("CartPole-v1", "Acrobot-v1")
-    # By ranks, trial 4 is the best of the candidates; the mean of its returns is not.
-    do_all(prepare_screening(study, task, 6), [[9, -500], [500, -80], [100, -90], [400, -500], [300, -70], [450, -499]])
-    confirmation = prepare_confirmation(study, task.plan, 6)
-    returns = {0: [10, -500], 1: [500, -80], 4: [300, -70]}
-    while (run := confirmation.claim()) is not None:
-        confirmation.finish(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]])
-    verdict = decide(study)
-    (best,) = verdict.finalists
-    assert best.name == "trial 4" and best.scores == pytest.approx([100 * 19.5 / 29] * 10)
-    scores = [baseline.scores[0] for baseline in verdict.baselines.values()]
-    assert scores == pytest.approx([100 * 4.5 / 29, 100 * 19.5 / 29])
-    assert best.values == [[300, -70]] * 10
-
-
-def test_one_run_that_fails_badly_does_not_hide_a_loss_in_its_environment():
-    def done(number, candidate, values):
-        attrs = {CANDIDATE: candidate, SEED: number % 10}
-        return create_trial(state=TrialState.COMPLETE, values=values, user_attrs=attrs)
-
-    worse = [done(i, 1, [230.0 + i, -200.0 - i]) for i in range(10)]
-    default = [done(i, 0, [200.0 + i, -80.0 - i]) for i in range(10)]
-    for low in (-80.0, -20_000.0):
-        default[3].values = [203.0, low]
-        runs = [*worse, *default]
-        for number, run in enumerate(runs):
-            run.number = number
-        scores = [*scores_of(runs).values()]
-        assert np.mean(scores[10:]) == pytest.approx(50, abs=5) and np.mean(scores[:10]) == pytest.approx(50, abs=5)
-
-
-@pytest.mark.exhaustive
-def test_a_study_of_several_environments_writes_their_entries(tmp_path, capsys):
-    options = "--max-total-trials 3 --confirm-seeds 0 -n 256 -params n_steps:64 n_envs:1 -f".split()
-    command = ["tune", "--env", "CartPole-v1", "--env", "MountainCar-v0", *options, str(tmp_path)]
-    main(command)
-    assert "with 256 timesteps in each environment" in capsys.readouterr().out
-    folder = tmp_path / "tune" / "CartPole-v1+MountainCar-v0"
-    entries = yaml.safe_load((folder / "CartPole-v1+MountainCar-v0_not_confirmed.yml").read_text())
-    assert entries["CartPole-v1"] == entries["MountainCar-v0"] and len(entries) == 2
-    report = (folder / "report.md").read_text()
-    assert report.startswith("# Tuning CartPole-v1 and MountainCar-v0") and "in all environments" in report
-    assert len(re.findall(r"^\| \d+[, a-z]* \| \d+.\d\d, -200.00 \| 1 \|", report, re.MULTILINE)) == 3
-    with pytest.raises(SystemExit):
-        main([*command, "--study-name", "other", "--pruner", "median"])
-    assert "pruner='median' compares returns in one environment" in capsys.readouterr().err
-
-
 def test_runs_that_are_added_later_are_the_same_for_all(study):
     """Two processes at the same time: of the two trials that they add for a run, one counts, whatever its number."""
     do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 8.0, 5.0, None, 4.0, 3.0])
@@ -205,24 +148,6 @@ def test_another_task_is_an_error_that_names_the_difference(study):
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         create(study, other, 6)
-
-
-def test_a_worker_that_counted_as_dead_leaves_its_trial_in_several_environments(tmp_path, monkeypatch):
-    study = Study("both", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
-    task = replace(SMALL_TASK, plan=replace(PLAN, pruner="none"), also=("Acrobot-v1",))
-    create(study, task, 1)
-    jobs = prepare_screening(study, task, 1)
-    reported = []
-
-    def run(_experiment, _plan, _seed, report):
-        report(64, 1.0)
-        jobs.storage.set_trial_state_values(jobs.trials()[0]._trial_id, TrialState.FAIL)
-        report(128, 1.0)
-        reported.append(128)
-
-    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.score", run)
-    TuningWorker(study, task)._do(jobs, jobs.claim())
-    assert reported == []
 
 
 def test_an_estimate_follows_the_baselines(study, monkeypatch):
