@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import gymnasium as gym
 from stable_baselines3.common.callbacks import BaseCallback
@@ -274,14 +274,6 @@ def _policy_kwargs(packages: Packages, name: str, value: Value) -> dict[str, Any
 EVAL_SEED = 2**31
 #: One environment, or several.
 Wrapped = TypeVar("Wrapped", gym.Env, VecEnv)
-
-
-class Supervision(TypedDict, total=False):
-    """Arguments of :func:`make_envs` for environments that may fail."""
-
-    restarts: int
-    timeout: float | None
-    n_workers: int | str | None
 
 
 def make_envs(

@@ -1,4 +1,4 @@
-"""``ppo-plus train``, ``tune`` and ``tune worker``, with rl_zoo3's flags as far as they make sense for PPO_Plus.
+"""``ppo-plus train``, ``zoo`` and ``tune``, with rl_zoo3's flags as far as they make sense for PPO_Plus.
 
 Optuna is loaded when a study is: other subcommands do not need it.
 """
@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -30,11 +31,11 @@ from ppo_plus.zoo.runs import ALGO, Options, RunFolder, open_run
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.cli.arguments import Commands
-    from ppo_plus.zoo.experiment import Experiment, Supervision
+    from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.train import Run
 
-    Prepare = Callable[[argparse.Namespace, Supervision], Callable[[], None]]
-
+#: Seconds that an interrupted worker of a study has to put its job back.
+END_PATIENCE = 60
 #: Options that change a run when it is resumed.
 CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "env_workers", "tensorboard_log")
 #: Arguments that may be given together with ``--resume``.
@@ -54,7 +55,7 @@ interval; of fewer than five seeds, each one.
 
 
 def add_parser(commands: "Commands") -> None:
-    """Add ``train``, ``zoo``, ``tune``, and ``worker`` below ``tune``."""
+    """Add ``train``, ``zoo`` and ``tune``."""
     _add_train(commands)
     help = "list the environments that have settings, and the returns that were measured"
     commands.add_parser("zoo", help=help, description=ZOO).set_defaults(prepare=lambda args: print_zoo)
@@ -349,7 +350,7 @@ def _add_tune(commands: "Commands") -> None:
     arguments.add_env_arguments(command, "--log-folder")
     add_option(command, "--algo", "for rl_zoo3's commands; both tune PPO_Plus", choices=[ALGO, "ppo"], default=ALGO)
     add_experiment_arguments(command, seed_default=0)
-    command.set_defaults(prepare=partial(_guarded, prepare_tune))
+    command.set_defaults(prepare=partial(prepare_tune, command))
     add = partial(add_option, command.add_argument_group("search, score and confirmation"))
     help = "number of trials in the search, of all workers together; pruned and failed trials count"
     add("--max-total-trials N", help, type=whole_number, default=40)
@@ -358,69 +359,37 @@ def _add_tune(commands: "Commands") -> None:
     add("--search-space FILE", "YAML search space (default: the package's own)")
     for field, (option, default, help) in COUNTS.items():
         add(option, help, dest=field, type=int, default=default)
-    group = command.add_argument_group("study and workers")
-    _add_study_arguments(group, "study.db in the folder of the study, below -f")
-    add = partial(add_option, group)
-    add("--study-name NAME", "name of the study (default: the environment's id, with the variant)")
-    help = "number of worker processes on this machine; others join with `ppo-plus tune worker`"
-    add("--workers N", help, type=whole_number, default=1)
-    below = command.add_subparsers(metavar="worker", help="work on a study that was started elsewhere")
-    description = "Work on a study that `ppo-plus tune` has started with the same storage, on any machine."
-    worker = below.add_parser("worker", description=description)
-    worker.set_defaults(prepare=partial(_guarded, partial(prepare_worker, command)))
-    arguments.add_gym_packages(worker)
-    help = "allow the study to import from any package: anyone who can write to the storage can then run code here"
-    worker.add_argument("--trust-config", action="store_true", help=help)
-    _add_study_arguments(worker)
-    add_option(worker, "--study-name NAME", "name of the study", required=True)
-
-
-def _add_study_arguments(group: "arguments.Options", default: str = "") -> None:
-    """The arguments that the tuner and its workers have in common; ``default`` is the storage's in words."""
+    add = partial(add_option, command.add_argument_group("study and workers"))
     help = (
-        "where the study is kept: sqlite:///FILE for workers on one machine; FILE.log in a shared folder, or "
-        "postgresql+psycopg://USER@HOST/DATABASE with the password in PGPASSWORD, for workers on any number of machines"
+        "where the study is kept: sqlite:///FILE for one machine (default: study.db in the folder of the study, below "
+        "-f); FILE.log in a shared folder, or postgresql+psycopg://USER@HOST/DATABASE with the password in PGPASSWORD, "
+        "for any number of machines"
     )
-    help += f" (default: {default})" if default else ""
-    add_option(group, "--storage URL", help, required=not default)
+    add("--storage URL", help)
     help = "repeat the trial of a worker that sends no heartbeat for S seconds; the same for all workers of a study"
-    add_option(group, "--grace-period S", help, type=whole_number, default=60)
-    arguments.add_fault_arguments(group, of=" in each run")
+    add("--grace-period S", help, type=whole_number, default=60)
+    arguments.add_fault_arguments(add.args[0], of=" in each run")
+    add("--study-name NAME", "name of the study (default: the environment's id, with the variant)")
+    help = "number of processes on this machine; the same command elsewhere adds others"
+    add("--workers N", help, type=whole_number, default=1)
 
 
-def _guarded(prepare: "Prepare", args: argparse.Namespace) -> Callable[[], None]:
-    """Prepare the work and return it; errors of either end with exit codes. ``prepare`` gets the arguments, and those
-    of supervised environments."""
+def prepare_tune(parser: Parser, args: argparse.Namespace) -> Callable[[], None]:
+    """Create the study, or find it; return the function that works on it."""
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
     if missing:
         raise ImportError(f"tuning needs {' and '.join(missing)}: {pip_install(*missing)}")
-    # Imported while Ctrl-C still ends the process at once.
     import optuna
 
-    from ppo_plus.zoo.tune.jobs import named_errors
-    from ppo_plus.zoo.tune.tuner import EXIT_CODES
+    from ppo_plus.zoo.tune.jobs import Heartbeats, is_done, named_errors, open_storage
+    from ppo_plus.zoo.tune.report import done_runs, entry_path, estimate, retraining
+    from ppo_plus.zoo.tune.space import read_space
+    from ppo_plus.zoo.tune.study import Study, create, is_over
+    from ppo_plus.zoo.tune.task import Plan, TuningTask
+    from ppo_plus.zoo.tune.tuner import EXIT_CODES, TuningWorker
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    resume = f"interrupted; resume with: {this_command()}"
-    with exit_codes({}, resume), named_errors():
-        work = prepare(args, {"restarts": args.restart_envs or 0, "timeout": args.env_timeout})
-
-    def guarded() -> None:
-        with exit_codes(EXIT_CODES, resume):
-            work()
-
-    return guarded
-
-
-def prepare_tune(args: argparse.Namespace, supervision: "Supervision") -> Callable[[], None]:
-    from ppo_plus.zoo.tune.jobs import is_done
-    from ppo_plus.zoo.tune.report import entry_path, retraining
-    from ppo_plus.zoo.tune.space import read_space
-    from ppo_plus.zoo.tune.study import Study, create
-    from ppo_plus.zoo.tune.task import Plan, TuningTask
-    from ppo_plus.zoo.tune.tuner import Workers, finish
-
-    if not args.env:
+    if args.env is None:
         raise ValueError("the following arguments are required: --env")
     if args.seed < 0:
         raise ValueError(f"--seed {args.seed}: a study with a random seed cannot be resumed; give a seed from 0")
@@ -430,19 +399,31 @@ def prepare_tune(args: argparse.Namespace, supervision: "Supervision") -> Callab
     experiment = make_experiment(args)
     options = {name: getattr(args, name) for name in (*COUNTS, "sampler", "pruner")}
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
-    space = read_space(args.search_space)
-    packages = arguments.allowed_packages(args)
+    space, packages = read_space(args.search_space), arguments.allowed_packages(args)
     task = TuningTask(experiment, space, plan, packages, tuple(args.gym_packages)).checked()
-    study = Study.open(name, url, args.grace_period)
-    create(study, task, args.max_total_trials)
-    n_done = sum(map(is_done, study.screening().trials()))
+    with named_errors():
+        study = Study(name, open_storage(url), Heartbeats(args.grace_period))
+        create(study, task, args.max_total_trials)
+        n_done, printed = sum(map(is_done, study.screening().trials())), set[object](done_runs(study))
+        others = 0 if is_over(study, task) else args.workers - 1
     print(f"study {name!r} in {without_password(url)}: {n_done} of {study.budget} trials done")
     search, confirmation = task.plan.n_runs(study.budget, len(task.baselines()))
     each = f"with {task.plan.n_timesteps:,} timesteps each"
     print(f"at most {search} runs of the search and {confirmation} of the confirmation, {each}")
 
+    def show() -> None:
+        lines: dict[object, str] = {**done_runs(study)}
+        lines[len(study.begun_stages())] = estimate(study, task, args.workers)
+        for key, line in lines.items():
+            if line and key not in printed:
+                printed.add(key)
+                print(line, flush=True)
+
     def work() -> None:
-        verdict = finish(study, task, folder, Workers(args.workers, url, supervision))
+        supervision = {"restarts": args.restart_envs or 0, "timeout": args.env_timeout}
+        with exit_codes(EXIT_CODES, f"interrupted; resume with: {this_command()}"):
+            with same_command(["tune", *parser.words, "--workers", "1"], others):
+                verdict = TuningWorker(study, task, supervision, show).finish(folder)
         print(f"{verdict}\nreport: {folder / 'report.md'}")
         entry = entry_path(task, folder, verdict.winner is not None)
         if entry.is_file():
@@ -452,15 +433,20 @@ def prepare_tune(args: argparse.Namespace, supervision: "Supervision") -> Callab
     return work
 
 
-def prepare_worker(command: Parser, args: argparse.Namespace, supervision: "Supervision") -> Callable[[], None]:
-    if command.words[0] != "worker":
-        raise ValueError(f"{' '.join(command.words[:2])}: the options of a worker come after the word worker")
-    address = args.storage.removeprefix("sqlite:///").partition("?")[0]
-    if "://" not in address and not Path(address).is_file():
-        raise FileNotFoundError(f"--storage {args.storage}: there is no such file; `ppo-plus tune` creates it")
-    from ppo_plus.zoo.tune.study import Study, read_task
-    from ppo_plus.zoo.tune.tuner import TuningWorker
-
-    arguments.import_named(args)
-    study = Study.open(args.study_name, args.storage, args.grace_period)
-    return TuningWorker(study, read_task(study, arguments.allowed_packages(args)), supervision).work
+@contextmanager
+def same_command(words: Sequence[str], n: int) -> Iterator[None]:
+    """While the block runs, the same command runs ``n`` times, without output. One that hangs in the end is killed."""
+    command, nothing = [sys.executable, "-m", "ppo_plus", *words], subprocess.DEVNULL
+    processes = [subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing) for _ in range(n)]
+    try:
+        yield
+    except BaseException:
+        for process in processes:
+            process.terminate()  # so that it puts its job back and ends
+        raise
+    finally:
+        for process in processes:
+            try:
+                process.wait(END_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -14,8 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.require import require_int
 from ppo_plus.zoo.hyperparams import shortened
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, Jobs, StorageError, open_storage, reason
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, Jobs
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 
 #: User attributes of a study.
@@ -31,11 +30,6 @@ class Study:
     name: str
     storage: BaseStorage
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
-
-    @classmethod
-    def open(cls, name: str, url: str, grace_period: float) -> "Study":
-        """A study in the storage with a URL, with the grace period in seconds; errors as of :func:`open_storage`."""
-        return cls(name, open_storage(url), Heartbeats(grace_period))
 
     def attributes(self) -> dict[str, Any]:
         """The user attributes of the study; ``KeyError`` if there is no such study."""
@@ -73,8 +67,7 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     require_int("max_total_trials", max_total_trials, 1)
     optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize", load_if_exists=True)
     data = task.to_json()
-    known = read_task(study, task.packages).to_json() if TASK in study.attributes() else data
-    given, kept = by_name(data), by_name(known)
+    given, kept = by_name(data), by_name(study.attributes().get(TASK, data))
     pairs = {name: (given.get(name, "nothing"), kept.get(name, "nothing")) for name in kept | given}
     differences = [f"{name}={new} (the study has {old})" for name, (new, old) in pairs.items() if new != old]
     if differences:
@@ -82,7 +75,6 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
         raise ValueError(f"{problem}: give the same ones to resume it, or choose another name with --study-name")
     study.set(BUDGET, max(max_total_trials, study.budget))
     study.set(ERROR, None)
-    # Last: workers start only if it is set.
     study.set(TASK, data)
 
 
@@ -90,23 +82,6 @@ def by_name(data: dict[str, Any]) -> dict[str, Any]:
     """The values of a task's data, those of mappings one by one: ``plan seed``."""
     parts = {key: value if isinstance(value, dict) else {"": value} for key, value in data.items()}
     return {f"{key} {name}".strip(): value for key, part in parts.items() for name, value in part.items()}
-
-
-def read_task(study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> TuningTask:
-    """The task of a study, which may import from some packages; ``None``: from any.
-
-    :raises ValueError: there is no such study, or it is damaged or imports from other packages
-    """
-    try:
-        data = study.attributes()[TASK]
-    except KeyError:
-        raise ValueError(f"there is no study {study.name!r}: start it with the command tune") from None
-    try:
-        task = TuningTask.from_json(data, packages)
-        task.search_space()
-        return task
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(reason(error))}") from None
 
 
 def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:

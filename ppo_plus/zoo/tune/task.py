@@ -6,19 +6,21 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Unpack
+from functools import partial
+from typing import Any
 
 import numpy as np
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from stable_baselines3.common.callbacks import ConvertCallback
+from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_number, require_one_of
 from ppo_plus.zoo.callbacks import Interruptible
-from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, Supervision, make_envs, make_model, parse_settings
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env, module_of
+from ppo_plus.zoo.experiment import Experiment, make_envs, make_model, parse_settings
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
 #: Between the seeds of two runs: the k-th environment has the run's seed plus k, and runs must not share episodes.
@@ -104,7 +106,7 @@ CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "
 
 @dataclass(frozen=True)
 class TuningTask:
-    """Everything that a worker must know about a study."""
+    """What a study is about."""
 
     experiment: Experiment  # what is tuned
     space: dict[str, Any]  # contents of the search-space file
@@ -125,7 +127,7 @@ class TuningTask:
         interval = math.ceil(plan.n_timesteps / plan.n_evals / rollout) * rollout
         n_evals = math.ceil(plan.n_timesteps / interval)
         plan = replace(plan, n_timesteps=n_evals * interval, n_evals=n_evals)
-        # As workers read it: names of choices are text.
+        # As the storage returns it: names of choices are text.
         space = json.loads(json.dumps(self.space))
         experiment = self.experiment.replace(seed=0, n_timesteps=plan.n_timesteps)
         task = replace(self, plan=plan, experiment=experiment, space=space)
@@ -198,19 +200,6 @@ class TuningTask:
         }
         return json.loads(json.dumps(data))  # type: ignore[no-any-return]
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any], packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "TuningTask":
-        """The task that :meth:`to_json` wrote to a storage, which others can write to as well: if it imports from other
-        ``packages`` than the reader allows, that is an error before anything is imported."""
-        module = module_of(data["env_id"]).partition(".")[0]
-        if module and packages is not None and module not in packages:
-            raise ValueError(f"the study imports {module}: use --gym-packages {module} if you trust it")
-        find_env(data["env_id"])
-        # Read only known fields: an id, for example, would replace the one that was checked.
-        run = {name: value for name, value in data["run"].items() if name in BESIDE_SETTINGS}
-        experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
-        return cls(experiment, data["space"], Plan(**data["plan"]), packages)
-
 
 def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor of a number up to a limit, both at least 1."""
@@ -226,15 +215,18 @@ def score(
     plan: Plan,
     seed: int,
     report: Callable[[int, float], None],
-    **supervision: Unpack[Supervision],
+    restarts: int = 0,
+    timeout: float | None = None,
 ) -> float:
     """Train, evaluate after updates, and return the mean of the last evaluations.
 
     :param report: called with the timesteps and the mean return of each evaluation; an exception ends the run
-    :param supervision: arguments of :func:`ppo_plus.zoo.experiment.make_envs` for environments that may fail
+    :param restarts: how many failing environments to replace, as of :func:`ppo_plus.zoo.experiment.make_envs`
+    :param timeout: limit of seconds for a step or a reset of an environment
     :raises Diverged: the run has no score
     """
     experiment, returns = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps), list[float]()
+    make: Callable[..., VecEnv] = partial(make_envs, experiment, restarts=restarts, timeout=timeout)
 
     def after_evaluation(_locals: dict[str, Any], _globals: dict[str, Any]) -> bool:
         returns.append(float(evaluation.last_mean_reward))
@@ -245,8 +237,8 @@ def score(
 
     try:
         with (
-            closing(make_envs(experiment, **supervision)) as envs,
-            closing(make_envs(experiment, n_envs=plan.n_eval_envs, evaluation=True, **supervision)) as eval_envs,
+            closing(make()) as envs,
+            closing(make(n_envs=plan.n_eval_envs, evaluation=True)) as eval_envs,
         ):
             evaluation = EvalAfterUpdates(
                 eval_envs,
@@ -261,7 +253,7 @@ def score(
             model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
     except (FloatingPointError, EnvFault) as error:
         # A `NotFiniteFault` is both.
-        if not isinstance(error, FloatingPointError) and not supervision.get("restarts"):
+        if not isinstance(error, FloatingPointError) and not restarts:
             raise
         raise Diverged(str(error)) from None
     if not returns:

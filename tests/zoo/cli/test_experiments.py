@@ -1,4 +1,4 @@
-"""``ppo-plus train``, ``tune`` and ``tune worker``."""
+"""``ppo-plus train``, ``zoo`` and ``tune``."""
 
 import errno
 import inspect
@@ -375,18 +375,6 @@ def test_rl_zoo3s_flags_are_there():
             "error: vec_env='envpool' must be one of dummy, sub",
         ),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
-        (
-            ["tune", "worker", "--study-name", "x", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"],
-            "refused",
-        ),
-        (
-            ["tune", "worker", "--study-name", "x", "--storage", "sqlite:///none/none.db"],
-            "--storage sqlite:///none/none.db: there is no such file",
-        ),
-        (
-            ["tune", "--env", "Foo-v0", "worker", "--study-name", "x", "--storage", "none.log"],
-            "--env Foo-v0: the options of a worker come after the word worker",
-        ),
         ("tune --algo sac --env CartPole-v1".split(), "invalid choice: 'sac'"),
         ("tune --algo ppo --env Foo-v0".split(), "Environment `Foo` doesn't exist"),
         ("tune --env CartPole-v1 --sampler auto".split(), "sampler='auto' must be one of 'tpe', 'random', 'gp'"),

@@ -1,35 +1,28 @@
 """The jobs of each stage, which follow from the results of the one before, and what a worker reads from a storage."""
 
-import json
 import re
-import sqlite3
-import sys
-from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, StorageError, open_storage
-from ppo_plus.zoo.tune.report import decide, export_best
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, open_storage
+from ppo_plus.zoo.tune.report import decide, estimate, export_best
 from ppo_plus.zoo.tune.study import (
     BUDGET,
     ERROR,
     RECORDED,
     SCORES,
-    TASK,
     Study,
     create,
     prepare_confirmation,
     prepare_screening,
-    read_task,
 )
 from ppo_plus.zoo.tune.task import Plan, TuningTask
-from ppo_plus.zoo.tune.tuner import StudyStopped, TuningWorker, estimate, tune
+from ppo_plus.zoo.tune.tuner import StudyStopped, TuningWorker, tune
 
 PLAN = Plan(2048, n_finalists=2)
 SMALL_TASK = TuningTask(load_experiment("CartPole-v1"), {"gamma": {"choices": [0.9, 0.99]}}, PLAN).fitted()
@@ -166,109 +159,7 @@ def test_without_a_winner_the_best_trial_is_exported(study, tmp_path):
     assert path.name == "CartPole-v1_not_confirmed.yml" and "trial: 3" in path.read_text()
 
 
-ROOT = Path(__file__).parents[3]
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "scale": "log"}}
-ONE_EVALUATION = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, confirm_seeds=10, pruner="none")
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory):
-    """A study with a finished trial and a waiting one."""
-    path = tmp_path_factory.mktemp("study") / "study.db"
-    storage = open_storage(f"sqlite:///{path}")
-    study = Study("study", storage)
-    create(study, TuningTask(Experiment("CartPole-v1", 2048), SPACE, ONE_EVALUATION), 2)
-    study.screening().fill([{}, {}])
-    claimed = study.screening().claim()
-    trial = study.screening().trial(claimed)
-    trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
-    trial.set_user_attr(RECORDED, {"n_timesteps": 2048})
-    trial.set_user_attr(SCORES, [1.5])
-    study.screening().finish(claimed, TrialState.COMPLETE, 1.5)
-    storage._backend.engine.dispose()
-    return path
-
-
-@pytest.fixture
-def edit(database, tmp_path, monkeypatch):
-    """Copy the study, edit a row of it, and open it as another process does."""
-    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.score", lambda *_: pytest.fail("something runs"))
-    path = tmp_path / "study.db"
-    path.write_bytes(database.read_bytes())
-
-    def change(statement, *values):
-        with closing(sqlite3.connect(path)) as connection, connection:
-            assert connection.execute(statement, values).rowcount > 0
-        return Study("study", open_storage(f"sqlite:///{path}"))
-
-    return change
-
-
-OF_STUDY = "UPDATE study_user_attributes SET value_json = ? WHERE key = ?"
-
-
-def nested(path, value):
-    """A change within the task."""
-
-    def apply(task):
-        *parents, last = path.split("/")
-        for name in parents:
-            task = task[name]
-        if value is ...:
-            del task[last]
-        else:
-            task[last] = value
-
-    return apply
-
-
-TASKS = {
-    "no plan": (nested("plan", ...), "cannot be worked on: 'plan'"),
-    "environment is a number": (nested("env_id", 7), "cannot be worked on: "),
-    "unknown key of the plan": (nested("plan/x", 1), "cannot be worked on: .*unexpected keyword argument 'x'"),
-    "number as text": (nested("plan/n_evals", "ten"), "n_evals='ten' must be an integer"),
-    "unknown sampler": (nested("plan/sampler", "os.system"), "sampler='os.system' must be one of"),
-    "bad setting": (nested("settings/env_wrapper", "os.system"), "'os.system' is in none of the packages"),
-    "space is unknown": (nested("space", {"os.system": {"choices": [1]}}), "unknown key 'os.system'"),
-    "a package": (nested("env_id", "evil:Nice-v0"), "the study imports evil: use --gym-packages evil"),
-}
-
-
-def edited(edit, database, change):
-    """The study with a change within its task."""
-    with closing(sqlite3.connect(database)) as connection:
-        ((text,),) = connection.execute("SELECT value_json FROM study_user_attributes WHERE key = ?", [TASK])
-    task = json.loads(text)
-    change(task)
-    return edit(OF_STUDY, json.dumps(task), TASK)
-
-
-@pytest.mark.parametrize(("change", "message"), TASKS.values(), ids=TASKS)
-def test_tasks(edit, database, change, message):
-    with pytest.raises(StorageError, match=message) as error:
-        read_task(edited(edit, database, change))
-    assert "\n" not in str(error.value) and len(str(error.value)) < 1_000
-
-
-def test_what_a_worker_finds_instead_of_a_study(edit):
-    study = edit(OF_STUDY, "7", TASK)
-    with pytest.raises(StorageError, match="the study 'study' cannot be worked on"):
-        read_task(study)
-    for name in ("none", "of another program"):
-        with pytest.raises(ValueError, match=f"there is no study '{name}': start it"):
-            read_task(Study(name, study.storage))
-        optuna.create_study(study_name="of another program", storage=study.storage, load_if_exists=True)
-    study.set(ERROR, " \n ")
-    with pytest.raises(StudyStopped):
-        TuningWorker(study, SMALL_TASK).work()
-
-
-@pytest.mark.parametrize(("name", "value"), [("env_id", "evil_module:Env-v0"), ("callback", ["os.system"])])
-def test_a_run_replaces_nothing_that_was_checked(edit, database, name, value):
-    """Gymnasium imports what stands before the colon."""
-    task = read_task(edited(edit, database, nested(f"run/{name}", value)))
-    assert (task.experiment.env_id, task.experiment.callback) == ("CartPole-v1", ())
-    assert "evil_module" not in sys.modules
 
 
 @pytest.mark.slow
@@ -281,7 +172,7 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
         with pytest.raises(ZeroDivisionError):
             tune(experiment, SPACE, study, plan, 2, tmp_path)
         assert "ZeroDivisionError" in study.attributes()[ERROR]
-        with pytest.raises(Exception, match="ZeroDivisionError"):
-            TuningWorker(study, read_task(study)).work()
+        with pytest.raises(StudyStopped, match="ZeroDivisionError"):
+            TuningWorker(study, SMALL_TASK).finish(tmp_path)
     tune(experiment, SPACE, study, plan, 2, tmp_path)
     assert [trial.state for trial in study.screening().trials()] == [TrialState.COMPLETE] * 2
