@@ -18,7 +18,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import randbelow
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
 from ppo_plus.saving.files import file_name
@@ -85,8 +85,7 @@ def _add_train(commands: "Commands") -> None:
     help = "share environments and minibatches among N processes, as torchrun --nproc-per-node N -m ppo_plus train"
     add("--processes N", help, type=whole_number)
     add("--trust-model", "with -i: read SB3's pickles, which can run code", action="store_true")
-    help = "log to Weights & Biases (pip install wandb tensorboard) or, with --track mlflow, to MLflow"
-    add("--track {wandb,mlflow}", help, nargs="?", const="wandb", choices=["wandb", "mlflow"])
+    add("--track", "log to Weights & Biases (pip install wandb tensorboard)", action="store_true")
     help = "show progress: a bar in a terminal, lines elsewhere"
     add("-P --progress", help, action=argparse.BooleanOptionalAction)
     add("--verbose", "1: print SB3's tables of metrics, 2: also debug messages", type=int, choices=[0, 1, 2])
@@ -218,9 +217,8 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
     if args.track:
         args.tensorboard_log = args.tensorboard_log or f"runs/{run_name}"
         options = replace(options, tensorboard_log=args.tensorboard_log)
-    tracker = {"wandb": ["wandb"], "mlflow": ["mlflow", "pandas"]}.get(args.track, [])
-    for package in [*tracker, *(["tensorboard"] if options.tensorboard_log else [])]:
-        if find_spec(package) is None:
+    for package, needed in {"wandb": args.track, "tensorboard": options.tensorboard_log}.items():
+        if needed and find_spec(package) is None:
             raise ImportError(f"{package} is not installed: {pip_install(package)}")
     from ppo_plus.zoo.train import check, set_up
 
@@ -231,41 +229,19 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
         return start if start and not args.dry_run else partial(print, to_yaml(settings), end="")
     with deferred():
         run = set_up(experiment, options)
-    upload = None
-    if run.model.ranks.leads:
-        if args.trained_agent is None:
-            _print_measured(experiment, args.variant)
-        logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
-        try:
-            upload = args.track and _start_tracking(args.track, run_name, logged)
-        except Exception as error:
-            shutil.rmtree(run.folder.path, ignore_errors=True)  # a run without a model
-            raise ConnectionError(f"--track {args.track}: {error}. {NO_TRACKER[args.track]}") from error
-    return partial(_train, run, args, upload)
-
-
-#: What to do where a tracker cannot be reached.
-NO_TRACKER = {
-    "wandb": "Log in (wandb login), or set WANDB_MODE=offline",
-    "mlflow": "If the server of MLFLOW_TRACKING_URI does not answer, start it, or unset the variable to log to a file",
-}
-
-
-def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Callable[[str], object]:
-    """Start a run of a tracker, which takes what is written for TensorBoard, and return what uploads a file."""
-    if tracker == "wandb":
+    if run.model.ranks.leads and args.trained_agent is None:
+        _print_measured(experiment, args.variant)
+    if run.model.ranks.leads and args.track:
         import wandb
 
+        logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
         project = os.environ.get("WANDB_PROJECT", "ppo_plus")
-        logged = wandb.init(name=name, project=project, config=settings, sync_tensorboard=True)
-        return lambda path: logged.log_artifact(path, type={".gif": "video"}.get(path[-4:], "model"))
-    import mlflow.pytorch
-
-    mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ppo_plus"))
-    mlflow.start_run(run_name=name)
-    mlflow.log_params(settings)
-    mlflow.pytorch.autolog(log_every_n_step=1)
-    return mlflow.log_artifact
+        try:
+            wandb.init(name=run_name, project=project, config=logged, sync_tensorboard=True)
+        except Exception as error:
+            shutil.rmtree(run.folder.path, ignore_errors=True)  # a run without a model
+            raise ConnectionError(f"--track: {error}. Log in (wandb login), or set WANDB_MODE=offline") from error
+    return partial(_train, run, args)
 
 
 def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[], None]:
@@ -277,9 +253,10 @@ def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[]
     return partial(_train, resume(folder, arguments.allowed_packages(args), **changes), args)
 
 
-def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], object] | None = None) -> None:
-    """Train, upload the model, and print what can be done next. If training does not reach its end, the exit code says
-    why: 128 plus the signal's number, or the system's number of a full disk (28) or of too little memory (12)."""
+def _train(run: "Run", args: argparse.Namespace) -> None:
+    """Train, upload a tracked run's model, and print what can be done next. If training does not reach its end, the
+    exit code says why: 128 plus the signal's number, or the system's number of a full disk (28) or of too little
+    memory (12)."""
     from ppo_plus.distributed.ranks import RanksError
     from ppo_plus.saving.format.names import Refused
     from ppo_plus.zoo.train import train
@@ -288,24 +265,15 @@ def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], object]
     with exit_codes({RanksError: 1, Refused: 1, MemoryError: errno.ENOMEM}):
         try:
             finished = train(run)
-            if upload:
-                _upload(run, args, upload)
+            if run.model.ranks.leads and args.track:
+                import wandb
+
+                wandb.log_artifact(str(run.folder.last_model), type="model")
         finally:
             if run.model.ranks.leads:
                 _print_next_command(run, args, finished)
         if not finished:
             sys.exit(128 + (came() or signal.SIGINT))
-
-
-def _upload(run: "Run", args: argparse.Namespace, upload: Callable[[str], object]) -> None:
-    """Upload the last model and a GIF, which a separate process records: it may not be able to draw."""
-    model = run.folder.last_model
-    upload(str(model))
-    words = "record", "--env", run.experiment.env_id, "-f", str(run.folder.path), "-n", "300"
-    imports = import_options(run.options.gym_packages, args.trust_config)
-    subprocess.run([sys.executable, "-m", "ppo_plus", *words, *imports], check=False)
-    if model.with_suffix(".gif").is_file():
-        upload(str(model.with_suffix(".gif")))
 
 
 def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) -> None:
