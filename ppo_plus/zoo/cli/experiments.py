@@ -15,22 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from secrets import randbelow
 from typing import TYPE_CHECKING
 
 from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
+from ppo_plus.require import require_installed
 from ppo_plus.saving.files import file_name
 from ppo_plus.zoo.cli import arguments
-from ppo_plus.zoo.cli.arguments import Pairs, Parser, add_option, interval, key_value, seed, whole_number
+from ppo_plus.zoo.cli.arguments import Commands, Pairs, Parser, add_option, interval, key_value, whole_number
 from ppo_plus.zoo.hyperparams import builtin_file, measured_returns, read_entry, read_mapping, to_yaml
-from ppo_plus.zoo.installation import command, has_screen, import_options, pip_install, this_command, without_password
+from ppo_plus.zoo.installation import command, has_screen, import_options, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
-from ppo_plus.zoo.runs import ALGO, Options, RunFolder, open_run
+from ppo_plus.zoo.runs import ALGO, Options, open_run
 
 if TYPE_CHECKING:
-    from ppo_plus.zoo.cli.arguments import Commands
     from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.train import Run
 
@@ -47,22 +46,18 @@ folder below -f. The settings are the package's tuned ones for the environment, 
 ends the training early and saves what was learned.
 """
 
-ZOO = """
-List the entries of the package's settings, ID or ID/VARIANT, with the return that was measured: of 20 episodes after
-training with the most likely actions (sampled on Atari and MiniGrid), the interquartile mean over seeds and its 95 %
-interval; of fewer than five seeds, each one.
-"""
 
-
-def add_parser(commands: "Commands") -> None:
+def add_parser(commands: Commands) -> None:
     """Add ``train``, ``zoo`` and ``tune``."""
     _add_train(commands)
-    help = "list the environments that have settings, and the returns that were measured"
-    commands.add_parser("zoo", help=help, description=ZOO).set_defaults(prepare=lambda args: print_zoo)
+    help = (
+        "list the environments that have settings, and what was measured: the mean return and its 95 percent interval"
+    )
+    commands.add_parser("zoo", help=help, description=help).set_defaults(prepare=lambda args: print_zoo)
     _add_tune(commands)
 
 
-def _add_train(commands: "Commands") -> None:
+def _add_train(commands: Commands) -> None:
     help = "train, evaluate and save a model, and plot its learning curve"
     command = commands.add_parser("train", help=help, description=TRAIN)
     command.set_defaults(prepare=partial(prepare_train, command))
@@ -119,7 +114,7 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     add("--n-envs N", "number of environments (default: from the settings)", type=whole_number)
     help = 'settings to override, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"'
     add("-params --hyperparams K:V", help, nargs="+", action=Pairs, type=key_value, default={})
-    add("--seed N", "random seed; negative (train only): draw one and record it", type=seed, default=seed_default)
+    add("--seed N", "random seed; negative (train only): draw one and record it", type=int, default=seed_default)
     help = "dummy: step the environments one after another; subproc: in separate processes"
     add("--vec-env {dummy,subproc}", help, default="dummy")
     help = "arguments of the evaluation environments (default: those of --env-kwargs or the settings)"
@@ -165,10 +160,8 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
             print(to_yaml(experiment.settings()).rstrip(), file=sys.stderr)
             print(f"look for better ones: {command('tune', '--env', args.env)}", file=sys.stderr)
         else:
-            what = f"training with the entry {entry!r} of {source}"
-            if entry == "default":
-                what = f"{source} has no entry for {args.env}: training with its 'default'"
-            print(f"{what}, and the policy is {experiment.policy}", file=sys.stderr)
+            what = f"training with the entry {entry!r} of {source}, and the policy is {experiment.policy}"
+            print(what, file=sys.stderr)
     skipped = {**spec.kwargs, **experiment.env_kwargs}.get("frameskip", 1)
     if entry.partition("/")[0] == "atari" and skipped != 1:
         problem = f"{args.env} skips frames itself (frameskip={skipped}), and so do the settings"
@@ -182,11 +175,10 @@ def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], Non
     if args.resume is not None:
         names = [name for name, value in vars(args).items() if value != command.get_default(name)]
         if flags := [f"--{name.replace('_', '-')}" for name in names if name not in WITH_RESUME]:
-            raise ValueError(f"--resume continues the run with its own arguments: leave out {', '.join(flags)}")
+            own = f"--resume continues the run with its own arguments: leave out {', '.join(flags)}"
+            raise ValueError(f"{own}; a finished run's model is trained further with -i MODEL -n N")
     elif args.env is None:
         raise ValueError("the following arguments are required: --env, or --resume")
-    if args.trained_agent is not None and not Path(args.trained_agent).is_file():
-        raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     if args.trained_agent is not None and (kept := args.hyperparams.keys() & {"policy", "policy_kwargs"}):
         raise ValueError(f"-i keeps the networks of its model: leave out {' and '.join(sorted(kept))} of -params")
     folder = None if args.resume is None else open_run(Path(args.resume))
@@ -203,9 +195,15 @@ def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], Non
     if n_processes > 1 and not args.dry_run:
         require_any_gpu(device)
     start = partial(launch, n_processes, ["train", *command.words]) if n_processes > 1 else None
-    if folder is not None:
-        return start or _prepare_resumed(folder, args)
-    return _prepare_new(args, n_processes, start)
+    if folder is None:
+        return _prepare_new(args, n_processes, start)
+    if start:
+        return start
+    from ppo_plus.zoo.train import resume
+
+    arguments.import_named(args, folder)
+    changes = {name: getattr(args, name) for name in CHANGED_BY_RESUME if getattr(args, name) is not None}
+    return partial(_train, resume(folder, arguments.allowed_packages(args), **changes), args)
 
 
 def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[], None] | None) -> Callable[[], None]:
@@ -215,11 +213,9 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
     options = Options(**{name: value for name, value in values.items() if value is not None})
     run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
+        require_installed("wandb", "--track")
         args.tensorboard_log = args.tensorboard_log or f"runs/{run_name}"
         options = replace(options, tensorboard_log=args.tensorboard_log)
-    for package, needed in {"wandb": args.track, "tensorboard": options.tensorboard_log}.items():
-        if needed and find_spec(package) is None:
-            raise ImportError(f"{package} is not installed: {pip_install(package)}")
     from ppo_plus.zoo.train import check, set_up
 
     if args.dry_run or start:
@@ -242,15 +238,6 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
             shutil.rmtree(run.folder.path, ignore_errors=True)  # a run without a model
             raise ConnectionError(f"--track: {error}. Log in (wandb login), or set WANDB_MODE=offline") from error
     return partial(_train, run, args)
-
-
-def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[], None]:
-    """Build an interrupted run in the state of its last checkpoint."""
-    from ppo_plus.zoo.train import resume
-
-    arguments.import_named(args, folder)
-    changes = {name: getattr(args, name) for name in CHANGED_BY_RESUME if getattr(args, name) is not None}
-    return partial(_train, resume(folder, arguments.allowed_packages(args), **changes), args)
 
 
 def _train(run: "Run", args: argparse.Namespace) -> None:
@@ -286,11 +273,8 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
         print(f"{what}:", command(play, "--env", run.experiment.env_id, "-f", run.folder.path, *imports))
     elif checkpoints := files(run.folder.checkpoints):
         again = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
-        # The run's folder has the values of its first command only, and never says where to log.
-        for name in CHANGED_BY_RESUME if args.resume else ("tensorboard_log",):
-            value = getattr(args, name)
-            option = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
-            again += [] if value is None else [option] if isinstance(value, bool) else [option, str(value)]
+        # The run's folder never says where to log.
+        again += ["-tb", args.tensorboard_log] if args.tensorboard_log else []
         resume = command("train", "--resume", run.folder.path, *imports, *again)
         print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)
 
@@ -312,7 +296,7 @@ COUNTS = {
 }
 
 
-def _add_tune(commands: "Commands") -> None:
+def _add_tune(commands: Commands) -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
     arguments.add_env_arguments(command, "--log-folder")
@@ -344,9 +328,8 @@ def _add_tune(commands: "Commands") -> None:
 
 def prepare_tune(parser: Parser, args: argparse.Namespace) -> Callable[[], None]:
     """Create the study, or find it; return the function that works on it."""
-    missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
-    if missing:
-        raise ImportError(f"tuning needs {' and '.join(missing)}: {pip_install(*missing)}")
+    for package in ("optuna", "scipy"):
+        require_installed(package, "ppo-plus tune")
     import optuna
 
     from ppo_plus.zoo.tune.jobs import Heartbeats, is_done, named_errors, open_storage
@@ -380,7 +363,7 @@ def prepare_tune(parser: Parser, args: argparse.Namespace) -> Callable[[], None]
     print(f"at most {search} runs of the search and {confirmation} of the confirmation, {each}")
 
     def show() -> None:
-        lines: dict[object, str] = {**done_runs(study)}
+        lines: dict[object, str] = {line: line for line in done_runs(study)}
         lines[len(study.begun_stages())] = estimate(study, task, args.workers)
         for key, line in lines.items():
             if line and key not in printed:

@@ -121,14 +121,14 @@ def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
     return Finalist(trial, scores, len(own) - len(scores))
 
 
-def done_runs(study: Study) -> dict[tuple[str, int], str]:
-    """The runs that are done, by stage and number, and a line about each."""
-    lines = {}
+def done_runs(study: Study) -> list[str]:
+    """A line about each run that is done."""
+    lines = []
     for stage, jobs in study.begun_stages().items():
         for trial in filter(is_done, jobs.trials()):
             job = trial.user_attrs
             name = f"{job[CANDIDATE]}, seed {job[SEED]}" if CANDIDATE in job else job[JOB]
-            lines[stage, trial.number] = f"{stage}, trial {name}: {outcome(trial)}"
+            lines.append(f"{stage}, trial {name}: {outcome(trial)}")
     return lines
 
 

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
-from ppo_plus.require import require_int, require_number, require_one_of
+from ppo_plus.require import require_int, require_one_of
 from ppo_plus.zoo.callbacks import Interruptible
 from ppo_plus.zoo.experiment import Experiment, make_envs, make_model, parse_settings
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
@@ -41,10 +41,6 @@ PRUNERS: dict[str, Callable[["Plan"], BasePruner]] = {
     "hyperband": lambda plan: HyperbandPruner(plan.eval_freq, plan.n_timesteps * plan.n_seeds, reduction_factor=3),
     "none": lambda _: NopPruner(),
 }
-#: The least that each whole number of a plan may be.
-LOWEST = dict.fromkeys(("confirm_seeds", "seed"), 0) | dict.fromkeys(
-    ("n_timesteps", "n_evals", "n_eval_episodes", "n_eval_envs", "last_evals", "n_seeds", "n_finalists"), 1
-)
 
 
 @dataclass(frozen=True)
@@ -68,15 +64,12 @@ class Plan:
     def __post_init__(self) -> None:
         require_one_of("sampler", self.sampler, SAMPLERS)
         require_one_of("pruner", self.pruner, PRUNERS)
-        for name, lowest in LOWEST.items():
-            require_int(name, getattr(self, name), lowest)
+        for name in vars(self).keys() - {"sampler", "pruner"}:
+            require_int(name, getattr(self, name), 0 if name in ("confirm_seeds", "seed") else 1)
         if 0 < self.confirm_seeds < 10:
             raise ValueError(
                 f"confirm_seeds={self.confirm_seeds} is too small for a conclusion: use at least 10, or 0 for none"
             )
-        require_number("n_seeds", self.n_seeds, 1, CONFIRMATION_SEED // SEED_STRIDE)
-        if self.seeds("confirmation").stop > 2**32:
-            raise ValueError(f"seed={self.seed} leaves no seeds below 2**32 for the confirmation: use a smaller one")
 
     def make_sampler(self, trial_number: int) -> BaseSampler:
         """A sampler for one trial, seeded with the study's seed and the trial's number: no two workers draw the same,

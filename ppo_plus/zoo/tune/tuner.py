@@ -1,6 +1,5 @@
 """The work on a study. Any number of processes may run the same command: each does jobs, and reports in the end."""
 
-import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ppo_plus.require import is_disk_full
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
-from ppo_plus.zoo.interrupts import check, deferred
+from ppo_plus.zoo.interrupts import check
 from ppo_plus.zoo.tune.jobs import CANDIDATE, SEED, STORAGE_ERRORS, Jobs, StorageError, named_errors
 from ppo_plus.zoo.tune.report import TuningVerdict, write_report
 from ppo_plus.zoo.tune.space import read_space
@@ -49,7 +48,7 @@ class TuningWorker:
     def finish(self, folder: Path) -> TuningVerdict:
         """Do jobs until the study is finished, and write its report. An error that its hyperparameters did not cause
         stops the study."""
-        with deferred([signal.SIGINT]), named_errors():
+        with named_errors():
             for jobs in stages(self.study, self.task):
                 while not jobs.all_done():
                     check()

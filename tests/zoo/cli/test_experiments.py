@@ -83,7 +83,7 @@ def test_settings_file(folder, capsys):
     main([*TRAIN, "-conf", str(path), "-f", str(folder), "--seed", "1"])
     captured = capsys.readouterr()
     assert "after 64 timesteps" in captured.out
-    assert f"{path} has no entry for CartPole-v1: training with its 'default'" in captured.err
+    assert f"training with the entry 'default' of {path}, and the policy is MlpPolicy" in captured.err
     assert (folder / "ppo_plus" / "CartPole-v1_1" / "CartPole-v1" / "vecnormalize.pkl").is_file()
 
 
@@ -91,13 +91,9 @@ def test_atari_games_that_skip_frames_themselves_are_named(capsys):
     """The wrappers of the entry skip frames, too."""
     pytest.importorskip("ale_py", reason="ale-py is not installed")
     said = "skips frames itself"
-    for env_id, arguments in {
-        "ALE/Pong-v5": [],
-        "PongNoFrameskip-v4": [],
-        "ALE/Breakout-v5": ["--env-kwargs", "frameskip:1"],
-    }.items():
-        main(["train", "--env", env_id, "--dry-run", *arguments])
-        assert (said in capsys.readouterr().err) == (env_id == "ALE/Pong-v5")
+    for env_kwargs in ([], ["--env-kwargs", "frameskip:1"]):
+        main(["train", "--env", "ALE/Pong-v5", "--dry-run", "--n-envs", "1", "--eval-freq", "-1", *env_kwargs])
+        assert (said in capsys.readouterr().err) == (not env_kwargs)
 
 
 def dry_run(capsys, *arguments):
@@ -130,7 +126,7 @@ def test_a_dry_run_prints_a_settings_file(folder, capsys):
 
 
 def test_a_tracked_run_logs_to_the_given_folder(folder, capsys, monkeypatch):
-    monkeypatch.setattr("ppo_plus.zoo.cli.experiments.find_spec", lambda package: package)
+    monkeypatch.setattr("ppo_plus.zoo.cli.experiments.require_installed", lambda package, needed_for: None)
     assert dry_run(capsys, "--track", "-tb", "mine")["run"]["tensorboard_log"] == "mine"
     assert dry_run(capsys, "--track")["run"]["tensorboard_log"].startswith("runs/CartPole-v1__")
 
@@ -182,22 +178,17 @@ def test_training_a_saved_model_further(folder, monkeypatch):
     [
         (["--env", "CartPol-v1"], "Did you mean: `CartPole`"),
         (["--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
-        (["--env", "CartPole"], "'CartPole' has no version: use CartPole-v1"),
+        (["--env", "CartPole"], "No registered env with id: CartPole"),
         (["--env", "no_such_module:Foo-v0"], "no_such_module"),
         (["--env", ""], "environment"),
-        (["--env", "CartPole-v1", "-n", "1e30"], "must be at most 1e+18, not '1e30'"),
         (["--env", "CartPole-v1", "-n", "many"], "positive whole number, not 'many'"),
-        (["--env", "CartPole-v1", "--seed", "x"], "invalid seed value: 'x'"),
-        (["--env", "CartPole-v1", "--seed", str(2**32)], "must be a whole number below 2**32"),
+        (["--env", "CartPole-v1", "--seed", str(2**32)], "Seed must be between 0 and 2**32 - 1"),
         (["--env", "CartPole-v1", "--device", "toaster"], "device='toaster' is not known to torch"),
         (["--env", "CartPole-v1", "-conf", "nope.yml"], "No such file or directory: 'nope.yml'"),
         (["--env", "CartPole-v1", "-f", __file__], "irectory"),
-        (["--env", "CartPole-v1", "-f", "dangling"], "-f dangling: dangling is a file, or a link to nothing"),
-        (["--env", "CartPole-v1", "-tb", "/proc/x"], "-tb /proc/x: this folder cannot be created"),
-        (["--env", "CartPole-v1", "-params", "normalize:dict(clip_obs='x')"], "clip_obs='x' must be like its default"),
+        (["--env", "CartPole-v1", "-params", "normalize:dict(clip=5.0)"], "unexpected keyword argument 'clip'"),
         (["--env", "CartPole-v1", "--variant", "nope"], "variants of CartPole-v1: sb3, rl_zoo3, gSDE"),
         (["--env", "CartPole-v1", "--gym-packages", "no_such_package"], "no_such_package"),
-        (["--env", "CartPole-v1", "--gym-packages", "my_env.py"], "give that of its module, 'my_env'"),
         (["--env", "CartPole-v1", "-params", "lr:1e-3"], "error: unknown key 'lr': did you mean 'learning_rate'?"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels:3"], "wheels"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels"], "'wheels' must be KEY:VALUE"),
@@ -211,7 +202,7 @@ def test_training_a_saved_model_further(folder, monkeypatch):
             "-params n_timesteps: another option gives it",
         ),
         (["--env", "CartPole-v1", "--env-kwargs", "file:/x.xml"], """write text in quotes, file:"'text'\""""),
-        (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip: there is no such file"),
+        (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip"),
         (["--env", "CartPole-v1", "-i", __file__], ""),
         (
             ["--env", "CartPole-v1", "-i", __file__, "-params", "policy:CnnPolicy", "policy_kwargs:dict(net_arch=[8])"],
@@ -219,12 +210,15 @@ def test_training_a_saved_model_further(folder, monkeypatch):
         ),
         (["--env", "CartPole-v1", "--log-interval", "10"], "--log-interval"),
         ([], "--env"),
+        (["--env", "CartPole-v1", "--vec-env", "envpool"], "vec_env='envpool' must be one of dummy, subproc"),
+        (["--env", "CartPole-v1", "--env-timeout", "0"], "timeout=0.0 must be a number in (0, 1e+06]"),
+        (["--resume", "x", "-n", "9"], "leave out --n-timesteps; a finished run's model is trained further with -i"),
+        (["--env", "CartPole-v1", "-params", "streams:Cost('x')"], "missing 1 required keyword-only argument: 'limit'"),
     ],
 )
 def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, arguments, message):
-    (folder / "dangling").symlink_to("nowhere")
     check_one_line_error(["train", *arguments], message)
-    assert [path.name for path in folder.rglob("*") if path.name not in ("logs", "ppo_plus")] == ["dangling"]
+    assert not [path.name for path in folder.rglob("*") if path.name not in ("logs", "ppo_plus")]
 
 
 @pytest.mark.parametrize(
@@ -251,15 +245,6 @@ def test_mistake_in_the_settings_file(folder, check_one_line_error, text, messag
     (folder / "settings.yml").write_text(text)
     check_one_line_error([*TRAIN, "-conf", "settings.yml"], message)
     assert list(folder.glob("logs/ppo_plus/*")) == []
-
-
-@pytest.mark.parametrize(
-    ("option", "package"),
-    [("--track", "wandb"), ("--track", "tensorboard"), ("-tb tb", "tensorboard")],
-)
-def test_logs_without_their_package(folder, check_one_line_error, monkeypatch, option, package):
-    monkeypatch.setattr("ppo_plus.zoo.cli.experiments.find_spec", lambda name: None if name == package else name)
-    check_one_line_error([*TRAIN, *option.split()], f"{package} is not installed: ")
 
 
 @pytest.mark.exhaustive

@@ -4,9 +4,8 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 
-import optuna
 import pytest
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, open_storage
@@ -100,22 +99,6 @@ def test_the_settings_file_decides(study):
     assert [finalist.name for finalist in verdict.finalists] == ["trial 2", "trial 4"]
     assert verdict.finalists[0].gains["default"].low > 0 > verdict.finalists[0].gains["settings file"].low
     assert verdict.winner is None and str(verdict).startswith("No winner: none of the finalists")
-
-
-def test_runs_that_are_added_later_are_the_same_for_all(study):
-    """Two processes at the same time: of the two trials that they add for a run, one counts, whatever its number."""
-    do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 8.0, 5.0, None, 4.0, 3.0])
-    confirmation = prepare_confirmation(study, PLAN, 6)
-    wanted = [{key: trial.user_attrs[key] for key in (CANDIDATE, SEED, RECORDED)} for trial in confirmation.trials()]
-    other = Study("other", study.storage).confirmation(6)
-    optuna.create_study(study_name=other.name, storage=study.storage, direction="maximize")
-    other.fill([run for run in wanted if run[CANDIDATE] != 1])
-    for number in (1, 7):
-        other.study().add_trial(create_trial(state=TrialState.WAITING, user_attrs={JOB: number, **wanted[1]}))
-    assert len(other.trials()) == 31
-    assert set(runs(other)) < set(runs(confirmation))
-    other.fill(wanted)
-    assert len(other.trials()) == 40 and set(runs(other)) == set(runs(confirmation))
 
 
 def test_a_larger_budget_leaves_the_confirmation_of_the_smaller_one(study):
