@@ -97,7 +97,7 @@ def test_atari_games_that_skip_frames_themselves_are_named(capsys):
 
 
 def dry_run(capsys, *arguments):
-    main([*TRAIN, "--dry-run", *arguments])
+    main([*TRAIN, "--dry-run", "--n-envs", "1", *arguments])
     return yaml.safe_load(capsys.readouterr().out)
 
 
@@ -117,7 +117,7 @@ def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys)
 
 def test_a_dry_run_prints_a_settings_file(folder, capsys):
     """Of one entry, or with what a run leaves: its settings alone."""
-    main([*TRAIN, "--dry-run", "--seed", "1", "-params", "gamma:0.5"])
+    main([*TRAIN, "--dry-run", "--n-envs", "1", "--seed", "1", "-params", "gamma:0.5"])
     (folder / "mine.yml").write_text(printed := capsys.readouterr().out)
     shown = dry_run(capsys, "-conf", "mine.yml", "--seed", "1")
     assert shown == yaml.safe_load(printed) and shown["CartPole-v1"]["gamma"] == 0.5

@@ -1,10 +1,11 @@
-"""The jobs of each stage, which follow from the results of the one before, and what a worker reads from a storage."""
+"""The jobs of each stage, which follow from the results of the one before."""
 
 import re
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
@@ -28,8 +29,8 @@ SMALL_TASK = TuningTask(load_experiment("CartPole-v1"), {"gamma": {"choices": [0
 
 
 @pytest.fixture
-def study(tmp_path):
-    study = Study("study", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+def study():
+    study = Study("study", InMemoryStorage())
     create(study, SMALL_TASK, 6)
     return study
 
