@@ -1163,8 +1163,8 @@ ZOO = (
     Fault(
         "worst-first",
         "zoo/tune/study.py",
-        "(-scores[trial.number]",
-        "(scores[trial.number]",
+        "(-trial.values[0]",
+        "(trial.values[0]",
         "tests/zoo/tune/test_study.py",
     ),
     Fault(
