@@ -49,7 +49,7 @@ from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 from ppo_plus import PPO_Plus
 from ppo_plus.zoo.callbacks import ProgressDisplay
 from ppo_plus.zoo.cli.arguments import whole_number
-from ppo_plus.zoo.experiment import Experiment, make_envs, parse_settings
+from ppo_plus.zoo.experiment import Experiment, make_envs, parse_settings, with_recommended
 from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env
 
@@ -93,8 +93,10 @@ def settings_of(job: Job, steps: int | None = None) -> dict[str, Any]:
 
 
 def experiment(job: Job, settings: dict[str, Any]) -> Experiment:
-    """What a run trains, with :func:`settings_of` it."""
+    """What a run trains, with :func:`settings_of` it; as in the shell, the entry "default" has the recommended ones."""
     made = parse_settings(job.task, settings, ALLOWED_PACKAGES)
+    if (entry := ARMS[job.arm].entry) in ("default", "default/sb3"):
+        made = with_recommended(made, settings, policy_alone=entry == "default/sb3")
     return made.replace(seed=job.seed, device="cpu", vec_env=ARMS[job.arm].vec_env)
 
 

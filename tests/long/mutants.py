@@ -825,8 +825,8 @@ TOP = (
     Fault(
         "snapshots-share-weights",
         "league.py",
-        "part.detach().cpu().clone()",
-        "part.detach().cpu()",
+        "copy.deepcopy(policy, {id(policy.optimizer): None})",
+        "copy.copy(policy)",
         "tests/test_league.py",
     ),
     Fault(
@@ -1163,8 +1163,8 @@ ZOO = (
     Fault(
         "worst-first",
         "zoo/tune/study.py",
-        "(-scores[trial.number]",
-        "(scores[trial.number]",
+        "(-trial.values[0]",
+        "(trial.values[0]",
         "tests/zoo/tune/test_study.py",
     ),
     Fault(
