@@ -13,11 +13,12 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.agents import MASK
 from ppo_plus.envs.make_vec import checked_env
-from ppo_plus.policy.arguments import LEAST_PIXELS
 from ppo_plus.policy.observations import as_dict, parts_of
 from ppo_plus.require import require_int
 from ppo_plus.trees import named_parts
 
+#: Height and width that SB3's ``NatureCNN`` needs at least.
+LEAST_PIXELS = 36
 #: Transitions of a rollout, and how many rollouts a budget has at least.
 TRANSITIONS, LEAST_ROLLOUTS = 2048, 40
 #: The least steps of each environment per rollout, and transitions per minibatch, of which an epoch has some of these.
