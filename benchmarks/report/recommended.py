@@ -49,6 +49,17 @@ def tasks_of(stage: str) -> list[str]:
     return list(dict.fromkeys(cell.task for cell in STAGES[stage]))
 
 
+def candidates(results: Sequence[Mapping[str, Any]], stage: str = "recipe") -> list[str]:
+    """A line for each task: what each candidate reaches."""
+    found = returns(results)
+    arms = list(dict.fromkeys(cell.arm for cell in STAGES[stage]))
+    rows = [
+        [task, *(score(found[arm][task]) if task in found.get(arm, {}) else "" for arm in arms)]
+        for task in tasks_of(stage)
+    ]
+    return markdown(["task", *(ARMS[arm].name for arm in arms)], rows)
+
+
 def by_task(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> list[str]:
     """A line for each task: what each contender reaches."""
     found, arms = returns(results), [*COMPARED, *TUNED]
