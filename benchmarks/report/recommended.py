@@ -90,5 +90,5 @@ def over_tasks(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> l
         others = [scores(found, "untuned", task, random[task]) for task in tasks]
         better = "" if arm == "untuned" else f"{improvement_interval(each, others):.0%}"
         n_runs = str(sum(map(len, each)))
-        rows.append([ARMS[arm].name, str(len(tasks)), n_runs, f"{interval(tuple(each), pooled):.2f}", better])
+        rows.append([ARMS[arm].name, str(len(tasks)), n_runs, f"{interval(tuple(each), pooled, 0.95):.2f}", better])
     return markdown(["settings", "tasks", "runs", "score, tuned settings = 1", "better than SB3's defaults"], rows)
