@@ -185,7 +185,7 @@ class ModelEnvs(OnPolicyAlgorithm):
     normalize_observations: bool | dict[str, Any]
     normalize_values: bool | dict[str, Any]
     #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
-    _trained_normalized: Trained
+    _trained_normalized: Trained = None
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -238,5 +238,5 @@ class ModelEnvs(OnPolicyAlgorithm):
             warnings.warn(
                 f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
                 'where training is also compiled by default: pass device="cpu", or compare the two',
-                stacklevel=6,
+                stacklevel=5,
             )
