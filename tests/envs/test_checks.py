@@ -669,7 +669,7 @@ UNSUPPORTED = {
     ),
     "text": (
         lambda: RandomEnv(ACTIONS["discrete"], spaces.Dict(image=VECTOR, mission=spaces.Text(9))),
-        r"observation_space\['mission'\]=Text.* is not supported: .* minigrid.wrappers.ImgObsWrapper",
+        r"observation_space\['mission'\]=Text.* is not supported: .*FilterObservation",
     ),
 }
 

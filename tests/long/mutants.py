@@ -196,14 +196,14 @@ POLICY = (
         "policy/recurrent.py",
         "tuple(part * layout.keep for part in state)",
         "tuple(state)",
-        "tests/policy/test_recurrent_layers.py",
+        "tests/policy/test_memory.py",
     ),
     Fault(
         "gru-bias-remembered",
         "policy/recurrent.py",
         "-weights[2].chunk(3)[2] if self.bias else th.zeros_like(n)",
         "th.zeros_like(n)",
-        "tests/policy/test_recurrent_layers.py",
+        "tests/policy/test_memory.py",
     ),
     Fault(
         "shared-memory-no-detach",
@@ -741,7 +741,7 @@ COMPILING = (
         "compiling/compiled.py",
         "n_steps < WORTH_COMPILING",
         "n_steps <= WORTH_COMPILING",
-        "tests/test_compile.py",
+        "tests/compiling/test_compiled.py",
     ),
     Fault(
         "stopped-for-ever",

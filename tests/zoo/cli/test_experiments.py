@@ -233,7 +233,7 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         ),
         ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.TimeLimit}", "'max_episode_steps'"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
-        ('CartPole-v1: {n_timesteps: 64, n_steps: "64"}', "not text: write a number without quotation marks"),
+        ('CartPole-v1: {n_timesteps: 64, n_steps: "64"}', "n_steps='64' must be an integer"),
         ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.GrayscaleObservation}", ""),
         (
             "CartPole-v1: {n_timesteps: 64, policy_kwargs: {activation_fn: relu}}",
