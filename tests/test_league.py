@@ -191,7 +191,6 @@ def test_a_league_resumes_exactly(policy, vec_env, tmp_path):
         (lambda: SelfPlay(TICTACTOE, {"a": PPO("MlpPolicy", "CartPole-v1")}), TypeError, "opponents: 'a' is ActorCr"),
         (lambda: SelfPlay(TICTACTOE, "random"), TypeError, "opponents='random' must be a dict of names and opponents"),
         (lambda: League(path="."), ValueError, "path='.' is a folder: name a file in it, such as ratings.csv"),
-        (lambda: PPO_Plus("MlpPolicy", "selfplay:math"), ValueError, "an id for the shell: .*ppo_plus.SelfPlay"),
         (lambda: SelfPlay("math"), TypeError, "env='math' has no env: use ppo_plus.SelfPlay for games with turns"),
         (lambda: PPO_Plus("MlpPolicy", "CartPole-v1").learn(1, League()), ValueError, "no opponents for a League"),
         (

@@ -291,7 +291,7 @@ def test_mistakes_of_games_are_named(mistake, message):
             "env=<module 'math'.*> is a module: pass its name, 'math', or math.parallel_e",
         ),
         (Crowd, {"indicate_agent": True}, TypeError, "=True is not an argument of make_agents: .*indicate_agents"),
-        (Crowd, {"restarts": 3}, ValueError, "restarts=3 needs processes"),
+        (Crowd, {"restarts": 3}, TypeError, "unexpected keyword argument 'restarts'"),
     ],
 )
 def test_wrong_arguments_are_named(env, options, error, message):

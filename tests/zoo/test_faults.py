@@ -163,7 +163,7 @@ def test_restarts_are_counted_in_the_log_over_an_interruption(package, monkeypat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--vec-env envpool", "vec_env='envpool' must be one of dummy, subproc"),
+        ("--vec-env envpool", "vec_env='envpool' must be one of 'dummy', 'subproc'"),
         ("--env-timeout 0", "'0' must be a number of seconds in (0, 1e6]"),
         ("--env-timeout soon", "invalid seconds value: 'soon'"),
         ("--restart-envs many", "many"),

@@ -372,7 +372,7 @@ def test_rl_zoo3s_flags_are_there():
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
         (
             ["tune", "--env", "CartPole-v1", "--vec-env", "envpool"],
-            "error: vec_env='envpool' must be one of dummy, sub",
+            "error: vec_env='envpool' must be one of 'dummy', 's",
         ),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         (
