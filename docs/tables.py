@@ -21,6 +21,7 @@ sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 from ppo_plus.zoo.results import iqm_interval  # noqa: E402
 from report import (  # noqa: E402
     exploration,
+    games,
     memory_kinds,
     processes,
     reliability,
@@ -402,8 +403,11 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "learning-check-about": lambda: about("learning_check"),
     "returns": lambda: returns.contenders(reported()),
     "zoo": zoo.table,
+    "zoo-not-run": zoo.not_run,
     "memory-kinds": memory_kinds.table,
     "streams": streams.table,
+    "self-play": games.self_play,
+    "spread": games.spread,
     "returns-over-tasks": lambda: returns.comparison(reported()),
     "returns-about": returns_about,
     **{

@@ -21,7 +21,6 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
 from ppo_plus.formulas.schedules import (
-    TAKES_PROGRESS,
     Constant,
     Schedule,
     ScheduleLike,
@@ -40,7 +39,6 @@ from ppo_plus.policy.streams import Stream
 from ppo_plus.process import worth_threads
 from ppo_plus.require import (
     ATTRIBUTES,
-    require_callable,
     require_int,
     require_kind,
     require_number,
@@ -291,9 +289,7 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
     """
     if value is None and name in OPTIONAL:
         return None
-    schedule = make_schedule(name, value, *SCHEDULED[name])
-    require_callable(name, schedule, 1, TAKES_PROGRESS)
-    return schedule
+    return make_schedule(name, value, *SCHEDULED[name])
 
 
 def _check_kinds(settings: Settings) -> None:

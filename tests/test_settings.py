@@ -79,10 +79,7 @@ NO_ENVS = [
 DOUBLE = {"normalize_observations": {"clip": 5.0}, "normalize_values": True, "streams": [Cost("cost", limit=1.0)]}
 MPS = "needs double precision, which device='mps' does not have: pass device=\"cpu\""
 RAISES = [
-    *(
-        ({name: "64"}, TypeError, f"{name}.*='64' must be .* not text: write a number without quotation marks")
-        for name in ("n_steps", "gamma", "n_threads")
-    ),
+    *(({name: "64"}, TypeError, f"{name}.*='64' must be ") for name in ("n_steps", "gamma", "n_threads")),
     ({"n_threads": MAX_THREADS + 1}, ValueError, f"n_threads={MAX_THREADS + 1} must be at most {MAX_THREADS}"),
     *(
         ({"n_steps": n}, ValueError, f"n_steps={n} times n_envs=1 .* transitions: use fewer steps")

@@ -196,14 +196,14 @@ POLICY = (
         "policy/recurrent.py",
         "tuple(part * layout.keep for part in state)",
         "tuple(state)",
-        "tests/policy/test_recurrent_layers.py",
+        "tests/policy/test_memory.py",
     ),
     Fault(
         "gru-bias-remembered",
         "policy/recurrent.py",
         "-weights[2].chunk(3)[2] if self.bias else th.zeros_like(n)",
         "th.zeros_like(n)",
-        "tests/policy/test_recurrent_layers.py",
+        "tests/policy/test_memory.py",
     ),
     Fault(
         "shared-memory-no-detach",
@@ -734,7 +734,7 @@ COMPILING = (
         "compiling/compiled.py",
         "n_steps < WORTH_COMPILING",
         "n_steps <= WORTH_COMPILING",
-        "tests/test_compile.py",
+        "tests/compiling/test_compiled.py",
     ),
     Fault(
         "stopped-for-ever",
@@ -818,8 +818,8 @@ TOP = (
     Fault(
         "snapshots-share-weights",
         "league.py",
-        "part.detach().cpu().clone()",
-        "part.detach().cpu()",
+        "copy.deepcopy(policy, {id(policy.optimizer): None})",
+        "copy.copy(policy)",
         "tests/test_league.py",
     ),
     Fault(
@@ -1156,8 +1156,8 @@ ZOO = (
     Fault(
         "worst-first",
         "zoo/tune/study.py",
-        "(-scores[trial.number]",
-        "(scores[trial.number]",
+        "(-trial.values[0]",
+        "(trial.values[0]",
         "tests/zoo/tune/test_study.py",
     ),
     Fault(

@@ -198,7 +198,7 @@ class Resumable(gym.Wrapper):
         if self._stateful is None:
             if not class_name(self._base).startswith(REPLAYABLE):
                 unknown.append(self._base)
-            unknown = [layer for layer in unknown if not getattr(type(layer), "replayable", False)]
+            unknown = [layer for layer in unknown if not getattr(layer, "replayable", False)]
         #: Why it can neither be replayed nor return its state; ``None``: it can.
         self._reason = lacks_state(unknown) if unknown else None
         self._replays = self._stateful is None and self._reason is None
