@@ -191,7 +191,7 @@ class Collector:
             n_envs = self._env.num_envs
             # Copies: environments may return the same arrays in each step, also in an evaluation by a callback.
             new_obs, dones = mapped(np.array, new_obs), np.array(dones, dtype=bool).reshape(n_envs)
-            rewards = as_rewards(rewards, n_envs, self._step)
+            rewards = as_rewards(rewards, n_envs)
             self._checked.require_finite(new_obs, rewards)
         valid = None
         if np.count_nonzero(dones) and any(resets := [is_reset(info) for info in infos]):
