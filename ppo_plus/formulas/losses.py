@@ -41,8 +41,8 @@ def gae(
     next_values = th.cat([values[1:], last_values[None]])
     continues = 1.0 - th.cat([episode_starts[1:], last_dones[None]]).to(values.dtype)
     errors = rewards + gamma * next_values * continues - values
-    backwards = (part.flip(0).T.contiguous() for part in (gamma * gae_lambda * continues, errors))
-    return linear_recurrence(*backwards, th.zeros_like(last_values)).T.flip(0)
+    decay, errors = (part.flip(0).T.contiguous() for part in (gamma * gae_lambda * continues, errors))
+    return linear_recurrence(decay, errors, th.zeros_like(last_values)).T.flip(0)
 
 
 def linear_recurrence(a: th.Tensor, b: th.Tensor, h: th.Tensor) -> th.Tensor:
