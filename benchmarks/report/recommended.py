@@ -49,6 +49,17 @@ def tasks_of(stage: str) -> list[str]:
     return list(dict.fromkeys(cell.task for cell in STAGES[stage]))
 
 
+def candidates(results: Sequence[Mapping[str, Any]], stage: str = "recipe") -> list[str]:
+    """A line for each task: what each candidate reaches."""
+    found = returns(results)
+    arms = list(dict.fromkeys(cell.arm for cell in STAGES[stage]))
+    rows = [
+        [task, *(score(found[arm][task]) if task in found.get(arm, {}) else "" for arm in arms)]
+        for task in tasks_of(stage)
+    ]
+    return markdown(["task", *(ARMS[arm].name for arm in arms)], rows)
+
+
 def by_task(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> list[str]:
     """A line for each task: what each contender reaches."""
     found, arms = returns(results), [*COMPARED, *TUNED]
@@ -79,5 +90,5 @@ def over_tasks(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> l
         others = [scores(found, "untuned", task, random[task]) for task in tasks]
         better = "" if arm == "untuned" else f"{improvement_interval(each, others):.0%}"
         n_runs = str(sum(map(len, each)))
-        rows.append([ARMS[arm].name, str(len(tasks)), n_runs, f"{interval(tuple(each), pooled):.2f}", better])
+        rows.append([ARMS[arm].name, str(len(tasks)), n_runs, f"{interval(tuple(each), pooled, 0.95):.2f}", better])
     return markdown(["settings", "tasks", "runs", "score, tuned settings = 1", "better than SB3's defaults"], rows)

@@ -135,7 +135,7 @@ class ModelEnvs(OnPolicyAlgorithm):
     normalize_observations: bool | dict[str, Any]
     normalize_values: bool | dict[str, Any]
     #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
-    _trained_normalized: Trained
+    _trained_normalized: Trained = None
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:

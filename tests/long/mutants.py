@@ -478,8 +478,8 @@ ROLLOUT = (
     Fault(
         "tensors-final-unmasked",
         "rollout/tensor_collector.py",
-        "unknown, streams = timeouts & missing, plan.policy.streams",
-        "unknown, streams = timeouts, plan.policy.streams",
+        "final_obs = where(known[limited], own, final_obs)",
+        "final_obs = own",
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
