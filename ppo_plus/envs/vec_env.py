@@ -222,7 +222,7 @@ def _rows(columns: dict[str, Any], n: int) -> list[dict[str, Any]]:
         elif isinstance(column, np.ndarray) and column.shape[:1] == (n,):
             # Copied, because rows are views and the environment may reuse the array, or what is in it.
             column = copy.deepcopy(column)
-            values = column.tolist() if column.ndim == 1 else column
+            values = column.tolist() if column.ndim == 1 else list(column)
         elif isinstance(column, (list, tuple)) and len(column) == n:
             values = column
         for i in np.flatnonzero(columns.get("_" + key, np.ones(n))).tolist():

@@ -128,8 +128,9 @@ class GuardedEnv:
         # A copy: an environment may keep its action.
         action = self._arrays.actions[self._row].copy() if action is None else action
         obs, reward, terminated, truncated, info = self._resumable.step(action)
-        obs, reward, first = check_obs(obs, self._space), check_reward(reward), None
+        obs, reward = check_obs(obs, self._space), check_reward(reward)
         check_info(info)
+        first: dict[str, Any] | Fault | Exception | None = None
         done = bool(terminated or truncated)
         info[TIMEOUT] = bool(truncated and not terminated)
         if done:
