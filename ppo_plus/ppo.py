@@ -33,12 +33,11 @@ from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, ScheduleLike, value_at
 from ppo_plus.policy.adapter import build_policy, without_contrib
-from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import Masks, find_masks
 from ppo_plus.policy.observations import GivenObservation
 from ppo_plus.policy.streams import Stream
 from ppo_plus.public import MODULES
-from ppo_plus.require import require_callable, require_int, require_number
+from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
@@ -203,10 +202,10 @@ class PPO_Plus(ModelFiles):
             use_sde=False,  # SB3 raises an error for gSDE with actions other than Box
             sde_sample_freq=sde_sample_freq,  # type: ignore[arg-type]
             rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=as_plain(rollout_buffer_kwargs, 1),
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
-            policy_kwargs=as_plain(policy_kwargs),
+            policy_kwargs=policy_kwargs,
             verbose=verbose,
             seed=seed,
             device=device,
@@ -262,7 +261,6 @@ class PPO_Plus(ModelFiles):
         settings.check_schedules()
         settings.check_fit(self.env, self.n_envs)
         check_callback(callback)
-        require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
         require_int("log_interval", log_interval, 1, or_none=True)
         self.call = self.call.begun(total_timesteps)
         with process.computing(settings.threads(self.policy, self.device)), self.call.running(self) as call:

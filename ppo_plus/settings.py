@@ -18,14 +18,20 @@ from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
-from ppo_plus.formulas.schedules import TAKES_PROGRESS, Schedule, ScheduleLike, Unknown, make_schedule, value_at
+from ppo_plus.formulas.schedules import (
+    Schedule,
+    ScheduleLike,
+    Unknown,
+    make_schedule,
+    value_at,
+)
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import SHAPING, check_policy_kwargs
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.process import worth_threads
-from ppo_plus.require import ATTRIBUTES, require_callable, require_int, require_kind, require_number, require_one_of
+from ppo_plus.require import ATTRIBUTES, require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 
 #: What ``sequence_length="auto"`` is at most.
@@ -247,9 +253,7 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
     """
     if value is None and name in OPTIONAL:
         return None
-    schedule = make_schedule(name, value, *SCHEDULED[name])
-    require_callable(name, schedule, 1, TAKES_PROGRESS)
-    return schedule
+    return make_schedule(name, value, *SCHEDULED[name])
 
 
 def _check_kinds(settings: Settings) -> None:

@@ -558,10 +558,6 @@ RAISES = [
     (lambda path: load(path, gamma=2), "gamma=2"),
     (lambda path: load(path).set_parameters({"policy": make().get_parameters()["policy"]}), "do not match"),
     (lambda path: make().set_env(OTHER), "spaces do not match"),
-    (
-        lambda path: make().set_env(vec(ACTIONS["discrete"], n_envs=3)),
-        r"n_envs=3, and the model was made for n_envs=2: .*PPO_Plus.load\(path",
-    ),
     (lambda path: load(path).predict(np.zeros(4, np.float32)), r"shape \(4,\)"),
     (lambda path: load(path).predict(np.zeros((2, 3, 5), np.float32)), r"shape \(2, 3, 5\)"),
     (lambda path: load(path).predict((np.zeros(5, np.float32), {})), "info"),

@@ -4,13 +4,11 @@ import re
 import warnings
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, VECTOR, RandomEnv, vec
 from stable_baselines3.common.callbacks import CallbackList, EvalCallback
-from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
 from ppo_plus.formulas.losses import Coefficients
@@ -45,34 +43,15 @@ def test_a_model_that_is_loaded_does_not_warn_again(tmp_path):
 # --- names, environments, devices and callbacks ----------------------------------------------------------------------
 
 
-class OldGym:
-    """An environment that is none of Gymnasium's."""
-
-    observation_space, action_space = VECTOR, ACTIONS["discrete"]
-
-
 #: Values that are not environments, and what the error says.
 NO_ENVS = [
     (None, "env=None: pass an environment"),
     (5, "env=5 must be a Gymnasium environment"),
-    (RandomEnv, r"env=<class .*> must be a Gymnasium environment.*call it, env\(\), or .*make_vec\(env, n_envs"),
-    (lambda: RandomEnv(ACTIONS["discrete"]), r"must be a Gymnasium environment.*call it, env\(\)"),
-    ([lambda: None] * 2, r"env=\[.*\] must be a Gymnasium environment.*make_vec.*or of functions DummyVecEnv\("),
-    (
-        VecNormalize(gym.make_vec("CartPole-v1", 2)),
-        r"VecNormalize\(.*VectorEnv.*wrap VecNormalize\(ppo_plus.as_vec_env",
-    ),
-    (
-        SimpleNamespace(possible_agents=["a"]),
-        "must be a Gymnasium .*make_agents takes .* of PettingZoo, and .*SelfPlay",
-    ),
-    (OldGym(), r"must be a Gymnasium environment, .*GymV21CompatibilityV0\(env=env\)"),
+    (RandomEnv, "env=<class .*> must be a Gymnasium environment.*make_vec makes several of a class or function"),
+    (SimpleNamespace(possible_agents=["a"]), "must be a Gymnasium environment.*make_agents those of PettingZoo"),
 ]
 RAISES = [
-    *(
-        ({name: "64"}, TypeError, f"{name}.*='64' must be .* not text: write a number without quotation marks")
-        for name in ("n_steps", "gamma", "n_threads")
-    ),
+    *(({name: "64"}, TypeError, f"{name}.*='64' must be ") for name in ("n_steps", "gamma", "n_threads")),
     ({"n_threads": MAX_THREADS + 1}, ValueError, f"n_threads={MAX_THREADS + 1} must be a number in .* {MAX_THREADS}"),
     *(
         ({"n_steps": n}, ValueError, f"n_steps={n} times n_envs=1 is above .* transitions")

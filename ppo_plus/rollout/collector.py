@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.compiling.constants import Reads
-from ppo_plus.compiling.torch_private import swapped, without_gradients
+from ppo_plus.compiling.torch_private import swapped
 from ppo_plus.envs.checked_envs import CheckedEnvs, as_rewards, is_reset
 from ppo_plus.envs.checks import TIMEOUT, check_shape, row_of
 from ppo_plus.envs.layers import layers
@@ -191,7 +191,7 @@ class Collector:
             n_envs = self._env.num_envs
             # Copies: environments may return the same arrays in each step, also in an evaluation by a callback.
             new_obs, dones = mapped(np.array, new_obs), np.array(dones, dtype=bool).reshape(n_envs)
-            rewards = as_rewards(rewards, n_envs, self._step)
+            rewards = as_rewards(rewards, n_envs)
             self._checked.require_finite(new_obs, rewards)
         valid = None
         if np.count_nonzero(dones) and any(resets := [is_reset(info) for info in infos]):
@@ -218,7 +218,7 @@ class Collector:
         step: Any = PolicyOutput.unpacked(packed.cpu().numpy(), policy.distribution.action_dim)
         # A log-probability is not finite where a parameter or an action is not.
         if not is_finite(step.values + step.log_probs):
-            raise not_finite(policy, obs_tensor, self._step)
+            raise not_finite(policy, self._step)
         if step.actions.dtype != policy.distribution.dtype:
             step = step._replace(actions=step.actions.astype(policy.distribution.dtype))
         return obs_tensor, step
@@ -381,7 +381,7 @@ def prepare_act(
             return plain(*inputs)
 
     compiled = compilation.compiled("acting", act, Reads(tensors, {"policy": policy, "masks": masks}))
-    return without_gradients(plain if compiled is None else compiled.bind(tensors, plain=plain, may_move=may_move))
+    return th.no_grad()(plain if compiled is None else compiled.bind(tensors, plain=plain, may_move=may_move))
 
 
 def where(mask: th.Tensor, one: Tree, other: Tree) -> Tree:

@@ -11,7 +11,7 @@ from ppo_plus.envs.checked_envs import is_reset
 from ppo_plus.envs.checks import InvalidOutput, as_reward
 from ppo_plus.envs.supervised.shared_memory import write_row
 from ppo_plus.envs.supervised.vec_env import RESTART
-from ppo_plus.formulas.losses import gae
+from ppo_plus.formulas.losses import linear_recurrence
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Pool, StreamPart, Streams
@@ -126,15 +126,13 @@ def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
 def discounted_sums(
     rewards: th.Tensor, before: th.Tensor, starts: th.Tensor, gamma: float, valid: th.Tensor | None = None
 ) -> th.Tensor:
-    r""":math:`S_t = r_t + \gamma (1 - d_t) S_{t-1}`, ``(T, N)``: GAE backwards in time.
+    r""":math:`S_t = r_t + \gamma (1 - d_t) S_{t-1}`, ``(T, N)``.
 
     :param before: :math:`S` before the first step, ``(N,)``
     :param valid: which rows are transitions, booleans ``(T, N)``; ``None``: all. The others, whose rewards are 0, leave
         the sums unchanged
     """
-    decay: float | th.Tensor = gamma
+    decay = gamma * (1.0 - starts.to(rewards.dtype))
     if valid is not None:
-        starts, decay = starts * valid, th.where(valid, gamma, 1.0).flip(0)
-    backwards = starts.flip(0)
-    parts = rewards.flip(0), th.zeros_like(rewards), before, backwards.roll(1, 0), backwards[-1]
-    return gae(*parts, decay, 1.0).flip(0)
+        decay = decay.where(valid, 1.0)
+    return linear_recurrence(decay.T, rewards.T, before).T

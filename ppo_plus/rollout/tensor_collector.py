@@ -228,7 +228,7 @@ class TensorCollector(Collector):
             obs = tree_map(itemgetter(row), buffer.stored("observations"))
             require_finite("observation", as_numpy(obs), first + row)
             if not outputs[row].isfinite().all():
-                raise not_finite(self._plan.policy, obs, first + row)
+                raise not_finite(self._plan.policy, first + row)
             require_finite("reward", as_numpy(buffer.stored("rewards")[row]), first + row + 1)
             for i in np.flatnonzero(as_numpy(known[row])).tolist():
                 final_obs = tree_map(itemgetter((row, i)), buffer.stored("final_observations"))

@@ -1,8 +1,6 @@
 """Arguments are checked where a model is made, where they are assigned, and where ``learn`` begins."""
 
 import re
-from collections import UserDict, deque
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -61,24 +59,11 @@ def test_a_bad_argument_raises_an_error_before_any_step(name, value):
     assert all(each.n_steps == 0 for each in env.envs)
 
 
-def test_other_kinds_of_dicts_are_taken(tmp_path):
-    networks = dict(net_arch=dict(pi=[8], vf=[8]), optimizer_kwargs=dict(eps=1e-6))
-    kinds = UserDict(
-        net_arch=MappingProxyType(dict(pi=deque([8]), vf=[8])), optimizer_kwargs=MappingProxyType(dict(eps=1e-6))
-    )
-    expected = make(policy_kwargs=networks).learn(32)
-    model = make(policy_kwargs=kinds, rollout_buffer_kwargs=UserDict(), verbose=True).learn(32)
-    assert th.equal(weights(model), weights(expected))
-    model.save(tmp_path / "model")
-    assert PPO_Plus.load(tmp_path / "model", device="cpu").policy_kwargs == networks
-
-
 #: Spaces that are not supported.
 UNSUPPORTED = [
     ("action_space", spaces.Box(-np.inf, np.inf, (2,))),
     ("action_space", spaces.Box(-1, 1, (0,))),
     ("action_space", spaces.Text(3)),
-    ("observation_space", spaces.Dict(a=spaces.Dict(b=VECTOR))),
     ("observation_space", spaces.Sequence(VECTOR)),
 ]
 #: Arguments that do not fit together, or the environment's spaces.
@@ -101,7 +86,6 @@ EXCLUDING = [
         )
         for name, space in UNSUPPORTED
     ),
-    ({"policy": "CnnPolicy"}, '[Oo]bservation.*use an "Mlp" policy'),
     ({"policy": "MultiInputPolicy"}, '[Oo]bservation.*"Mlp" and "Cnn" take others'),
     ({"policy": "MultiInputLruPolicy"}, '[Oo]bservation.*"Mlp" and "Cnn" take others'),
     *(
