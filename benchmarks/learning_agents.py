@@ -9,6 +9,7 @@ Each appends a line to ``benchmarks/results/agents.jsonl``. The arm ``supersuit`
 """
 
 import argparse
+import io
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,8 @@ from gymnasium import spaces
 from report.games import FILE
 from report.results import append_line
 from stable_baselines3 import PPO
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
@@ -28,6 +31,20 @@ from ppo_plus import League, PPO_Plus, SelfPlay, make_agents, make_vec, policy_a
 
 #: Opponents as functions of an observation and an action mask.
 Move = Callable[[Any, Any], int]
+
+
+class Board(BaseFeaturesExtractor):
+    """Convolutions over a board ``(rows, columns, 2)``: a line of four is the same everywhere."""
+
+    def __init__(self, observation_space: spaces.Box):
+        n_rows, n_columns, n_players = observation_space.shape
+        # Windows of four by four squares, and of two by two windows, which show what lies below a line.
+        layers = [nn.Conv2d(n_players, 32, 4, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 2), nn.ReLU(), nn.Flatten()]
+        super().__init__(observation_space, 32 * (n_rows - 2) * (n_columns - 2))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, boards: th.Tensor) -> th.Tensor:
+        return self.layers(boards.permute(0, 3, 1, 2))  # type: ignore[no-any-return]
 
 
 class ConnectFour:
@@ -154,14 +171,14 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
     "connect_four": (
-        450_000,
+        1_500_000,
         {
             "n_steps": 128,
             "batch_size": 512,
             "n_epochs": 8,
             "learning_rate": "lin_1e-3",
             "ent_coef": "lin_0.05",
-            "policy_kwargs": {"net_arch": [128, 128], "activation_fn": nn.ReLU},
+            "policy_kwargs": {"features_extractor_class": Board, "net_arch": [128], "activation_fn": nn.ReLU},
         },
     ),
 }
@@ -177,15 +194,13 @@ def play_itself(task: str, opponents: dict[str, Move | None], seed: int, n_games
     start = time.process_time()
     model.learn(timesteps, league)
     seconds = time.process_time() - start
-    scores = {}
+    scores: dict[str, dict[str, list[float]]] = {}
     for name, opponent in opponents.items():
+        scores[name] = {"won": [], "lost": []}
         for seat in env.get_attr("game", [0])[0].possible_agents:
-            played = make_vec(partial(SelfPlay, game, {name: opponent}, seat), 8, 10**6 + seed)
-            found = results(model, played, n_games)
-            scores[f"{name}, {seat}"] = {
-                "won": float(np.mean(np.equal(found, 1))),
-                "lost": float(np.mean(np.equal(found, 0))),
-            }
+            found = results(model, make_vec(partial(SelfPlay, game, {name: opponent}, seat), 8, 10**6 + seed), n_games)
+            scores[name]["won"].append(float(np.mean(np.equal(found, 1))))
+            scores[name]["lost"].append(float(np.mean(np.equal(found, 0))))
     ratings = [(int(player["timesteps"]), round(float(player["rating"]))) for player in league.table()]
     return {"timesteps": model.num_timesteps, "cpu_seconds": seconds, "scores": scores, "ratings": ratings}
 
@@ -205,7 +220,6 @@ def spread(arm: str, seed: int, timesteps: int = 100_000, n_envs: int = 8) -> di
         "n_steps": 32,
         "batch_size": 256,
         "n_epochs": 10,
-        "learning_rate": 1e-3,
         "ent_coef": 0.01,
         "seed": seed,
         "device": "cpu",
@@ -213,8 +227,12 @@ def spread(arm: str, seed: int, timesteps: int = 100_000, n_envs: int = 8) -> di
     evaluated = make_agents("mpe2.simple_spread_v3", 4, 10**6 + seed, state=arm == "central_critic")
     start = time.process_time()
     if arm == "supersuit":
-        model: Any = PPO("MlpPolicy", supersuit_rows(n_envs), **arguments).learn(timesteps)
-        player = PPO_Plus.from_sb3(model)
+        # Its environments cannot be seeded by SB3.
+        set_random_seed(seed)
+        model: Any = PPO("MlpPolicy", supersuit_rows(n_envs), **arguments | {"seed": None}).learn(timesteps)
+        file = io.BytesIO()
+        model.save(file)
+        player = PPO_Plus.from_sb3(file)
     else:
         env = make_agents("mpe2.simple_spread_v3", n_envs, seed, state=arm == "central_critic")
         player = model = PPO_Plus(env=env, **policy_arguments(env), **arguments).learn(timesteps)

@@ -6,6 +6,7 @@
     python benchmarks/learning_returns.py --queue --stage zoo              # of one stage; two queues share the work
     python benchmarks/learning_returns.py --table --stage zoo              # what came out, with intervals
     python benchmarks/learning_returns.py --report                         # contenders compared, and goals
+    python benchmarks/learning_returns.py --random --stage unseen          # what random actions reach
 
 ``benchmarks/arms.yml`` has the contenders and the stages: to measure other settings, add an arm, and a line to a stage.
 Each run appends a line to ``benchmarks/results/returns.jsonl``: the curve of training, the last 100 training episodes,
@@ -40,7 +41,8 @@ import numpy as np
 import torch as th
 from campaign import claim, is_claimed, lock_path, python, versions, work  # the modules beside this one
 from report.plan import ARMS, STAGES, Job, in_order, read
-from report.results import append_line
+from report.recommended import RANDOM
+from report.results import append_line, read_lines
 from report.returns import BIN, FILE, report, results, table
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -157,6 +159,20 @@ def play(model: Any, training: Experiment, deterministic: bool) -> dict[str, Any
     return summary(scores, lengths)  # type: ignore[arg-type]
 
 
+def play_randomly(task: str, n_episodes: int = 100) -> float:
+    """The mean return of episodes with random actions."""
+    job = Job("untuned", task, 0)
+    env = make_envs(experiment(job, settings_of(job)), 1, evaluation=True)
+    env.action_space.seed(0)
+    env.reset()
+    done: list[float] = []
+    while len(done) < n_episodes:
+        infos = env.step([env.action_space.sample()])[3]
+        done += [info["episode"]["r"] for info in infos if "episode" in info]
+    env.close()
+    return float(np.mean(done))
+
+
 def summary(scores: Iterable[float], lengths: Iterable[float]) -> dict[str, Any]:
     """What is kept of some episodes."""
     return {"mean": _mean(scores), "length": _mean(lengths)}
@@ -244,6 +260,7 @@ def main() -> None:
     what.add_argument("--queue", action="store_true", help="do what is left")
     what.add_argument("--table", action="store_true", help="what came out")
     what.add_argument("--report", action="store_true", help="contenders compared, and goals")
+    what.add_argument("--random", action="store_true", help="play random actions, where that was not done")
     parser.add_argument("--stage", choices=STAGES, nargs="+", default=list(STAGES), help="which runs (default: all)")
     parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: those of its arm)")
@@ -265,6 +282,10 @@ def main() -> None:
         again = [*python(SCRIPT), "--results", str(file), *steps, "--run"]
         failed = work(again, file, jobs)
         raise SystemExit(f"{len(failed)} runs failed" if failed else 0)
+    elif arguments.random:
+        known = {line["task"] for line in read_lines(RANDOM)}
+        for task in dict.fromkeys(job.task for job in jobs if job.task not in known):
+            append_line(RANDOM, {"task": task, "return": round(play_randomly(task), 3)})
     elif arguments.report:
         print("\n".join(report(file)))
     else:

@@ -24,6 +24,7 @@ from report import (  # noqa: E402
     games,
     memory_kinds,
     processes,
+    recommended,
     reliability,
     returns,
     scores,
@@ -402,6 +403,11 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "learning-check": learning_check,
     "learning-check-about": lambda: about("learning_check"),
     "returns": lambda: returns.contenders(reported()),
+    "recipe": lambda: recommended.candidates(returns.results(stages=["recipe"])),
+    "recommended-over-tasks": lambda: recommended.over_tasks(
+        returns.results(stages=["unseen"])
+    ),
+    "recommended": lambda: recommended.by_task(returns.results(stages=["unseen"])),
     "zoo": zoo.table,
     "zoo-not-run": zoo.not_run,
     "memory-kinds": memory_kinds.table,

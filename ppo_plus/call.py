@@ -41,22 +41,14 @@ def tree_of(callback: BaseCallback, known: list[BaseCallback] | None = None) -> 
 
 @dataclass(eq=False)
 class Call:
-    """A call of ``learn`` while it runs.
+    """A call of ``learn`` while it runs."""
 
-    :param total_timesteps: the argument of ``learn``
-    :param iteration: the rollouts that it has completed
-    :param between_rollouts: whether every transition has been learned from
-    :param callbacks: its callbacks, without lists of callbacks
-    :param configured: what each of them was configured with, as checkpoints compare it
-    :param resumed: the checkpoint from which it is going to resume
-    """
-
-    total_timesteps: float | None = None
-    iteration: int = 0
-    between_rollouts: bool = True
-    callbacks: list[BaseCallback] = field(default_factory=list)
-    configured: list[dict[str, bytes]] = field(default_factory=list)
-    resumed: dict[str, Any] | None = None
+    total_timesteps: float | None = None  # the argument of `learn`
+    iteration: int = 0  # the rollouts that it has completed
+    between_rollouts: bool = True  # whether every transition has been learned from
+    callbacks: list[BaseCallback] = field(default_factory=list)  # without lists of callbacks
+    configured: list[dict[str, bytes]] = field(default_factory=list)  # what they were configured with, for checkpoints
+    resumed: dict[str, Any] | None = None  # the checkpoint from which it is going to resume
 
     def begun(self, total_timesteps: float) -> "Call":
         """The call that begins now: this one if it was interrupted, otherwise a new one.

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch as th
@@ -113,9 +113,10 @@ class SelfPlay(GameEnv):
 
         :raises ValueError: it is not in the action space, or masked
         """
-        name, seed, space = self._seats[agent], int(self.np_random.integers(2**31)), self.action_space
+        name, seed = self._seats[agent], int(self.np_random.integers(2**31))
         (obs, *_), mask = self._look(), self._mask
-        player = self.snapshots.get(name, self.opponents.get(name))
+        player, space = self.snapshots.get(name, self.opponents.get(name)), cast(Any, self.action_space)
+        action: Action
         if isinstance(player, ActorCriticPolicy):
             generator, masks = th.default_generator, None if mask is None else th.from_numpy(mask[None].astype(bool))
             before = generator.get_state()
@@ -125,22 +126,25 @@ class SelfPlay(GameEnv):
                 carry = self._carries.get(agent) or player.init_carry(1)
                 output, self._carries[agent] = player.act(player.obs_to_tensor(obs)[0], carry, masks=masks)
             generator.set_state(before)
-            return player.distribution.to_env(output.actions.numpy(force=True))[0]  # type: ignore[no-any-return]
+            action = player.distribution.to_env(output.actions.numpy(force=True))[0]
+            return action
         by_choice = [] if mask is None else np.split(mask, np.cumsum(np.ravel(getattr(space, "nvec", mask.size)))[:-1])
-        if player is None and by_choice:
+        if player is not None:
+            chosen = player(obs, mask)
+            fits = space.contains(np.asarray(chosen, space.dtype) if isinstance(space, spaces.Box) else chosen)
+            if fits and by_choice:
+                fits = all(part[i] for part, i in zip(by_choice, np.ravel(chosen - space.start), strict=True))
+            if not fits:
+                allowed = f"{space}, with the mask {mask}" if mask is not None else space
+                raise ValueError(f"opponents: {name!r} has chosen {chosen!r:.80}: let it choose from {allowed}")
+            action = chosen
+        elif by_choice:
             chosen = [self.np_random.choice(np.flatnonzero(part)) for part in by_choice]
-            return (np.reshape(chosen, space.shape) + space.start).astype(space.dtype)[()]
-        if player is None:
+            action = (np.reshape(chosen, space.shape) + space.start).astype(space.dtype)[()]
+        else:
             space.seed(seed)
-            return space.sample()
-        action = player(obs, mask)
-        fits = space.contains(np.asarray(action, space.dtype) if isinstance(space, spaces.Box) else action)
-        if fits and by_choice:
-            fits = all(part[i] for part, i in zip(by_choice, np.ravel(action - space.start), strict=True))
-        if not fits:
-            allowed = f"{space}, with the mask {mask}" if mask is not None else space
-            raise ValueError(f"opponents: {name!r} has chosen {action!r:.80}: let it choose from {allowed}")
-        return action  # type: ignore[no-any-return]
+            action = space.sample()
+        return action
 
     def get_state(self) -> State:
         """The present game, for :mod:`ppo_plus.envs.resumable.state`."""

@@ -238,7 +238,6 @@ class Boxes(Crowd):
         (lambda: SelfPlay(TICTACTOE, seat="x").reset(), ValueError, "has removed 'x' without a last turn"),
         (lambda: SelfPlay(TICTACTOE, {"a": 3}), TypeError, "opponents: 'a' is 3: pass a function"),
         (lambda: SelfPlay(TICTACTOE, {"a": PPO("MlpPolicy", "CartPole-v1")}), TypeError, "opponents: 'a' is ActorCr"),
-        (lambda: PPO_Plus("MlpPolicy", "selfplay:math"), ValueError, "an id for the shell: .*ppo_plus.SelfPlay"),
         (
             lambda: SelfPlay("math"),
             AttributeError,

@@ -18,18 +18,17 @@ ARMS = {
 
 
 def self_play(file: Path = FILE) -> list[str]:
-    """Games that the most likely actions win and lose, in percent, from both seats: the mean over seeds."""
+    """Games won and lost by the most likely actions, in percent, in the first seat and the second: means over seeds."""
     rows = []
     for task, game in GAMES.items():
         runs = [run for run in read_lines(file) if run["task"] == task]
-        minutes = np.mean([run["cpu_seconds"] / 60 for run in runs]) if runs else 0.0
-        for name in runs[0]["scores"] if runs else ():
-            opponent, seat = name.split(", ")
-            of_seeds = [run["scores"][name] for run in runs]
-            shares = [f"{100 * np.mean([score[key] for score in of_seeds]):.1f}" for key in ("won", "lost")]
-            cost = f"{runs[0]['timesteps']:,} in {minutes:.0f} CPU minutes"
-            rows.append([game, cost, str(len(runs)), opponent, seat, *shares])
-    return markdown(["game", "steps", "seeds", "against", "seat", "won, %", "lost, %"], rows)
+        for opponent in runs[0]["scores"] if runs else ():
+            of_runs = [run["scores"][opponent] for run in runs]
+            shares = [100 * np.mean([seats[key] for seats in of_runs], axis=0) for key in ("won", "lost")]
+            cells = [" / ".join(f"{share:.1f}" for share in of_seats) for of_seats in shares]
+            minutes = np.mean([run["cpu_seconds"] for run in runs]) / 60
+            rows.append([game, f"{runs[0]['timesteps']:,}", f"{minutes:.0f}", str(len(runs)), opponent, *cells])
+    return markdown(["game", "steps", "CPU minutes", "seeds", "against", "won, %", "lost, %"], rows)
 
 
 def spread(file: Path = FILE) -> list[str]:

@@ -81,7 +81,7 @@ def runs() -> dict[str, Runs]:
     by_entry = {name: dict[int, dict[str, Any]]() for name in single}
     for result in results():
         arm = ARMS[result["arm"]]
-        if arm.settings or arm.entry is None or not arm.algorithm.startswith("ppo_plus."):
+        if arm.settings or arm.by_task or arm.entry is None or not arm.algorithm.startswith("ppo_plus."):
             continue
         for name, entry in single.items():
             if name.partition("/")[0] == result["task"] and values_of(entry) == values_of(result["settings"]):

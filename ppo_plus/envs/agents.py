@@ -158,7 +158,7 @@ class Team(GameEnv):
         row_space = entries[OBSERVATION] if alone else spaces.Dict([*entries.items()])
         #: The spaces of a row, and which entries of its observations only the critic may see.
         self.row = row_space, action_space, (STATE,) if state else ()
-        rows = {key: batch_space(space, n) for key, space in entries.items()}
+        rows: dict[str, Any] = {key: batch_space(space, n) for key, space in entries.items()}
         rows[STATUS], rows[REWARD] = spaces.Box(ABSENT, TRUNCATED, (n,), np.int8), spaces.Box(-np.inf, np.inf, (n,))
         self.observation_space = spaces.Dict([*rows.items()])
         self.action_space = spaces.Tuple([action_space] * n)

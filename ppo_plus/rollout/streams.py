@@ -18,7 +18,6 @@ from ppo_plus.policy.streams import Pool, StreamPart, Streams
 from ppo_plus.require import NotFinite
 from ppo_plus.rollout.buffer import AT_ONCE, ObsRows, RolloutBuffer, values_of
 from ppo_plus.trees import to_device, tree_map
-from ppo_plus.update.minibatch import Observations
 
 #: Bound of normalized rewards, as that of ``VecNormalize``.
 CLIP = 10.0
@@ -111,14 +110,6 @@ def complete_streams(
 
 def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
     """The rewards of a stream that are computed from transitions, ``(T, N)``."""
-
-    def rewards(observations: Observations, actions: th.Tensor, next_observations: Observations) -> th.Tensor:
-        found, n = part.rewards(observations, actions, next_observations), len(actions)
-        if not isinstance(found, th.Tensor) or found.shape != (n,):
-            what = f"rewards of shape {tuple(np.shape(found))}, {type(found).__name__}"
-            raise ValueError(f"the stream {part.stream.name!r} has {what}: return a tensor of shape ({n},)")
-        return found
-
     names = ("observations", "actions", "final_observations")
     whole = [tree_map(lambda rows: rows.flatten(0, 1), buffer.stored(name)) for name in names]
     size, device, n = AT_ONCE // 4, part.mean.device, buffer.buffer_size * buffer.n_envs
@@ -129,7 +120,7 @@ def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
                 counted = to_device(th.from_numpy(buffer.valid).flatten()[i * size : (i + 1) * size], device)
                 next_obs = tree_map(lambda rows, counted=counted: rows[counted], next_obs)
             part.observe(next_obs, pool)
-        return th.cat([rewards(*piece) for piece in pieces]).view(buffer.buffer_size, buffer.n_envs)
+        return th.cat([part.rewards(*piece) for piece in pieces]).view(buffer.buffer_size, buffer.n_envs)
 
 
 def discounted_sums(

@@ -22,10 +22,11 @@ from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.envs.agents import AgentsVecEnv
 from ppo_plus.envs.checks import check_spaces
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.make_vec import require_vec_env, with_dicts
+from ppo_plus.envs.make_vec import VEC_ENVS, with_dicts
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.process import torch_threads
 from ppo_plus.recommendations import policy_arguments, settings_for
+from ppo_plus.require import require_one_of
 from ppo_plus.saving.files import file_name
 from ppo_plus.saving.statistics import find_statistics, put_statistics, read_statistics, statistics_path
 from ppo_plus.zoo import hyperparams
@@ -70,7 +71,7 @@ class Experiment:
     vec_env: str = "dummy"  # `"dummy"` steps the environments one after another, `"subproc"` in separate processes
 
     def __post_init__(self) -> None:
-        require_vec_env(self.vec_env)
+        require_one_of("vec_env", self.vec_env, VEC_ENVS)
 
     def replace(self, **changes: Any) -> "Experiment":
         """A copy with other values of some fields, which are not checked."""

@@ -478,8 +478,8 @@ ROLLOUT = (
     Fault(
         "tensors-final-unmasked",
         "rollout/tensor_collector.py",
-        "unknown, streams = timeouts & missing, plan.policy.streams",
-        "unknown, streams = timeouts, plan.policy.streams",
+        "final_obs = where(known[limited], own, final_obs)",
+        "final_obs = own",
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
@@ -623,13 +623,6 @@ ROLLOUT = (
         "tests/rollout/test_evaluation.py",
     ),
     Fault(
-        "wrong-remedy",
-        "envs/checks.py",
-        '"expected 5" in text or (function == "step" and "expected 2" not in text)',
-        'function == "step"',
-        "tests/envs/test_checks.py",
-    ),
-    Fault(
         "infos-of-later-steps",
         "envs/lean_vec_env.py",
         "value if type(value) in IMMUTABLE else copy.deepcopy(value)",
@@ -660,15 +653,15 @@ ROLLOUT = (
     Fault(
         "asked-and-blamed",
         "envs/supervised/workers.py",
-        "if not _is_duty(command, *arguments) or isinstance(error, MemoryError)",
+        "if not is_duty or isinstance(error, MemoryError)",
         "if isinstance(error, MemoryError)",
         "tests/envs/supervised/test_workers.py",
     ),
     Fault(
         "unread-answer",
         "envs/supervised/workers.py",
-        "self.waiting, self._first, self._sent = True,",
-        "self.waiting, self._first, self._sent = False,",
+        "self.waiting = True\n",
+        "self.waiting = False\n",
         "tests/envs/supervised/test_workers.py",
     ),
     Fault(

@@ -332,7 +332,7 @@ def test_a_key_is_saved_with_model_and_policy(tmp_path):
         ({"action_mask_key": "other"}, ValueError, "action_mask_key='other' is not an entry of observation_space=Dict"),
         ({"action_mask_key": "vector"}, ValueError, "action_mask_key='vector': Box.* is not a mask for choices among"),
         ({"action_mask_key": "choice"}, ValueError, "action_mask_key='choice': Discrete.* is not a mask for choices"),
-        ({"action_mask_key": 3}, TypeError, "action_mask_key=3 must be the name of an observation"),
+        ({"action_mask_key": 3}, ValueError, "action_mask_key=3 is not an entry of observation_space"),
     ],
 )
 def test_a_key_that_is_no_mask_raises_an_error(kwargs, error, message):

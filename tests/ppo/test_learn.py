@@ -15,11 +15,12 @@ import torch as th
 from envs import ACTIONS, RandomEnv, vec
 from gymnasium import spaces
 from models import make_model, weights
+from resumable_envs import FORKED
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from tensor_envs import twins
-from training import CopiesInHooks, make
+from training import At, CopiesInHooks, make
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv, as_vec_env
 
@@ -93,7 +94,7 @@ def test_callbacks_copy_a_model_in_every_hook(kind, duplicate, request):
     assert th.equal(weights(duplicate(model)), weights(model))
 
 
-@pytest.mark.parametrize("vec_class", [SubprocVecEnv, SupervisedVecEnv])
+@pytest.mark.parametrize("vec_class", [FORKED, SupervisedVecEnv])
 def test_a_copy_has_no_environments_in_other_processes(vec_class):
     env = vec_class([lambda: RandomEnv(ACTIONS["discrete"])])
     model = make(env=VecNormalize(env)).learn(16)
@@ -107,19 +108,6 @@ def test_a_copy_has_no_environments_in_other_processes(vec_class):
     twin.learn(16)
 
 
-class At(BaseCallback):
-    """Does something once, at a step."""
-
-    def __init__(self, step, action):
-        super().__init__()
-        self.step, self.action = step, action
-
-    def _on_step(self):
-        if self.n_calls == self.step:
-            self.action(self.model)
-        return True
-
-
 def test_evaluation_within_stacked_frames_keeps_the_last_frames():
     env = VecFrameStack(vec(ACTIONS["discrete"], n_envs=1), 2)
     model = make(env=env, n_steps=8, policy_kwargs={"ortho_init": False})
@@ -130,7 +118,7 @@ def test_evaluation_within_stacked_frames_keeps_the_last_frames():
         model.evaluate(1)
         seen.append(model.collector.pending.new_obs)
 
-    model.learn(8, At(4, evaluate))
+    model.learn(8, At(evaluate, [4]))
     # The observation behind the transition that the evaluation cut off.
     np.testing.assert_array_equal(*seen)
 
@@ -138,7 +126,7 @@ def test_evaluation_within_stacked_frames_keeps_the_last_frames():
 @pytest.mark.parametrize("step", [1, 8])
 def test_the_environment_may_be_replaced_in_a_rollout(step):
     model = make()
-    model.learn(32, At(step, lambda model: model.set_env(vec(ACTIONS["discrete"]))))
+    model.learn(32, At(lambda model: model.set_env(vec(ACTIONS["discrete"])), [step]))
     assert model.num_timesteps == 32
 
 
@@ -215,8 +203,6 @@ def test_a_loop_by_hand_as_for_sb3_learns_or_says_what_to_call():
     model = make_model()
     with pytest.raises(RuntimeError, match="the rollout has 0 of 8 steps: call collect_rollouts before train"):
         model.train()
-    with pytest.raises(RuntimeError, match="the callback is not initialized: call learn, or first _setup_learn"):
-        model.collect_rollouts(model.env, ConvertCallback(None), model.rollout_buffer, 8)
     _, callback = model._setup_learn(32)
     before = weights(model)
     assert model.collect_rollouts(model.env, callback, model.rollout_buffer, 8)

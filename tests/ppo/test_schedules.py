@@ -55,6 +55,7 @@ def test_learning_rates_that_an_override_sets_are_used_and_scaled(compile):
     assert bool(model.compiled) is compile
 
 
+@pytest.mark.usefixtures("traced")
 def test_groups_of_parameters_keep_their_rates_and_what_is_uncompiled_is_said():
     model = make(OwnRates, policy=TwoGroups)
     model.rates = (0.0, 1e-3)

@@ -278,7 +278,7 @@ def test_kinds_and_numbers_of_environments(tmp_path):
     in_processes.close()
     with pytest.raises(ValueError, match="--env-workers 2 needs processes: pass --vec-env subproc"):
         make_envs(CARTPOLE, n_workers=2)
-    with pytest.raises(ValueError, match="vec_env='envpool' must be one of dummy, subproc.* passed to PPO_Plus in"):
+    with pytest.raises(ValueError, match="vec_env='envpool' must be one of 'dummy', 'subproc'"):
         make_envs(CARTPOLE.replace(vec_env="envpool"))
 
 

@@ -221,6 +221,7 @@ def assert_same_results(folder, other):
 @pytest.mark.parametrize("vec_env", ["dummy", pytest.param("subproc", marks=pytest.mark.slow)])
 def test_an_interrupted_run_resumes_with_identical_results(vec_env, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    monkeypatch.setattr("ppo_plus.zoo.callbacks.LAST_EPISODES", 0)
     Stop.left = 0
     whole = set_up(STOPPING.replace(vec_env=vec_env), options(tmp_path / "whole"))
     assert train(whole)

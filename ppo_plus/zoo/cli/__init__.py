@@ -31,12 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
             if "traceback" in args or passed_own_code(error):
                 raise
-            parser.fail(str(error) or type(error).__name__)
+            parser.error(str(error) or type(error).__name__)
         try:
             work()
         except (gym.error.DependencyNotInstalled, gym.error.UnsupportedMode) as error:
             # Many environments find out what they draw with, and how, only when they draw.
-            parser.fail(str(error))
+            parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

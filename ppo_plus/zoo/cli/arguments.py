@@ -23,7 +23,7 @@ Commands: TypeAlias = "_SubParsersAction[Parser]"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, without the usage text, with the option that was meant."""
+    """An argument parser whose errors are one line, without the usage text."""
 
     words: Sequence[str] = ()
 
@@ -41,17 +41,6 @@ class Parser(argparse.ArgumentParser):
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End the program because of its arguments, and say which options they may have meant."""
-        from ppo_plus.require import nearest
-
-        options = self._option_string_actions
-        for name in (word.partition("=")[0] for word in self.words):
-            if name.startswith("--") and not any(option.startswith(name) for option in options):
-                likely = nearest(name, options)
-                message += "" if likely is None else f"; {name}: did you mean {likely}?"
-        self.fail(message)
-
-    def fail(self, message: str) -> NoReturn:
         """End the program with a line and exit code 2."""
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 

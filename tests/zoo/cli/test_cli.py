@@ -150,19 +150,17 @@ def test_another_error_shows_its_traceback_on_demand(folder, check_one_line_erro
 
 
 @pytest.mark.parametrize(
-    ("command", "likely"),
+    ("command", "message"),
     [
-        ("train --evn CartPole-v1", "--evn: did you mean --env?"),
-        ("train --env CartPole-v1 --timesteps 100", "--timesteps: did you mean --n-timesteps?"),
+        ("train --env CartPole-v1 --timesteps 100", "unrecognized arguments: --timesteps 100"),
         ("export x --deterministc", "unrecognized arguments: --deterministc"),
         ("train CartPole-v1", "unrecognized arguments: CartPole-v1 (see ppo-plus train --help)"),
-        ("tune --env CartPole-v1 --max-trials 3", "--max-trials: did you mean --max-total-trials?"),
         ("fly", "fly"),
         ("", "the following arguments are required: COMMAND"),
     ],
 )
-def test_a_misspelled_option_is_suggested(folder, check_one_line_error, command, likely):
-    check_one_line_error(command.split(), likely)
+def test_a_misspelled_option_is_one_line(folder, check_one_line_error, command, message):
+    check_one_line_error(command.split(), message)
 
 
 def test_version(capsys):

@@ -210,7 +210,7 @@ def test_training_a_saved_model_further(folder, monkeypatch):
         ),
         (["--env", "CartPole-v1", "--log-interval", "10"], "--log-interval"),
         ([], "--env"),
-        (["--env", "CartPole-v1", "--vec-env", "envpool"], "vec_env='envpool' must be one of dummy, subproc"),
+        (["--env", "CartPole-v1", "--vec-env", "envpool"], "vec_env='envpool' must be one of 'dummy', 'subproc'"),
         (["--env", "CartPole-v1", "--env-timeout", "0"], "timeout=0.0 must be a number in (0, 1e+06]"),
         (["--resume", "x", "-n", "9"], "leave out --n-timesteps; a finished run's model is trained further with -i"),
         (["--env", "CartPole-v1", "-params", "streams:Cost('x')"], "missing 1 required keyword-only argument: 'limit'"),
@@ -336,7 +336,7 @@ def test_rl_zoo3s_flags_are_there():
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
         (
             ["tune", "--env", "CartPole-v1", "--vec-env", "envpool"],
-            "error: vec_env='envpool' must be one of dummy, sub",
+            "error: vec_env='envpool' must be one of 'dummy', 's",
         ),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         ("tune --algo sac --env CartPole-v1".split(), "invalid choice: 'sac'"),
