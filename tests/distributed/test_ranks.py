@@ -136,7 +136,7 @@ def learn_with_error(ranks, in_evaluation):
 
     eval_env = DummyVecEnv([lambda: Failing("raise" if ranks.rank == 1 else None)])
     eval_env.seed(0)
-    callback = EvalAfterUpdates(eval_env, warn=False) if in_evaluation else ConvertCallback(fail)
+    callback = EvalAfterUpdates(eval_env, 64, warn=False) if in_evaluation else ConvertCallback(fail)
     model = PPO_Plus("MlpPolicy", DummyVecEnv([Failing]), n_steps=16, batch_size=16, n_epochs=1, compile=False)
     error, message = RanksError, "another process that trains with it has ended"
     if ranks.rank == 1:
