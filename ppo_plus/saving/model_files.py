@@ -297,8 +297,8 @@ class ModelFiles(SavedModel):
             they are not, or outside of the policy
         :return: the path
         :raises ImportError: the extra is missing: ``pip install "ppo_plus[export]"``
-        :raises ValueError: whether observations are normalized is unknown, torch cannot export a layer, or the policy
-            class overrides methods of SB3's policy
+        :raises ValueError: whether observations are normalized is unknown, or the policy class overrides methods of
+            SB3's policy
         :raises RuntimeError: what was exported acts otherwise than :meth:`predict`
         :raises OSError: it cannot be written
         """

@@ -937,8 +937,8 @@ TOP = (
     Fault(
         "export-unchecked",
         "saving/export.py",
-        "if not gap.max() <= tolerance:",
-        "if not gap.max() <= 1 / tolerance:",
+        "if not gap.max() <= TOLERANCE:",
+        "if not gap.max() <= 1 / TOLERANCE:",
         "tests/saving/test_export.py",
     ),
     Fault(
