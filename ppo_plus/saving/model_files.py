@@ -4,7 +4,6 @@ import io
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from inspect import getmembers
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -15,7 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import get_system_info
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import normalized_by
@@ -43,41 +42,8 @@ from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, statistics_path, write_statistics
 from ppo_plus.settings import Settings
 
-#: A wrapper as its class and its attributes.
-Wrapper = tuple[type[VecEnvWrapper], dict[str, object]]
-
-
-class CopiedEnv:
-    """An environment whose copies have wrappers, too: SB3's contain a table of their class, which cannot be copied, and
-    ``VecNormalize`` leaves what it wraps out of copies.
-
-    :param env: the environment of a model; copies of those in other processes are ``None``
-    """
-
-    def __init__(self, env: VecEnv | None):
-        self.env = env
-        #: The ``VecNormalize`` among the wrappers, which copies have in any case.
-        self.normalize = None if env is None else unwrap_vec_normalize(env)
-
-    def __getstate__(self) -> tuple[list[Wrapper], VecEnv | None]:
-        wrappers, layer = [], self.env
-        while isinstance(layer, VecEnvWrapper):
-            own = {name: value for name, value in vars(layer).items() if name not in ("venv", "class_attributes")}
-            wrappers.append((type(layer), own))
-            layer = layer.venv
-        in_processes = (SubprocVecEnv, SupervisedVecEnv, AsyncVectorEnv)
-        return wrappers, None if any(isinstance(each, in_processes) for each in layers(layer)) else layer
-
-    def __setstate__(self, state: tuple[list[Wrapper], VecEnv | None]) -> None:
-        wrappers, innermost = state
-        env, self.normalize = innermost, None
-        for kind, own in reversed(wrappers):
-            wrapper = object.__new__(kind)
-            vars(wrapper).update(own, venv=env, class_attributes=dict(getmembers(kind)))
-            if isinstance(wrapper, VecNormalize):
-                self.normalize = wrapper
-            env = wrapper
-        self.env = None if innermost is None else env
+#: A copy of a model has no environments that contain one of these, which cannot be copied.
+NOT_COPIED = (VecEnvWrapper, SubprocVecEnv, SupervisedVecEnv, AsyncVectorEnv)
 
 
 class ModelFiles(SavedModel):
@@ -376,12 +342,10 @@ class ModelFiles(SavedModel):
         return [*super()._excluded_save_params(), *made_again, *of_no_use]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies log nowhere, collect their next rollout from the start, have no environments in other processes, and no
-        # callbacks, which refer to modules by the globals that they have been given.
+        # Copies log nowhere, collect their next rollout from the start, and have no callbacks, which refer to modules
+        # by the globals that they have been given.
         call = replace(self.call, callbacks=[], configured=[])
         state = vars(self) | {"_logger": Logger(None, []), "_custom_logger": False, "collector": None, "call": call}
-        return state | {"env": CopiedEnv(self.env), "_vec_normalize_env": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        copied: CopiedEnv = state["env"]
-        vars(self).update(state | {"env": copied.env, "_vec_normalize_env": copied.normalize})
+        if any(isinstance(layer, NOT_COPIED) for layer in layers(self.env)):
+            state |= {"env": None, "_vec_normalize_env": None}
+        return state
