@@ -187,7 +187,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         self.built_layout = None
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
-        self._warned_of_masks = self._warned_of_schedules = False
+        self._warned_of_masks = False
         # SB3's constructor uses these before they can be checked with the others.
         verbose = int(verbose) if isinstance(verbose, bool) else verbose
         require_int("verbose", verbose, 0)

@@ -20,7 +20,6 @@ from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import normalized_by
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.formulas.schedules import Constant
-from ppo_plus.require import require_installed
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
 from ppo_plus.saving.export import Normalization, export, outermost
@@ -35,9 +34,10 @@ from ppo_plus.saving.model import (
     check_optimizer_state,
     layout,
     load_model,
+    read_model,
     save_model,
 )
-from ppo_plus.saving.sb3.from_sb3 import from_sb3
+from ppo_plus.saving.sb3.from_sb3 import read_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, statistics_path, write_statistics
 from ppo_plus.settings import Settings
@@ -69,8 +69,6 @@ class ModelFiles(SavedModel):
                 "folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there again",
                 stacklevel=4,
             )
-        if self.tensorboard_log is not None:
-            require_installed("tensorboard", f"tensorboard_log={self.tensorboard_log!r}")
         if self.call.resumed is not None:
             total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
         with checkpoint.logs_continued(self, tb_log_name):
@@ -134,19 +132,12 @@ class ModelFiles(SavedModel):
         if print_system_info:
             print("== CURRENT SYSTEM INFO ==")
             get_system_info()
-        changes, objects = changed_attributes(cls, kwargs), custom_objects or {}
+        changes = changed_attributes(cls, kwargs, custom_objects)
         if is_container(path):
-            model = load_model(cls, path, env, device, objects, print_system_info, force_reset, changes)
-            model.compilation.n_before = model.compilation.n_planned
+            saved = read_model(cls, path, changes, print_system_info)
         else:
-            model = from_sb3(cls, path, env, device, changes, objects, trust_pickle, print_system_info, force_reset)
-        starts = model._last_episode_starts
-        if env is not None and not force_reset and starts is not None and len(starts) != model.n_envs:
-            raise ValueError(
-                f"force_reset=False continues the episodes of the {len(starts)} environments that the model was saved "
-                f"with, but env has {model.n_envs}: pass as many, or leave it out"
-            )
-        return model  # type: ignore[no-any-return]
+            saved = read_sb3(cls, path, changes, trust_pickle)
+        return load_model(cls, saved, path, env, device, force_reset, changes)
 
     @classmethod
     def from_sb3(
@@ -158,7 +149,7 @@ class ModelFiles(SavedModel):
         custom_objects: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
+        """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``; as :meth:`load`.
 
         Training continues: weights, optimizer, hyperparameters and counters are copied; ``value_clip`` is ``"plain"``.
 
@@ -172,8 +163,7 @@ class ModelFiles(SavedModel):
         :raises TypeError: another model, or there is no such argument
         :raises ValueError: the file is damaged, or needs to be trusted
         """
-        changes = changed_attributes(cls, kwargs)
-        return from_sb3(cls, path, env, device, changes, custom_objects, trust_pickle)  # type: ignore[no-any-return]
+        return cls.load(path, env, device, custom_objects, trust_pickle=trust_pickle, **kwargs)
 
     def to_sb3(self, path: str | Path | io.BufferedIOBase) -> None:
         """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments. With an
@@ -200,7 +190,6 @@ class ModelFiles(SavedModel):
         :raises ImportError: the extra is missing: ``pip install "ppo_plus[hub]"``
         :raises ConnectionError: the hub has no such repository, or cannot be reached, and its files are not cached
         :raises ValueError: as :meth:`load`, or there is no such model
-        :raises TypeError: ``filename`` is not text
         """
         path = fetch(repo, filename)
         source, is_normalized = observation_statistics(path, (filename or "").count("/"))
@@ -338,7 +327,7 @@ class ModelFiles(SavedModel):
 
     def _excluded_save_params(self) -> list[str]:
         made_again = ["settings", "built_layout", "_warned_of_masks", "collector", "call", "ranks", "shared"]
-        of_no_use = ["action_noise", "_last_original_obs", "_log_of_file", "_warned_of_schedules"]
+        of_no_use = ["action_noise", "_last_original_obs", "_log_of_file"]
         return [*super()._excluded_save_params(), *made_again, *of_no_use]
 
     def __getstate__(self) -> dict[str, Any]:
