@@ -18,6 +18,7 @@ from report.plan import Job, read
 from report.results import ROOT
 
 from ppo_plus.saving.files import claim as claim
+from ppo_plus.saving.files import file_name
 
 
 def running(results: Path) -> Path:
@@ -27,7 +28,7 @@ def running(results: Path) -> Path:
 
 def lock_path(results: Path, job: Job) -> Path:
     """The lock of a run."""
-    return running(results) / f"{job.arm}_{job.task}-{job.seed}.lock"
+    return running(results) / f"{job.arm}_{file_name(job.task)}-{job.seed}.lock"
 
 
 def queue_path(results: Path) -> Path:
@@ -77,17 +78,17 @@ def versions(*packages: str) -> dict[str, str | None]:
     return {
         **facts("sb3_contrib", "gymnasium", "numpy", *packages),
         "processor": f"{processor()} ({th.backends.cpu.get_cpu_capability()})",
-        "commit": _git("describe", "--always", "--dirty", "--abbrev=40"),
+        "commit": git("describe", "--always", "--dirty", "--abbrev=40"),
         "package": _package(),
     }
 
 
 def _package() -> str | None:
     # Changes that are not committed have no id.
-    return None if _git("status", "--porcelain", "ppo_plus", "hyperparams") else _git("rev-parse", "HEAD:ppo_plus")
+    return None if git("status", "--porcelain", "ppo_plus", "hyperparams") else git("rev-parse", "HEAD:ppo_plus")
 
 
-def _git(*words: str) -> str | None:
+def git(*words: str) -> str | None:
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
     return None if done.returncode else done.stdout.strip()
 

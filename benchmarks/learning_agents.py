@@ -1,30 +1,50 @@
 """Many agents: returns on simple_spread, self-play on Connect Four and tic-tac-toe, and the cost of a row.
 
-    python benchmarks/learning_agents.py connect_four --minutes 30 --timesteps 1_000_000 >> agents.jsonl
-    python benchmarks/learning_agents.py tictactoe --minutes 5 --timesteps 300_000 >> agents.jsonl
-    python benchmarks/learning_agents.py spread --arm central_critic --seed 0 >> agents.jsonl
-    python benchmarks/learning_agents.py speed >> agents.jsonl
+    python benchmarks/learning_agents.py tictactoe --seed 0
+    python benchmarks/learning_agents.py connect_four --seed 0
+    python benchmarks/learning_agents.py spread --arm central_critic --seed 0
+    python benchmarks/learning_agents.py speed
 
-Each prints a line of JSON. Minutes are those of the processor. The arm ``supersuit`` needs SuperSuit.
+Each appends a line to ``benchmarks/results/agents.jsonl``. The arm ``supersuit`` needs SuperSuit.
 """
 
 import argparse
-import json
+import io
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch as th
+from campaign import versions  # the modules beside this one
 from gymnasium import spaces
+from report.games import FILE
+from report.results import append_line
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
+from torch import nn
 
 from ppo_plus import League, PPO_Plus, SelfPlay, make_agents, make_vec, policy_arguments
 
 #: Opponents as functions of an observation and an action mask.
 Move = Callable[[Any, Any], int]
+
+
+class Board(BaseFeaturesExtractor):
+    """Convolutions over a board ``(rows, columns, 2)``: a line of four is the same everywhere."""
+
+    def __init__(self, observation_space: spaces.Box):
+        n_rows, n_columns, n_players = observation_space.shape
+        # Windows of four by four squares, and of two by two windows, which show what lies below a line.
+        layers = [nn.Conv2d(n_players, 32, 4, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 2), nn.ReLU(), nn.Flatten()]
+        super().__init__(observation_space, 32 * (n_rows - 2) * (n_columns - 2))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, boards: th.Tensor) -> th.Tensor:
+        return self.layers(boards.permute(0, 3, 1, 2))  # type: ignore[no-any-return]
 
 
 class ConnectFour:
@@ -126,17 +146,6 @@ def tictactoe() -> Any:
     return tictactoe_v3.raw_env()
 
 
-class UntilTime(BaseCallback):
-    """Ends training after so many minutes of the processor."""
-
-    def __init__(self, minutes: float):
-        super().__init__()
-        self.end = time.process_time() + 60 * minutes
-
-    def _on_step(self) -> bool:
-        return time.process_time() < self.end
-
-
 def results(model: PPO_Plus, env: VecEnv, n_games: int) -> list[float]:
     """The results of games of a model that takes its most likely actions: 1 for a win, 0.5 for a draw, 0 for a loss."""
     found: list[float] = []
@@ -149,44 +158,51 @@ def results(model: PPO_Plus, env: VecEnv, n_games: int) -> list[float]:
     return found
 
 
-#: The networks and the updates, by game: that of Connect Four is larger.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "tictactoe": {
-        "policy_kwargs": {"net_arch": [64, 64]},
-        "n_steps": 64,
-        "batch_size": 256,
-        "learning_rate": "lin_2e-3",
-    },
-    "connect_four": {
-        "policy_kwargs": {"net_arch": [256, 256]},
-        "n_steps": 128,
-        "batch_size": 512,
-        "learning_rate": "lin_5e-4",
-    },
+#: Steps and arguments, by game.
+SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tictactoe": (
+        300_000,
+        {
+            "n_steps": 64,
+            "batch_size": 256,
+            "n_epochs": 6,
+            "learning_rate": "lin_2e-3",
+            "ent_coef": "lin_0.1",
+        },
+    ),
+    "connect_four": (
+        1_500_000,
+        {
+            "n_steps": 128,
+            "batch_size": 512,
+            "n_epochs": 8,
+            "learning_rate": "lin_1e-3",
+            "ent_coef": "lin_0.05",
+            "policy_kwargs": {"features_extractor_class": Board, "net_arch": [128], "activation_fn": nn.ReLU},
+        },
+    ),
 }
 
 
-def play_itself(
-    name: str, opponents: dict[str, Move | None], seed: int, minutes: float, timesteps: int, n_games: int
-) -> dict[str, Any]:
-    """Train by self-play, for so many steps but at most so many minutes, and play against ``opponents`` from both
-    seats."""
-    game: Any = {"tictactoe": tictactoe, "connect_four": ConnectFour}[name]
-    league = League(every=10)
+def play_itself(task: str, opponents: dict[str, Move | None], seed: int, n_games: int) -> dict[str, Any]:
+    """Train by self-play, and play against ``opponents`` from both seats."""
+    game: Any = {"tictactoe": tictactoe, "connect_four": ConnectFour}[task]
+    timesteps, arguments = SETTINGS[task]
+    league = League(every=10, share_random=0.2)
     env = make_vec(partial(SelfPlay, game), 16, seed)
-    arguments: dict[str, Any] = {"n_epochs": 6, "ent_coef": "lin_0.02", **SETTINGS[name]}
     model = PPO_Plus("MlpPolicy", env, seed=seed, device="cpu", **arguments)
-    model.learn(timesteps, [league, UntilTime(minutes)])
-    scores = {}
+    start = time.process_time()
+    model.learn(timesteps, league)
+    seconds = time.process_time() - start
+    scores: dict[str, dict[str, list[float]]] = {}
     for name, opponent in opponents.items():
+        scores[name] = {"won": [], "lost": []}
         for seat in env.get_attr("game", [0])[0].possible_agents:
-            played = make_vec(partial(SelfPlay, game, {name: opponent}, seat), 8, 10**6 + seed)
-            found = results(model, played, n_games)
-            scores[f"{name}, {seat}"] = {
-                "won": float(np.mean(np.equal(found, 1))),
-                "lost": float(np.mean(np.equal(found, 0))),
-            }
-    return {"timesteps": model.num_timesteps, "rating": league.rating, "scores": scores, "table": league.table()}
+            found = results(model, make_vec(partial(SelfPlay, game, {name: opponent}, seat), 8, 10**6 + seed), n_games)
+            scores[name]["won"].append(float(np.mean(np.equal(found, 1))))
+            scores[name]["lost"].append(float(np.mean(np.equal(found, 0))))
+    ratings = [(int(player["timesteps"]), round(float(player["rating"]))) for player in league.table()]
+    return {"timesteps": model.num_timesteps, "cpu_seconds": seconds, "scores": scores, "ratings": ratings}
 
 
 def supersuit_rows(n_envs: int) -> VecEnv:
@@ -198,11 +214,11 @@ def supersuit_rows(n_envs: int) -> VecEnv:
     return supersuit.concat_vec_envs_v1(env, n_envs, num_cpus=1, base_class="stable_baselines3")  # type: ignore[no-any-return]
 
 
-def spread(arm: str, seed: int, timesteps: int, n_envs: int = 8) -> dict[str, Any]:
+def spread(arm: str, seed: int, timesteps: int = 100_000, n_envs: int = 8) -> dict[str, Any]:
     """The return of an agent of simple_spread in 200 episodes after training."""
     arguments: dict[str, Any] = {
-        "n_steps": 128,
-        "batch_size": 512,
+        "n_steps": 32,
+        "batch_size": 256,
         "n_epochs": 10,
         "ent_coef": 0.01,
         "seed": seed,
@@ -211,13 +227,17 @@ def spread(arm: str, seed: int, timesteps: int, n_envs: int = 8) -> dict[str, An
     evaluated = make_agents("mpe2.simple_spread_v3", 4, 10**6 + seed, state=arm == "central_critic")
     start = time.process_time()
     if arm == "supersuit":
-        model: Any = PPO("MlpPolicy", supersuit_rows(n_envs), **arguments).learn(timesteps)
-        player = PPO_Plus.from_sb3(model)
+        # Its environments cannot be seeded by SB3.
+        set_random_seed(seed)
+        model: Any = PPO("MlpPolicy", supersuit_rows(n_envs), **arguments | {"seed": None}).learn(timesteps)
+        file = io.BytesIO()
+        model.save(file)
+        player = PPO_Plus.from_sb3(file)
     else:
         env = make_agents("mpe2.simple_spread_v3", n_envs, seed, state=arm == "central_critic")
         player = model = PPO_Plus(env=env, **policy_arguments(env), **arguments).learn(timesteps)
     seconds = time.process_time() - start
-    return {"timesteps": model.num_timesteps, "seconds": seconds, "return": player.evaluate(600, evaluated)[0]}
+    return {"timesteps": model.num_timesteps, "cpu_seconds": seconds, "return": player.evaluate(600, evaluated)[0]}
 
 
 def speed(n_envs: int = 16, n_steps: int = 500) -> dict[str, Any]:
@@ -256,22 +276,20 @@ def main() -> None:
     parser.add_argument("task", choices=["connect_four", "tictactoe", "spread", "speed"])
     parser.add_argument("--arm", choices=["shared", "central_critic", "supersuit"], default="shared")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--timesteps", type=int, default=500_000)
     args = parser.parse_args()
+    th.set_num_threads(1)
     if args.task == "connect_four":
-        opponents: dict[str, Move | None] = {
-            "random": None,
-            "lookahead": partial(lookahead, np.random.default_rng(args.seed)),
-        }
-        found = play_itself(args.task, opponents, args.seed, args.minutes, args.timesteps, 200)
+        blocks = partial(lookahead, np.random.default_rng(args.seed))
+        found = play_itself(args.task, {"random": None, "lookahead": blocks}, args.seed, 500)
     elif args.task == "tictactoe":
-        found = play_itself(args.task, {"random": None}, args.seed, args.minutes, args.timesteps, 500)
+        found = play_itself(args.task, {"random": None}, args.seed, 1000)
     elif args.task == "spread":
-        found = spread(args.arm, args.seed, args.timesteps)
+        found = spread(args.arm, args.seed)
     else:
         found = speed()
-    print(json.dumps({"task": args.task, "arm": args.arm, "seed": args.seed, **found}), flush=True)
+    run = {"task": args.task, "arm": args.arm, "seed": args.seed, **found, "versions": versions("pettingzoo", "mpe2")}
+    append_line(FILE, run)
+    print(run, flush=True)
 
 
 if __name__ == "__main__":

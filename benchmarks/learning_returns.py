@@ -6,6 +6,7 @@
     python benchmarks/learning_returns.py --queue --stage zoo              # of one stage; two queues share the work
     python benchmarks/learning_returns.py --table --stage zoo              # what came out, with intervals
     python benchmarks/learning_returns.py --report                         # contenders compared, and goals
+    python benchmarks/learning_returns.py --random --stage unseen          # what random actions reach
 
 ``benchmarks/arms.yml`` has the contenders and the stages: to measure other settings, add an arm, and a line to a stage.
 Each run appends a line to ``benchmarks/results/returns.jsonl``: the curve of training, the last 100 training episodes,
@@ -40,7 +41,8 @@ import numpy as np
 import torch as th
 from campaign import claim, is_claimed, lock_path, python, versions, work  # the modules beside this one
 from report.plan import ARMS, STAGES, Job, in_order, read
-from report.results import append_line
+from report.recommended import RANDOM
+from report.results import append_line, read_lines
 from report.returns import BIN, FILE, report, results, table
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -49,7 +51,7 @@ from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 from ppo_plus import PPO_Plus
 from ppo_plus.zoo.callbacks import ProgressDisplay
 from ppo_plus.zoo.cli.arguments import whole_number
-from ppo_plus.zoo.experiment import Experiment, make_envs, parse_settings
+from ppo_plus.zoo.experiment import Experiment, make_envs, parse_settings, with_recommended
 from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env
 
@@ -93,8 +95,10 @@ def settings_of(job: Job, steps: int | None = None) -> dict[str, Any]:
 
 
 def experiment(job: Job, settings: dict[str, Any]) -> Experiment:
-    """What a run trains, with :func:`settings_of` it."""
+    """What a run trains, with :func:`settings_of` it; as in the shell, the entry "default" has the recommended ones."""
     made = parse_settings(job.task, settings, ALLOWED_PACKAGES)
+    if (entry := ARMS[job.arm].entry) in ("default", "default/sb3"):
+        made = with_recommended(made, settings, policy_alone=entry == "default/sb3")
     return made.replace(seed=job.seed, device="cpu", vec_env=ARMS[job.arm].vec_env)
 
 
@@ -153,6 +157,20 @@ def play(model: Any, training: Experiment, deterministic: bool) -> dict[str, Any
     )
     env.close()
     return summary(scores, lengths)  # type: ignore[arg-type]
+
+
+def play_randomly(task: str, n_episodes: int = 100) -> float:
+    """The mean return of episodes with random actions."""
+    job = Job("untuned", task, 0)
+    env = make_envs(experiment(job, settings_of(job)), 1, evaluation=True)
+    env.action_space.seed(0)
+    env.reset()
+    done: list[float] = []
+    while len(done) < n_episodes:
+        infos = env.step([env.action_space.sample()])[3]
+        done += [info["episode"]["r"] for info in infos if "episode" in info]
+    env.close()
+    return float(np.mean(done))
 
 
 def summary(scores: Iterable[float], lengths: Iterable[float]) -> dict[str, Any]:
@@ -242,6 +260,7 @@ def main() -> None:
     what.add_argument("--queue", action="store_true", help="do what is left")
     what.add_argument("--table", action="store_true", help="what came out")
     what.add_argument("--report", action="store_true", help="contenders compared, and goals")
+    what.add_argument("--random", action="store_true", help="play random actions, where that was not done")
     parser.add_argument("--stage", choices=STAGES, nargs="+", default=list(STAGES), help="which runs (default: all)")
     parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: those of its arm)")
@@ -263,6 +282,10 @@ def main() -> None:
         again = [*python(SCRIPT), "--results", str(file), *steps, "--run"]
         failed = work(again, file, jobs)
         raise SystemExit(f"{len(failed)} runs failed" if failed else 0)
+    elif arguments.random:
+        known = {line["task"] for line in read_lines(RANDOM)}
+        for task in dict.fromkeys(job.task for job in jobs if job.task not in known):
+            append_line(RANDOM, {"task": task, "return": round(play_randomly(task), 3)})
     elif arguments.report:
         print("\n".join(report(file)))
     else:

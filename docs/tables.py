@@ -21,8 +21,10 @@ sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 from ppo_plus.zoo.results import iqm_interval  # noqa: E402
 from report import (  # noqa: E402
     exploration,
+    games,
     memory_kinds,
     processes,
+    recommended,
     reliability,
     returns,
     scores,
@@ -401,9 +403,17 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "learning-check": learning_check,
     "learning-check-about": lambda: about("learning_check"),
     "returns": lambda: returns.contenders(reported()),
+    "recipe": lambda: recommended.candidates(returns.results(stages=["recipe"])),
+    "recommended-over-tasks": lambda: recommended.over_tasks(
+        returns.results(stages=["unseen"])
+    ),
+    "recommended": lambda: recommended.by_task(returns.results(stages=["unseen"])),
     "zoo": zoo.table,
+    "zoo-not-run": zoo.not_run,
     "memory-kinds": memory_kinds.table,
     "streams": streams.table,
+    "self-play": games.self_play,
+    "spread": games.spread,
     "returns-over-tasks": lambda: returns.comparison(reported()),
     "returns-about": returns_about,
     **{

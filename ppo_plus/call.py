@@ -1,7 +1,6 @@
 """A call of ``learn``: its progress and its callbacks. An interrupted one is resumed by
 :mod:`ppo_plus.saving.checkpoint.checkpoint`."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from ppo_plus.model import Model
-from ppo_plus.process import assigned, keep_freed_memory
+from ppo_plus.process import keep_freed_memory
 
 #: Attributes that SB3 sets on every callback.
 SET_BY_SB3 = frozenset({"model", "logger", "training_env", "locals", "globals", "parent"})
@@ -42,22 +41,14 @@ def tree_of(callback: BaseCallback, known: list[BaseCallback] | None = None) -> 
 
 @dataclass(eq=False)
 class Call:
-    """A call of ``learn`` while it runs.
+    """A call of ``learn`` while it runs."""
 
-    :param total_timesteps: the argument of ``learn``
-    :param iteration: the rollouts that it has completed
-    :param between_rollouts: whether every transition has been learned from
-    :param callbacks: its callbacks, without lists of callbacks
-    :param configured: what each of them was configured with, as checkpoints compare it
-    :param resumed: the checkpoint from which it is going to resume
-    """
-
-    total_timesteps: float | None = None
-    iteration: int = 0
-    between_rollouts: bool = True
-    callbacks: list[BaseCallback] = field(default_factory=list)
-    configured: list[dict[str, bytes]] = field(default_factory=list)
-    resumed: dict[str, Any] | None = None
+    total_timesteps: float | None = None  # the argument of `learn`
+    iteration: int = 0  # the rollouts that it has completed
+    between_rollouts: bool = True  # whether every transition has been learned from
+    callbacks: list[BaseCallback] = field(default_factory=list)  # without lists of callbacks
+    configured: list[dict[str, bytes]] = field(default_factory=list)  # what they were configured with, for checkpoints
+    resumed: dict[str, Any] | None = None  # the checkpoint from which it is going to resume
 
     def begun(self, total_timesteps: float) -> "Call":
         """The call that begins now: this one if it was interrupted, otherwise a new one.
@@ -78,8 +69,7 @@ class Call:
         """The call while it runs. An error ends training in the other processes, too."""
         keep_freed_memory()
         try:
-            with assigned(model.compilation, shown=self.compiling):
-                yield self
+            yield self
         except BaseException:
             model.ranks.leave()
             raise
@@ -110,19 +100,3 @@ class Call:
         names = ("pbar", "progress_bar", "bar")  # SB3's, rl_zoo3's, and ours
         found = [getattr(callback, name, None) for callback in self.callbacks for name in names]
         return [bar for bar in found if bar is not None]
-
-    @contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Progress bars of tqdm say that training is being compiled, and leave out the time that it takes."""
-        begun, bars = time.time(), [bar for bar in self.bars() if isinstance(getattr(bar, "start_t", None), float)]
-        for bar in bars:
-            bar.set_description("compiling")
-        try:
-            yield
-        finally:
-            seconds = time.time() - begun
-            for bar in bars:
-                bar.start_t, bar.last_print_t = bar.start_t + seconds, bar.last_print_t + seconds
-                bar.set_description("")
-                if "_prog" in vars(bar):  # rich counts by itself
-                    vars(bar)["_prog"].reset(vars(bar)["_task_id"], completed=bar.n)

@@ -26,20 +26,18 @@ from ppo_plus.demonstrations.cloning import clone
 from ppo_plus.distributed.shared import SingleProcess, shared_training
 from ppo_plus.envs import normalization
 from ppo_plus.envs.checked_envs import CheckedEnvs, of_ended
-from ppo_plus.envs.make_vec import ModelEnvs, checked_env
+from ppo_plus.envs.make_vec import checked_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, ScheduleLike, value_at
 from ppo_plus.policy.adapter import build_policy, without_contrib
-from ppo_plus.policy.arguments import as_plain
 from ppo_plus.policy.masking import Masks, find_masks
 from ppo_plus.policy.observations import GivenObservation
-from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Stream
 from ppo_plus.public import MODULES
-from ppo_plus.require import require_callable, require_int, require_number
+from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.rollout.collector import Collector, Position, RolloutPlan, prepare_act
 from ppo_plus.rollout.evaluation import check_evaluations, evaluate
@@ -47,12 +45,12 @@ from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
-from ppo_plus.settings import SCHEDULED, Settings, known_names_only, schedule_of
+from ppo_plus.settings import SCHEDULED, Settings, schedule_of
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Trainer, Update, interrupts_wait, torch_defaults
 
 
-class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
+class PPO_Plus(ModelFiles):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
 
     Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them further
@@ -129,9 +127,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
     #: The arguments that may change over time.
     scheduled: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
-    policy: ActorCriticPolicy  # type: ignore[assignment]
 
-    @known_names_only
     def __init__(
         self,
         policy: str | type[SB3ActorCriticPolicy],
@@ -188,9 +184,6 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = False
-        # SB3's constructor uses these before they can be checked with the others.
-        verbose = int(verbose) if isinstance(verbose, bool) else verbose
-        require_int("verbose", verbose, 0)
         if not self.ranks.leads:
             verbose, tensorboard_log = 0, None
         if env is not None:
@@ -209,10 +202,10 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             use_sde=False,  # SB3 raises an error for gSDE with actions other than Box
             sde_sample_freq=sde_sample_freq,  # type: ignore[arg-type]
             rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=as_plain(rollout_buffer_kwargs, 1),
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
-            policy_kwargs=as_plain(policy_kwargs),
+            policy_kwargs=policy_kwargs,
             verbose=verbose,
             seed=seed,
             device=device,
@@ -266,9 +259,8 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         """
         settings = self._refresh()
         settings.check_schedules()
-        settings.check_fit(self.env, self.n_envs, self.device)
+        settings.check_fit(self.env, self.n_envs)
         check_callback(callback)
-        require_callable("compute_loss", self.compute_loss, 2, "define compute_loss(self, batch, coefficients)")
         require_int("log_interval", log_interval, 1, or_none=True)
         self.call = self.call.begun(total_timesteps)
         with process.computing(settings.threads(self.policy, self.device)), self.call.running(self) as call:
@@ -321,7 +313,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         names = ("observation_space", "action_space", "n_envs", "num_timesteps")
         facts = {name: getattr(self, name) for name in names} | {"total_timesteps": total_timesteps}
         facts["kl_control"] = self.trainer.kl_memory and self.trainer.kl_memory[1]
-        self.shared.begin(self.env, self.policy, self.settings.shared_by_processes | facts)
+        self.shared.begin(self, self.settings.shared_by_processes | facts)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         checked = CheckedEnvs(self.env, self._steps)
@@ -352,7 +344,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         settings = Settings.of(self, self.settings)
         if settings is not self.settings:
             settings.check_unchanged(self.settings)
-            settings.check_fit(self.env, self.n_envs, self.device)
+            settings.check_fit(self.env, self.n_envs)
             self.settings = settings
         self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
         return self.settings
@@ -390,8 +382,6 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         n_rollout_steps: int,
     ) -> bool:
         """As SB3's: fill the buffer with steps of the current policy; ``False`` if the callback stopped training."""
-        if getattr(callback, "model", None) is None:
-            raise RuntimeError("the callback is not initialized: call learn, or first _setup_learn, which returns it")
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
         # A callback may use the environments here, write a checkpoint, or assign arguments.
@@ -419,9 +409,9 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             self._update_info_buffer(step.infos, step.dones)
             collector.store(self.env)  # type: ignore[arg-type]
         self._refresh()
-        report = collector.finish()
-        self._update_info_buffer(report.infos)
-        for name, value in report.log.items():
+        infos, logged = collector.finish()
+        self._update_info_buffer(infos)
+        for name, value in logged.items():
             self.logger.record_mean(name, value)
 
         keep_training = self._synchronize(keep_training=True)
@@ -452,10 +442,8 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         :param keep_training: whether this process wants to continue
         :return: whether all of them do
         """
-        facts, window = self.settings.shared_by_processes, self._stats_window_size
-        keep_training, infos, self.num_timesteps = self.shared.synchronize(
-            self.env, self.policy, facts, keep_training, self.num_timesteps, window
-        )
+        facts = self.settings.shared_by_processes
+        keep_training, infos, self.num_timesteps = self.shared.synchronize(self, facts, keep_training)
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return keep_training
 
@@ -501,7 +489,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
                 if update.stopped:
                     break
         with interrupts_wait():
-            self.shared.end_update(policy, numbers)
+            self.shared.end_update(policy)
             policy.after_update(self.rollout_buffer.transitions, self.shared.total)
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
@@ -542,7 +530,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         logged = update.metrics(self.policy)
         names = ["", *(f"{stream.name}_" for stream in self.streams)]
         columns = read([self.rollout_buffer.transitions(kind) for kind in ("values", "returns")])
-        values, returns = (column.view(len(column), -1).T.numpy() for column in columns)
+        values, returns = (column.view(len(column), -1).T for column in columns)
         for name, predicted, target in zip(names, values, returns, strict=True):
             logged[f"{name}explained_variance"] = self.shared.explained_variance(predicted, target)
         if self.policy.streams is not None:
@@ -602,7 +590,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             its last info has that, and the sums of streams that are read from ``info`` (such as costs), by name
         :return: mean and standard deviation over episodes, or the episodes
         :raises ValueError: no environment, one with other spaces, or no episode asked for
-        :raises FloatingPointError: an observation or a reward is not finite
+        :raises FloatingPointError: an observation is not finite
         """
         return evaluate(self, n_eval_episodes, env, render, deterministic, return_episodes)
 
@@ -636,7 +624,8 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
         :raises ValueError: an argument is out of range, or a row does not fit the spaces: names the row
         :raises FloatingPointError: losses stayed non-finite
         """
-        clone(self, dataset, n_epochs, batch_size, learning_rate, validation_split, patience, progress_bar)
+        settings = self._refresh()
+        clone(self, settings, dataset, n_epochs, batch_size, learning_rate, validation_split, patience, progress_bar)
         return self
 
     # --- SB3's interface ---------------------------------------------------------------------------------------------
@@ -650,7 +639,7 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
             self.learning_rate = self.lr_schedule
         settings = self.settings = Settings.of(self)
         vars(self).pop("rollout_buffer", None)
-        settings.check_fit(self.env, self.n_envs, self.device)
+        settings.check_fit(self.env, self.n_envs)
         self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
         self.set_random_seed(self.seed)
         self.policy = build_policy(
@@ -676,11 +665,6 @@ class PPO_Plus(ModelFiles, ModelEnvs, OnPolicyAlgorithm):
 
     def _setup_lr_schedule(self) -> None:
         """SB3's; there is nothing to set up."""
-
-    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
-        if policy_name not in self.policy_aliases:
-            raise ValueError(f"policy={policy_name!r} is unknown: use one of {sorted(self.policy_aliases)}, or a class")
-        return self.policy_aliases[policy_name]
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.

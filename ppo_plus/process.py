@@ -32,7 +32,7 @@ def check_device(device: th.device | str) -> None:
         warnings.warn(
             f"device={str(device)!r}: torch finds no GPU here, so training runs on the CPU. Install a torch that "
             'supports the GPU, or use device="auto", which takes one where there is one',
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

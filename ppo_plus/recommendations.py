@@ -13,11 +13,12 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.agents import MASK
 from ppo_plus.envs.make_vec import checked_env
-from ppo_plus.policy.arguments import LEAST_PIXELS
 from ppo_plus.policy.observations import as_dict, parts_of
 from ppo_plus.require import require_int
 from ppo_plus.trees import named_parts
 
+#: Height and width that SB3's ``NatureCNN`` needs at least.
+LEAST_PIXELS = 36
 #: Transitions of a rollout, and how many rollouts a budget has at least.
 TRANSITIONS, LEAST_ROLLOUTS = 2048, 40
 #: The least steps of each environment per rollout, and transitions per minibatch, of which an epoch has some of these.
@@ -60,18 +61,22 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     arguments |= {"n_steps": n_steps, "batch_size": n_steps * n_envs // n_minibatches}
     # A step that fits every scale of rewards, and observations.
     arguments |= {"kl_control": "adaptive_lr", "target_kl": 0.016, "normalize_values": True}
+    # Later epochs follow a critic that has learned from the rollout.
+    arguments |= {"recompute_advantages": True, "gae_lambda": 0.9}
     seen = parts_of(as_dict(env.observation_space)).values()
     if any(isinstance(part, spaces.Box) and not is_image_space(part) for part in seen):
         arguments["normalize_observations"] = True
     actions = list(_single_spaces(env.action_space))
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
     for space in filter(_is_far_from_unit, boxes):
-        problem = f"action_space={space}: the first actions are near 0, with a standard deviation of 0.5"
+        problem = f"action_space={space}: the first actions are near 0, with a standard deviation of 0.4"
         warnings.warn(
             f"{problem}: wrap the environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0)", stacklevel=3
         )
     if boxes:
-        policy_kwargs["log_std_init"] = -0.7
+        policy_kwargs["log_std_init"] = -1.0
+        if arguments["policy"] != "CnnPolicy":
+            policy_kwargs["net_arch"] = {"pi": [64, 64], "vf": [256, 256]}
     if len(boxes) < len(actions):
         arguments["ent_coef"] = 0.01
     return arguments | ({"policy_kwargs": policy_kwargs} if policy_kwargs else {})

@@ -5,9 +5,8 @@ Every message names the argument, its value and the remedy.
 
 import difflib
 import errno
-import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:
         return
     allowed = f"at least {low}{', or None' if or_none else ''}"
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name}={value!r} must be an integer, {allowed}{_not_text(value)}")
+        raise TypeError(f"{name}={value!r} must be an integer, {allowed}")
     if value < low:
         raise ValueError(f"{name}={value!r} must be {allowed}")
 
@@ -43,7 +42,7 @@ def require_number(
         return
     allowed = f"in {'(' if above else '['}{low:g}, {high:g}]{', or None' if or_none else ''}"
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name}={value!r} must be a number {allowed}{_not_text(value)}")
+        raise TypeError(f"{name}={value!r} must be a number {allowed}")
     if not (low < value if above else low <= value) or not value <= high:
         raise ValueError(f"{name}={value!r} must be a number {allowed}")
 
@@ -59,16 +58,6 @@ def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
     # 1 == True in Python: compare types as well.
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
-
-
-def require_callable(name: str, function: Callable[..., Any], n: int, remedy: str) -> None:
-    """:raises TypeError: ``function`` cannot be called with ``n`` arguments"""
-    try:
-        inspect.signature(function).bind(*range(n))
-    except ValueError:
-        return  # of a built-in function, Python may not know the signature
-    except TypeError as error:
-        raise TypeError(f"{name}{inspect.signature(function)} ({error}): {remedy}") from None
 
 
 def same_space(space: spaces.Space, other: spaces.Space) -> bool:
@@ -115,8 +104,3 @@ def unknown_argument(owner: str, name: str, value: Any, remedies: Mapping[str, s
 def is_disk_full(error: BaseException) -> bool:
     """Whether an error says that the disk is full, or the user's share of it."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _not_text(value: Any) -> str:
-    """Remedy for a number in quotation marks, a common mistake in settings files."""
-    return ", not text: write a number without quotation marks" if isinstance(value, str) else ""

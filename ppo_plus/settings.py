@@ -1,16 +1,14 @@
 """The arguments of :class:`~ppo_plus.PPO_Plus`, as one frozen, checked value."""
 
-import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property, wraps
+from functools import cached_property
 from operator import is_
-from typing import Any, ParamSpec
+from typing import Any
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecEnv
@@ -21,8 +19,6 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
 from ppo_plus.formulas.schedules import (
-    TAKES_PROGRESS,
-    Constant,
     Schedule,
     ScheduleLike,
     Unknown,
@@ -31,22 +27,11 @@ from ppo_plus.formulas.schedules import (
 )
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import SHAPING, check_policy_kwargs
-from ppo_plus.policy.attention import AttentionMemory
-from ppo_plus.policy.memory import LayerMemory
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.policies import ActorCriticPolicy
-from ppo_plus.policy.recurrent import RecurrentMemory
 from ppo_plus.policy.streams import Stream
 from ppo_plus.process import worth_threads
-from ppo_plus.require import (
-    ATTRIBUTES,
-    require_callable,
-    require_int,
-    require_kind,
-    require_number,
-    require_one_of,
-    unknown_argument,
-)
+from ppo_plus.require import ATTRIBUTES, require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 
 #: What ``sequence_length="auto"`` is at most.
@@ -60,8 +45,6 @@ MAX_TRANSITIONS = 10**9
 OWN = frozenset({"seed", "tensorboard_log", "n_threads", "compile"})
 #: What ``n_threads`` is at most: more than a machine has cores, since models move between machines.
 MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))
-
-P = ParamSpec("P")
 
 
 def _scheduled(low: float = 0.0, above: bool = False) -> Any:
@@ -117,10 +100,6 @@ class Settings:
     streams: Sequence[Stream] = _fixed()
 
     def __post_init__(self) -> None:
-        for name in ("use_sde", "normalize_advantage", "recompute_advantages", "compile"):
-            value = getattr(self, name)
-            if isinstance(value, (int, np.bool_)) and value in (0, 1):
-                vars(self)[name] = bool(value)
         _check_kinds(self)
         _check_ranges(self)
         _check_exploration(self)
@@ -167,18 +146,11 @@ class Settings:
                 )
 
     def at(self, progress_remaining: float) -> dict[str, Any]:
-        """The values of all schedules, each called once, by name of the argument; ``None`` where the argument is.
-
-        :param progress_remaining: from 1 at the start of training to 0 at its end
-        :raises ValueError: a value is out of range
-        """
-        values: dict[str, Any] = {}
-        for name, schedule in self.schedules.items():
-            if schedule is None or isinstance(schedule, Constant):
-                values[name] = schedule and float(schedule.value)
-            else:
-                values[name] = value_at(progress_remaining, name, schedule, SCHEDULED[name][0])
-        return values
+        """The values of all schedules, each called once, by name of the argument; ``None`` where the argument is."""
+        return {
+            name: None if schedule is None else value_at(progress_remaining, name, schedule, SCHEDULED[name][0])
+            for name, schedule in self.schedules.items()
+        }
 
     @property
     def shared_by_processes(self) -> dict[str, Any]:
@@ -232,9 +204,8 @@ class Settings:
         n_minibatches = math.ceil(n_transitions / self.batch_size)
         return math.ceil(total_timesteps / n_transitions) * self.n_epochs * n_minibatches
 
-    def check_fit(self, env: VecEnv | None, n_envs: int, device: th.device) -> None:
-        """:raises ValueError: the arguments do not fit the environments, or need double precision, which Apple's GPUs
-        do not have"""
+    def check_fit(self, env: VecEnv | None, n_envs: int) -> None:
+        """:raises ValueError: the arguments do not fit the environments"""
         require_one_normalization(env, self.normalize_observations, self.normalize_values)
         for key in getattr(env, "critic_only", ()):
             if key in (self.policy_kwargs.get("actor_keys") or [key]):
@@ -245,8 +216,7 @@ class Settings:
                 )
         by_rollout, n_transitions = self.normalize_advantage == "rollout", self.n_steps * n_envs
         if n_transitions > MAX_TRANSITIONS:
-            many = f"n_steps={self.n_steps} times n_envs={n_envs} makes rollouts of more than {MAX_TRANSITIONS:,}"
-            raise ValueError(f"{many} transitions: use fewer steps, such as n_steps=2048")
+            raise ValueError(f"n_steps={self.n_steps} times n_envs={n_envs} is above {MAX_TRANSITIONS:,} transitions")
         if self.normalize_advantage and (n_transitions if by_rollout else min(n_transitions, self.batch_size)) < 2:
             raise ValueError(
                 f"batch_size={self.batch_size} with n_steps={self.n_steps} times n_envs={n_envs} leaves nothing to "
@@ -257,24 +227,16 @@ class Settings:
                 "policy_kwargs: squash_output=True scales actions to the bounds of the Box, which has none: give the "
                 "simulator's single_action_space bounds, such as gymnasium.spaces.Box(-1, 1, (n,)), or leave it out"
             )
-        if self.action_mask_key is not None:
-            require_kind("action_mask_key", self.action_mask_key, str, "the name of an observation, or None")
-        for name in ("normalize_observations", "normalize_values", "streams"):
-            if device.type == "mps" and getattr(self, name) not in (False, (), []):
-                what = f"{name}={getattr(self, name)!r} needs double precision"
-                raise ValueError(f'{what}, which device={str(device)!r} does not have: pass device="cpu"')
 
     def warn_of_unequal_minibatches(self, n_envs: int) -> None:
         """Warn if minibatches are not all of the size that was asked for."""
         size, batch_size = self.n_steps * n_envs, self.batch_size
-        if size % batch_size == 0:
-            return
-        smallest = f"minibatches have {size}" if size < batch_size else f"the last of an epoch has {size % batch_size}"
-        warnings.warn(
-            f"batch_size={batch_size} does not divide the {size} transitions of a rollout (n_steps={self.n_steps} "
-            f"times n_envs={n_envs}), so {smallest}: use a batch_size that divides {size}",
-            stacklevel=4,
-        )
+        if size % batch_size:
+            warnings.warn(
+                f"batch_size={batch_size} does not divide the {size} transitions of a rollout (n_steps={self.n_steps} "
+                f"times n_envs={n_envs}), so the last minibatch of an epoch is smaller: use one that divides {size}",
+                stacklevel=3,
+            )
 
 
 #: The smallest values of arguments that may change over time, and whether they have to be above them at the start.
@@ -291,13 +253,10 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
     """
     if value is None and name in OPTIONAL:
         return None
-    schedule = make_schedule(name, value, *SCHEDULED[name])
-    require_callable(name, schedule, 1, TAKES_PROGRESS)
-    return schedule
+    return make_schedule(name, value, *SCHEDULED[name])
 
 
 def _check_kinds(settings: Settings) -> None:
-    require_kind("policy", settings.policy_class, type, "the name of a policy, or a policy class")
     adapt_policy_class(settings.policy_class)
     kind = own_buffer_class(settings.rollout_buffer_class)
     if kind.get is not RolloutBuffer.get and kind.minibatches is RolloutBuffer.minibatches:
@@ -316,7 +275,6 @@ def _check_kinds(settings: Settings) -> None:
     if len({*names, *RESERVED}) < len(names) + len(RESERVED):
         raise ValueError(f"streams={streams!r} have the names {names}: give each another name=, none of {RESERVED}")
     require_kind("rollout_buffer_kwargs", settings.rollout_buffer_kwargs, dict, "a dict")
-    require_kind("tensorboard_log", settings.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
 
 
 def _check_ranges(settings: Settings) -> None:
@@ -331,23 +289,17 @@ def _check_ranges(settings: Settings) -> None:
     require_one_of("compile", settings.compile, ("auto", True, False))
     if settings.n_threads != "auto":
         require_int('n_threads (or "auto")', settings.n_threads, 1)
-        if settings.n_threads > MAX_THREADS:  # type: ignore[operator]
-            raise ValueError(
-                f"n_threads={settings.n_threads} must be at most {MAX_THREADS}: this machine has {os.cpu_count()} cores"
-            )
+        require_number("n_threads", settings.n_threads, 1, MAX_THREADS)
 
 
 def _check_exploration(settings: Settings) -> None:
     freq = settings.sde_sample_freq
-    if freq not in ("episode", -1):
+    if freq == "episode":
+        _require_own_policy("sde_sample_freq", settings)
+    elif freq != -1:
         require_int('sde_sample_freq (or -1, or "episode")', freq, 1)
-    if freq == "episode" and not adapt_policy_class(settings.policy_class).has_params:
-        raise ValueError(
-            f'sde_sample_freq="episode" does not reach policy={settings.policy_class!r}, which overrides methods of '
-            "SB3's policy: use a number, or derive it from ppo_plus.ActorCriticPolicy"
-        )
-    kinds = NoiseProcess, type(None)
-    require_kind("exploration", settings.exploration, kinds, "a NoiseProcess, such as ColoredNoise(0.5)")
+    if settings.exploration is not None:
+        require_kind("exploration", settings.exploration, NoiseProcess, "a NoiseProcess, such as ColoredNoise(0.5)")
 
 
 def _check_kl_control(settings: Settings) -> None:
@@ -356,11 +308,15 @@ def _check_kl_control(settings: Settings) -> None:
         raise ValueError(f"kl_control={settings.kl_control!r} needs a target: set target_kl, such as target_kl=0.01")
     if settings.clip_range is None and not control.penalizes:
         raise ValueError('clip_range=None bounds no update: set kl_control="penalty" and target_kl, or a clip_range')
-    if control.measure == "kl" and not adapt_policy_class(settings.policy_class).has_params:
+    if control.measure == "kl":
+        _require_own_policy("kl_control", settings)
+
+
+def _require_own_policy(name: str, settings: Settings) -> None:
+    if not adapt_policy_class(settings.policy_class).has_params:
         raise ValueError(
-            f"kl_control={settings.kl_control!r} needs the parameters of the action distribution, which "
-            f"policy={settings.policy_class!r} does not return, because it overrides methods of SB3's: derive it "
-            'from ppo_plus.ActorCriticPolicy, or use kl_control="stop"'
+            f"{name}={getattr(settings, name)!r} does not reach policy={settings.policy_class!r}, which overrides "
+            "methods of SB3's policy: derive it from ppo_plus.ActorCriticPolicy"
         )
 
 
@@ -379,29 +335,10 @@ def _check_sequences(settings: Settings) -> None:
     if automatic and length == 1 < settings.n_steps:
         raise ValueError(
             f"n_steps={settings.n_steps} and batch_size={settings.batch_size} have no common divisor from 2 to "
-            f"{MAX_AUTO_SEQUENCE}, so no sequences fit into both: change one of them, for example n_steps=128 and "
-            "batch_size=64, or set sequence_length=1 (no gradient then flows back in time)"
+            f"{MAX_AUTO_SEQUENCE}: change one, or set sequence_length=1 (no gradient then flows back in time)"
         )
     if settings.n_steps % length or settings.batch_size % length:
         raise ValueError(
             f"sequence_length={length} must divide n_steps={settings.n_steps} and batch_size={settings.batch_size}: "
             f"use a divisor of {math.gcd(settings.n_steps, settings.batch_size)}"
         )
-
-
-def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
-    """A constructor of ``PPO_Plus`` whose error for an unknown argument suggests the nearest known name."""
-    own = inspect.signature(init).parameters
-
-    @wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name, value in kwargs.items():
-            if name not in own:
-                kinds = (ActorCriticPolicy, LayerMemory, RecurrentMemory, AttentionMemory)
-                inner = [each for kind in kinds for each in inspect.signature(kind).parameters]
-                remedies = {each: f"policy_kwargs=dict({each}=...)" for each in inner} | {each: each for each in own}
-                remedies["n_envs"] = f"env=ppo_plus.make_vec(env, n_envs={value!r})"
-                raise unknown_argument("PPO_Plus", name, value, remedies)
-        init(*args, **kwargs)
-
-    return checked

@@ -133,10 +133,10 @@ def late():
 
 
 @pytest.mark.parametrize("module", [name for name in SOURCES if name.startswith("formulas.")])
-def test_formulas_import_nothing_but_torch(module):
+def test_formulas_import_nothing_but_torch_and_checks_of_arguments(module):
     foreign = {name.split(".")[0] for name in imports_of(module)} - sys.stdlib_module_names - {"ppo_plus"}
     assert foreign <= {"torch"}
-    assert all(other.startswith("formulas.") for other in ours(module))
+    assert all(other == "require" or other.startswith("formulas.") for other in ours(module))
 
 
 #: What torch's page on extending it says to import.

@@ -10,7 +10,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, RandomEnv, equal_actions, vec
 from gymnasium import spaces
-from parametrization import all_pairs
+from parametrization import all_pairs, in_turn
 from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin
 
@@ -108,15 +108,15 @@ def test_ratio_is_one_and_a_loaded_model_acts_alike_under_masks(kind, masks, exp
 
 
 @pytest.mark.parametrize(
-    ("kind", "memory", "exploration", "masks"), all_pairs(["box", "mixed"], MEMORIES, EXPLORATIONS, [False, True])
+    ("memory", "case"), in_turn(MEMORIES, [("box", "white", ""), ("mixed", "gsde", "mask"), ("mixed", "colored", "")])
 )
-def test_ratio_is_one_with_separate_actor_and_critic_keys(kind, memory, exploration, masks):
+def test_ratio_is_one_with_separate_actor_and_critic_keys(memory, case):
+    kind, exploration, mask = case
     keys = {"actor_keys": ["choice", "vector"], "critic_keys": ["choice", "choices", "image"], "ortho_init": False}
     if memory:
         keys |= {"lstm_hidden_size": 12}
-    env_class, key = (KeyMaskedEnv, "mask") if masks and kind in MASKABLE else (RandomEnv, None)
-    env = vec(ACTIONS[kind], OBSERVATIONS["dict"], env_class=env_class)
-    model = make(kind, "dict", exploration, env, memory, policy_kwargs=keys, action_mask_key=key).learn(32)
+    env = vec(ACTIONS[kind], OBSERVATIONS["dict"], env_class=KeyMaskedEnv if mask else RandomEnv)
+    model = make(kind, "dict", exploration, env, memory, policy_kwargs=keys, action_mask_key=mask or None).learn(32)
     assert_first_minibatches_are_neutral(model)
     assert_loaded_acts_alike(model)
 

@@ -76,7 +76,7 @@ def test_callbacks_see_the_internal_and_the_structured_actions():
     make(vec(ACTIONS["mixed"])).learn(32, Actions())
 
 
-@pytest.mark.parametrize("options", [{}, {"full_std": False}, {"use_expln": True}, {"squash_output": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"full_std": False, "squash_output": True}], ids=str)
 def test_gsde_has_a_standard_deviation_for_boxes_only(options):
     model = make(vec(ACTIONS["mixed"]), use_sde=True, policy_kwargs=options).learn(32)
     n_latent = model.policy.mlp_extractor.latent_dim_pi

@@ -2,10 +2,9 @@
 
 from itertools import combinations, product
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parametrization import all_pairs, covering, in_turn, part, sample
+from parametrization import all_pairs, covering
 
 axes = st.lists(st.integers(1, 5).map(range), min_size=2, max_size=4)
 
@@ -24,22 +23,6 @@ def test_all_values_occur_together(axes, strength):
     assert together(chosen, strength) == together(every, strength)
 
 
-def names(parameters):
-    """The mark of each, if it has one."""
-    return [next((mark.name for mark in each.marks), "") for each in parameters]
-
-
-def test_what_is_left_out():
-    assert names(sample("abcde", 2)) == ["", "exhaustive", "", "exhaustive", ""]
-    assert names(sample("abc", 2, pytest.mark.slow)) == ["", "slow", ""]
-    assert names(part("abc", "b")) == ["exhaustive", "", "exhaustive"]
-
-
-@pytest.mark.exhaustive
-def test_what_is_exhaustive_is_slow(request):
-    assert request.node.get_closest_marker("slow")
-
-
 def test_the_rest_is_exhaustive():
     parameters = all_pairs("abc", range(4), "xy", "uvw")
     every = list(product("abc", range(4), "xy", "uvw"))
@@ -48,7 +31,3 @@ def test_the_rest_is_exhaustive():
     assert len(fast) < 24 < len(chosen) < len(every)
     assert chosen == [values for values in every if values in chosen]
     assert together(fast, 2) == together(every, 2) and together(chosen, 3) == together(every, 3)
-
-
-def test_every_value_has_its_turn():
-    assert in_turn("abcde", [1, 2]) == [("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 1)]

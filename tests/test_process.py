@@ -1,31 +1,30 @@
 """What training sets in its process."""
 
 import ctypes
-import subprocess
+import resource
 import sys
 
 import pytest
 import torch as th
+from processes import CONTEXT
 
-from ppo_plus.process import full_precision, torch_threads
+from ppo_plus.process import full_precision, keep_freed_memory
 
-FAULTS = """
-import resource
-import torch as th
-from ppo_plus.process import keep_freed_memory
 
-def faults(n_blocks=8, n_bytes=2**24, n_times=10):
+def count_faults(n_blocks=8, n_bytes=2**24, n_times=2):
+    """How often allocating and freeing memory asks the system for a page."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(n_times):
         blocks = [th.zeros(n_bytes, dtype=th.uint8) for _ in range(n_blocks)]
         del blocks
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-without = faults()
-keep_freed_memory()
-faults()
-print(without, faults())
-"""
+
+def compare_faults(connection):
+    without = count_faults()
+    keep_freed_memory()
+    count_faults()
+    connection.send((without, count_faults()))
 
 
 @pytest.mark.slow
@@ -33,8 +32,11 @@ print(without, faults())
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="needs glibc"
 )
 def test_freed_memory_is_kept():
-    output = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
-    without, kept = map(int, output.split())
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=compare_faults, args=(theirs,))
+    process.start()
+    without, kept = ours.recv()
+    process.join()
     assert 10 * kept < without
 
 
@@ -66,13 +68,3 @@ def test_cudnns_precision_may_be_set_by_kind_of_layer():
         assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("ieee", before)
     finally:
         cudnn.conv.fp32_precision = before
-
-
-def test_blocks_of_threads_may_be_nested():
-    before, other = th.get_num_threads(), th.get_num_threads() + 1
-    with pytest.raises(KeyError), torch_threads(other):
-        with torch_threads(1):
-            assert th.get_num_threads() == 1
-        assert th.get_num_threads() == other
-        raise KeyError
-    assert th.get_num_threads() == before

@@ -11,6 +11,9 @@ from ppo_plus.recommendations import settings_for
 NUMBERS, CHOICES = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4)
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 ALWAYS = {"kl_control": "adaptive_lr", "target_kl": 0.016, "normalize_values": True}
+ALWAYS |= {"recompute_advantages": True, "gae_lambda": 0.9}
+#: Of continuous actions.
+WIDE = {"log_std_init": -1.0, "net_arch": {"pi": [64, 64], "vf": [256, 256]}}
 
 
 class Untouched(gym.Env):
@@ -41,23 +44,24 @@ gym.register("Untouched-v0", Untouched)
         (
             NUMBERS,
             spaces.Box(-1, 1, (2,)),
-            {"policy": "MlpPolicy", "normalize_observations": True, "policy_kwargs": {"log_std_init": -0.7}},
+            {"policy": "MlpPolicy", "normalize_observations": True, "policy_kwargs": WIDE},
         ),
         (CHOICES, spaces.MultiBinary(2), {"policy": "MlpPolicy", "ent_coef": 0.01}),
         (PICTURE, spaces.MultiDiscrete([2, 3]), {"policy": "CnnPolicy", "ent_coef": 0.01}),
+        (PICTURE, spaces.Box(-1, 1, (2,)), {"policy": "CnnPolicy", "policy_kwargs": {"log_std_init": -1.0}}),
         (
             spaces.Dict(picture=PICTURE, numbers=NUMBERS),
             spaces.Dict(a=CHOICES, b=spaces.Tuple([spaces.Box(-1, 1, (1,))])),
             {
                 "policy": "MultiInputPolicy",
                 "normalize_observations": True,
-                "policy_kwargs": {"log_std_init": -0.7},
+                "policy_kwargs": WIDE,
                 "ent_coef": 0.01,
             },
         ),
         (spaces.Tuple([CHOICES, PICTURE]), CHOICES, {"policy": "MultiInputPolicy", "ent_coef": 0.01}),
     ],
-    ids=["numbers", "continuous", "choices", "picture", "mixed", "tuple"],
+    ids=["numbers", "continuous", "choices", "picture", "continuous-picture", "mixed", "tuple"],
 )
 def test_they_follow_from_the_spaces_and_make_a_model(observations, actions, expected):
     """The environment is neither reset nor stepped, and stays open."""

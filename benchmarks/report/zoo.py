@@ -81,7 +81,7 @@ def runs() -> dict[str, Runs]:
     by_entry = {name: dict[int, dict[str, Any]]() for name in single}
     for result in results():
         arm = ARMS[result["arm"]]
-        if arm.settings or arm.entry is None or not arm.algorithm.startswith("ppo_plus."):
+        if arm.settings or arm.by_task or arm.entry is None or not arm.algorithm.startswith("ppo_plus."):
             continue
         for name, entry in single.items():
             if name.partition("/")[0] == result["task"] and values_of(entry) == values_of(result["settings"]):
@@ -127,16 +127,21 @@ def shipped() -> str:
 
 
 def table() -> list[str]:
-    """A line for each entry, but rl_zoo3's settings where they are another entry: these are a column."""
+    """A line for each entry that was run, but rl_zoo3's settings where they are another entry: these are a column."""
     measured, rows = runs(), []
     for name, found in measured.items():
         task, _, variant = name.partition("/")
-        if variant == "rl_zoo3":
-            continue
-        cells = [f"{found[0]['steps']:,}", str(len(found)), returned(task, found), minutes(found)] if found else []
-        rows.append([name, *(cells or ["", "0", "not measured yet", ""]), *_of_rl_zoo3(task, variant, measured)])
+        if found and variant != "rl_zoo3":
+            cells = [f"{found[0]['steps']:,}", str(len(found)), returned(task, found), minutes(found)]
+            rows.append([name, *cells, *_of_rl_zoo3(task, variant, measured)])
     columns = ["entry", "steps", "seeds", "return", "CPU minutes", "rl_zoo3's settings here", "published by rl_zoo3"]
     return markdown(columns, rows)
+
+
+def not_run() -> list[str]:
+    """A sentence that lists the other entries."""
+    names = [name for name, found in runs().items() if not found and not name.endswith("/rl_zoo3")]
+    return [f"rl_zoo3's settings, not run here: {', '.join(names)}."]
 
 
 def _of_rl_zoo3(task: str, variant: str, measured: dict[str, Runs]) -> list[str]:
@@ -147,5 +152,5 @@ def _of_rl_zoo3(task: str, variant: str, measured: dict[str, Runs]) -> list[str]
     theirs = measured.get(f"{task}/rl_zoo3")
     if theirs is None:
         return ["no entry" if task in NOT_IN_RL_ZOO3 else "the same settings", published]
-    reached = f"{returned(task, theirs)}, {theirs[0]['steps']:,} steps" if theirs else "not measured yet"
+    reached = f"{returned(task, theirs)}, {theirs[0]['steps']:,} steps" if theirs else "not run"
     return [reached, published]

@@ -3,7 +3,6 @@
 import signal
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -57,7 +56,6 @@ class Compiled:
     :param reads: what it reads besides its arguments; a call must not change it
     :param strict: raise :class:`CompileError` if it cannot be compiled, instead of warning and running uncompiled
     :param constants: what it was compiled for, in a form that can be compared
-    :param shown: the context in which it is compiled, which shows that
     """
 
     function: Callable[..., Any]
@@ -65,7 +63,6 @@ class Compiled:
     reads: Reads = Reads()
     strict: bool = False
     constants: dict[str, Any] | str | None = None
-    shown: Callable[[], AbstractContextManager[Any]] = nullcontext
     n_traces: int = field(default=0, init=False)
     #: Why it is not compiled; ``None``: it is, or will be at its first call.
     failure: str | None = field(default=None, init=False)
@@ -148,7 +145,7 @@ class Compiled:
                 raise CompileError(keeps_changing("what it reads"))
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
-            with self.shown(), ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
+            with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
                 self._run = self._trace_and_compile(args, n_static)
                 if not self.agrees(*args):
                     raise CompileError(
@@ -331,15 +328,11 @@ def _stream(device: th.device) -> th.cuda.Stream:
 
 @dataclass(frozen=True)
 class CompileStatus:
-    """Whether a run is compiled: true or false, and as text with the reason.
-
-    :param compiles: whether it is
-    :param reason: why (not)
-    :param unexpected: whether it should be and cannot, which gives a warning
-    """
+    """Whether a run is compiled: true or false, and as text with the reason."""
 
     compiles: bool
     reason: str
+    #: Whether it should be and cannot, which gives a warning.
     unexpected: bool = False
 
     def __bool__(self) -> bool:
@@ -352,12 +345,9 @@ class CompileStatus:
 class Compilation:
     """Decisions and compiled functions of a model; a saved model keeps the decision, and compiles again."""
 
-    #: The context in which functions are compiled, which shows that.
-    shown: Callable[[], AbstractContextManager[Any]] = nullcontext
-
     def __init__(self) -> None:
-        #: Gradient steps that all calls of ``learn`` have planned, and those of them before the model was loaded.
-        self.n_planned = self.n_before = 0
+        #: Gradient steps that all calls of ``learn`` have planned since the model was made or loaded.
+        self.n_planned = 0
         #: What was decided last.
         self.decision = CompileStatus(False, "learn has not been called yet")
         self.strict = False
@@ -368,24 +358,22 @@ class Compilation:
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies compile for themselves.
-        return vars(self) | {"functions": {}, "shown": nullcontext}
+        return vars(self) | {"functions": {}}
 
     def plan(self, requested: bool | str, n_steps: int, device: th.device, unsupported: str | None = None) -> None:
-        """Decide for a call of ``learn``: on the arguments alone, never on time.
+        """Decide for a call of ``learn`` that plans ``n_steps`` gradient steps: on the arguments alone, never on time.
 
         :param requested: the argument ``compile``
-        :param n_steps: gradient steps that the call plans
         :param unsupported: why the policy cannot be compiled on any machine; ``None``: it can
-        :raises CompileError: ``compile=True``, and the policy cannot be compiled, or nothing can here
         """
-        planned = self.n_planned - self.n_before + n_steps
+        planned = self.n_planned + n_steps
         decision = self._decide(requested, planned, device, unsupported)
         before, self.decision, self.strict = self.decision, decision, requested is True
         if self.strict and not decision:
             raise compile_error(decision.reason)
         if decision.unexpected and decision != before:
             warn_of_slowness(f"training runs uncompiled, and slower: {decision.reason}")
-        self.n_planned, self.n_before = planned, 0
+        self.n_planned = planned
         for compiled in self.functions.values():
             compiled.n_traces = 0
 
@@ -401,7 +389,7 @@ class Compilation:
         if on_nvidia and requested == "auto":
             return CompileStatus(False, f"on {device}, only compile=True compiles")
         # What was compiled stays compiled, but nothing of what a file says is.
-        stays = self.decision and self.n_planned > self.n_before
+        stays = self.decision and self.n_planned
         if requested == "auto" and not stays and n_steps < WORTH_COMPILING:
             start = f"compiling starts at {WORTH_COMPILING:,}; compile=True compiles all the same"
             return CompileStatus(False, f"{planned}; {start}")
@@ -420,10 +408,7 @@ class Compilation:
         return f"compiling first ({self.decision.reason}): some 20 s, or a few if these networks were compiled before"
 
     def status(self, own_update: str | None = None) -> CompileStatus:
-        """The decision, or why it could not be carried out.
-
-        :param own_update: the name of a custom ``train``; it may have called the original all the same
-        """
+        """The decision, or why it could not be carried out; ``own_update`` is the name of a custom ``train``."""
         if not self.decision:
             return self.decision
         if own_update is not None and "the update" not in self.functions:
@@ -439,7 +424,6 @@ class Compilation:
 
         :param function: another one of the same name that reads the same must do the same
         :param unable: why it cannot be compiled; ``None``: it can
-        :raises CompileError: ``compile=True``, and it cannot be compiled
         """
         if not self.decision:
             return None
@@ -466,7 +450,7 @@ class Compilation:
             if self.strict and known.failure:
                 known.fail(known.failure)
             return known
-        compiled = Compiled(function, name, reads, self.strict, constants, lambda: self.shown())
+        compiled = Compiled(function, name, reads, self.strict, constants)
         self.functions[name] = compiled
         if isinstance(constants, str):
             compiled.fail(constants)
@@ -474,6 +458,5 @@ class Compilation:
             compiled.n_traces = known.n_traces
             if known.n_traces >= MAX_TRACES:
                 compiled.failure = known.failure  # without a second warning
-                changed = first_difference(known.constants, constants) or "what it reads"
-                compiled.fail(known.failure or keeps_changing(changed))
+                compiled.fail(known.failure or keeps_changing(first_difference(known.constants, constants)))
         return compiled

@@ -78,40 +78,27 @@ class NotComparable(Exception):
 
 @dataclass(frozen=True)
 class Reads:
-    """What code reads besides what changes from call to call.
+    """What code reads besides what changes from call to call."""
 
-    :param tensors: tensors that it is called with each time, in this order
-    :param objects: functions and other objects, by their names in messages
-    :param changing: objects that change all the time, of which only attributes count that some custom function names
-    """
-
+    #: Tensors that it is called with each time, in this order.
     tensors: Sequence[th.Tensor] = ()
+    #: Functions and other objects, by their names in messages.
     objects: Mapping[str, Any] = field(default_factory=dict)
+    #: Objects that change all the time, of which only attributes count that some custom function names.
     changing: Sequence[Any] = ()
 
 
 def constants_of(reads: Reads) -> dict[str, Any]:
-    """What code reads, in a form that can be compared: equal where the code would do the same.
-
-    :raises NotComparable: something cannot be compared
-    """
+    """What code reads, in a form that can be compared: equal where the code would do the same."""
     walk = _Walk(reads)
     constants = {name: walk.visit(value, name) for name, value in reads.objects.items()}
     return constants | walk.named_attributes()
 
 
-def first_difference(one: Any, other: Any, path: str = "") -> str:
-    """Where two sets of constants differ first."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in [*one, *other]:
-            if key not in one or key not in other or one[key] != other[key]:
-                inner = f"{path}.{key}" if path else str(key)
-                return first_difference(one.get(key), other.get(key), inner)
-    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
-        for a, b in zip(one, other, strict=True):
-            if a != b:
-                return first_difference(a, b, path)
-    return path
+def first_difference(one: Any, other: Any) -> str:
+    """The name of what differs first between two sets of constants."""
+    different: list[str] = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    return different[0]
 
 
 class _Walk:
@@ -226,8 +213,6 @@ class _Walk:
 
     def _attributes(self, value: Any, kind: type, path: str, required: bool) -> dict[str, Any] | tuple[Any, ...]:
         """The attributes of an object; if ``required``, it must have some."""
-        if isinstance(value, th.Generator):
-            raise NotComparable(f"{path} is a Generator, which returns something else each time")
         _refuse_volatile(kind.__module__, path)
         state: Any = object.__getstate__(value)  # the entries of `__dict__`, or these and those of slots
         if required and state is None and not hasattr(value, "__dict__"):
@@ -320,10 +305,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _attribute(owner: Any, name: str, holder: str) -> Iterator[tuple[str, Any]]:
-    """An attribute as stored in the object and in its custom classes.
-
-    :raises NotComparable: it is a property or method of a library's class that is not said to be ``pure``
-    """
+    """An attribute as stored in the object and in its custom classes; of a library's class, only what is ``pure``."""
     own = getattr(owner, "__dict__", {})
     if name in own:
         yield f"{holder}.{name}", own[name]

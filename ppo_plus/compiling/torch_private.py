@@ -13,7 +13,6 @@ from typing import Any
 
 import torch as th
 from torch import nn, optim
-from torch._utils import _flatten_dense_tensors
 from torch.autograd import Variable
 
 from ppo_plus.process import assigned
@@ -62,21 +61,6 @@ def inductor_options() -> Iterator[dict[str, Any]]:
         yield OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
 
 
-def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.no_grad()(function)``, whose overhead per call is a tenth of acting on a small network."""
-    set_grad_enabled = th._C._set_grad_enabled
-
-    def call(*args: Any) -> Any:
-        before = th.is_grad_enabled()
-        set_grad_enabled(False)
-        try:
-            return function(*args)
-        finally:
-            set_grad_enabled(before)
-
-    return call
-
-
 def autograd_grad(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None, ...]:
     """``torch.autograd.grad(loss, params, allow_unused=True)``."""
     if loss.dim() or not KNOWN:
@@ -85,11 +69,6 @@ def autograd_grad(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor |
         (loss,), (th.ones_like(loss),), False, False, tuple(params), allow_unreachable=True, accumulate_grad=False
     )
     return grads
-
-
-def flatten(tensors: Sequence[th.Tensor]) -> th.Tensor:
-    """Concatenate tensors to one vector; several times cheaper than reshaping one by one."""
-    return _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def optimizer_step(
@@ -174,12 +153,6 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
     replacements = {id(tensor): other for tensor, other in zip(own, others, strict=True)}
     stores: list[dict[str, Any]] = [store for part in module.modules() for store in (part._parameters, part._buffers)]
     before = [store.copy() for store in stores]
-
-    def put_back() -> None:
-        for store, kept in zip(stores, before, strict=True):
-            store.clear()
-            store.update(kept)
-
     try:
         for store in stores:
             for name, tensor in store.items():
@@ -191,11 +164,9 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
                 if replacement is not None and store[name] is not replacement:
                     replacement.copy_(store[name])
     finally:
-        try:
-            put_back()
-        except KeyboardInterrupt:
-            put_back()  # not half of it
-            raise
+        for store, kept in zip(stores, before, strict=True):
+            store.clear()
+            store.update(kept)
 
 
 #: Torch traces and compiles one function at a time: it patches itself meanwhile.

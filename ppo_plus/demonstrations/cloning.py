@@ -9,7 +9,7 @@ is not in the data: the returns in it are bootstrapped from the value of its las
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -37,16 +37,9 @@ from ppo_plus.update.update import Trainer
 Data = dict[str, Any]
 
 
-class Student(Model, Protocol):
-    """A model that learns from demonstrations."""
-
-    max_grad_norm: float
-
-    def _refresh(self) -> Settings: ...
-
-
 def clone(
-    model: Student,
+    model: Model,
+    settings: Settings,
     dataset: Any,
     n_epochs: int,
     batch_size: int,
@@ -55,13 +48,12 @@ def clone(
     patience: int | None,
     progress_bar: bool,
 ) -> None:
-    """See :meth:`ppo_plus.PPO_Plus.pretrain`, whose arguments these are."""
+    """See :meth:`ppo_plus.PPO_Plus.pretrain`, whose arguments these are, after those of the model."""
     for name, count in {"n_epochs": n_epochs, "batch_size": batch_size}.items():
         require_int(name, count, 1)
     require_number("learning_rate", learning_rate, 0, LARGEST, above=True)
     require_number("validation_split", validation_split, 0, 0.999)
     require_int("patience", patience, 1, or_none=True)
-    settings = model._refresh()
     warn_of_statistics(model._trained_normalized, model.env)
     generators = th.random.fork_rng([model.device] if model.device.type == "cuda" else [])
     with computing(settings.threads(model.policy, model.device)), generators:
@@ -78,7 +70,7 @@ def clone(
 
 
 def _fit(
-    model: Student,
+    model: Model,
     parts: list[tuple[Batch, Data]],
     coefficients: dict[str, float],
     n_epochs: int,
@@ -86,10 +78,8 @@ def _fit(
     patience: int | None,
     progress_bar: bool,
 ) -> None:
-    """Fit a policy to the first part of a data set, at most until the loss of the second part falls no longer.
-
-    :param coefficients: of the loss; ``vf_coef`` in units of the variance of returns, if these are known
-    """
+    """Fit a policy to the first part of a data set, at most until the loss of the second part falls no longer. Its
+    ``vf_coef`` is in units of the variance of returns, if these are known."""
     from tqdm import tqdm
 
     policy = model.policy

@@ -1,17 +1,14 @@
 """Demonstrations recorded in an environment."""
 
-from collections.abc import Callable
-from inspect import signature
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from ppo_plus.demonstrations.reading import MASKS, MISTAKES, NAMES, Nested, as_array, cast
+from ppo_plus.demonstrations.reading import MASKS, NAMES, cast
 from ppo_plus.envs.checked_envs import CheckedEnvs, is_reset
 from ppo_plus.envs.checks import TIMEOUT, check_spaces, row_of, seed_envs
 from ppo_plus.envs.layers import share_layers
@@ -38,13 +35,11 @@ def record_demonstrations(
     :param seed: seed of the environments; ``None``: they are not seeded
     :return: ``observations``, ``actions``, ``rewards``, ``terminations``, ``truncations``, and ``action_masks`` if the
         environments have them: arrays with a row per transition, for Dict and Tuple spaces dicts and tuples of arrays
-    :raises TypeError: the demonstrator is something else
-    :raises ValueError: an argument is out of range, spaces are not supported, or the model cannot take the masks
+    :raises TypeError: the demonstrator is something else, or a model that cannot take the masks
+    :raises ValueError: an argument is out of range, spaces are not supported, or an action is not in the space
     """
     require_int("n_episodes", n_episodes, 1)
     predict = getattr(demonstrator, "predict", None)
-    if isinstance(demonstrator, type) or (predict is None and not callable(demonstrator)):
-        raise TypeError(f"demonstrator={demonstrator!r} must be a model, or a function from observation to action")
     made = as_vec_env(maybe_make_env(env, 0))
     check_spaces(made)
     inner = made if isinstance(made, VecEnv) else LeanVecEnv([lambda: made])
@@ -53,11 +48,6 @@ def record_demonstrations(
     if getattr(demonstrator, "env", None) is not None and share_layers(vec_env, demonstrator.env):
         demonstrator.set_env(demonstrator.env)  # training then starts new episodes
     source = find_masks(vec_env, make_distribution(vec_env.action_space).mask_layout)
-    if source is not None and predict is not None and not _takes_masks(predict):
-        raise ValueError(
-            f"demonstrator={demonstrator!r} takes no action masks, and env={env!r} has them: pass a PPO_Plus, a "
-            "MaskablePPO, or a function"
-        )
     normalize, n_envs = unwrap_vec_normalize(vec_env), vec_env.num_envs
     # As many of each environment, so that short episodes count no more than long ones.
     left, running = [(n_episodes + i) // n_envs for i in range(n_envs)], [list[Any]() for _ in range(n_envs)]
@@ -72,8 +62,9 @@ def record_demonstrations(
             masks = {} if source is None else {MASKS: source.read(vec_env, obs, n_steps)}
             if predict is None:
                 rows = seen if vec_env is inner else [tuple(row.values()) for row in seen]  # as it returns them
-                actions: Any = [_action(demonstrator(row), vec_env.action_space) for row in rows]
-                actions = actions if vec_env.action_space.shape is None else np.stack(actions)
+                actions: Any = cast("actions of the demonstrator", [*map(demonstrator, rows)], vec_env.action_space)
+                if vec_env.action_space.shape is None:
+                    actions = [row_of(actions, i) for i in range(n_envs)]
             else:
                 actions, state = predict(obs, state, dones, deterministic, **masks)
             obs, rewards, dones, infos = vec_env.step(actions)
@@ -88,19 +79,3 @@ def record_demonstrations(
                     recorded += running[i]
                     running[i], left[i] = [], left[i] - 1
     return tree_map(lambda *rows: np.stack(rows), *recorded)  # type: ignore[no-any-return]
-
-
-def _takes_masks(predict: Callable[..., Any]) -> bool:
-    parameters = signature(predict).parameters
-    return MASKS in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-
-
-def _action(action: Any, space: spaces.Space) -> Nested:
-    """What a demonstrator returned, if it is an action of the space."""
-    try:
-        return cast(mapped(as_array, action), space, (), True)
-    except MISTAKES as error:
-        raise ValueError(
-            f"the demonstrator returned {action!r:.200}: {error}. Pass a model itself, or a function that returns an "
-            "action alone"
-        ) from error

@@ -8,20 +8,18 @@ import gc
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import torch as th
+from stable_baselines3.common.policies import BasePolicy
 from torch import distributed as dist
 
 from ppo_plus.generators import derived_seed
-from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.trees import tree_leaves
 
 T = TypeVar("T")
-#: How much weights may differ, relative to their norm, on processors that round differently.
-ROUNDING = 1e-3
 
 
 class RanksError(RuntimeError):
@@ -99,28 +97,6 @@ class Ranks:
                 said = ", ".join(f"{value} on rank {rank}" for value, rank in reversed(values.items()))
                 raise RanksError(f"{name} differs between ranks: {said}")
 
-    def settle_rounding(self, policy: ActorCriticPolicy, by_rank: Sequence[dict[str, int]]) -> None:
-        """Copy the weights of rank 0 if the :func:`checksums` of processes differ, by rounding on different processors.
-
-        :raises RanksError: they differ by more; on all of them, which then have the weights of rank 0
-        """
-        first, own, wrong = by_rank[0], by_rank[self.rank], None
-        if all(other == first for other in by_rank):
-            return
-        if all(other.keys() == first.keys() for other in by_rank):
-            state = state_of(policy)
-            before = {name: state[name].detach().clone() for name in own if own[name] != first[name]}
-            self.copy_lead(state.values())
-            wrong = next((name for name, old in before.items() if not _is_near(state[name].detach(), old)), None)
-        elif own.keys() != first.keys():
-            wrong = min(own.keys() ^ first.keys())
-        for rank, name in enumerate(self.gather_values(wrong)):
-            if name is not None:
-                raise RanksError(
-                    f"{name} differs between ranks 0 and {rank}: processes that train one model must have the same "
-                    "weights. Does a callback change them on one rank only (if rank == 0)? Let it do so on all"
-                )
-
     def leave(self) -> None:
         """End the group, so that no process waits for this one."""
         if self.several and dist.is_initialized():
@@ -151,23 +127,16 @@ def use_own_gpu(device: th.device) -> None:
         th.cuda.set_device(own)
 
 
-def _is_near(tensor: th.Tensor, other: th.Tensor) -> bool:
-    """Whether two tensors may differ by rounding alone."""
-    return bool((tensor - other).norm() <= ROUNDING * max(tensor.norm().item(), ROUNDING))
+def state_of(policy: BasePolicy) -> list[th.Tensor]:
+    """Parameters, buffers and optimizer state of a policy."""
+    leaves = [*policy.parameters(), *policy.buffers(), *tree_leaves(policy.optimizer.state_dict()["state"])]
+    return [leaf for leaf in leaves if isinstance(leaf, th.Tensor)]
 
 
-def state_of(policy: ActorCriticPolicy) -> dict[str, th.Tensor]:
-    """Parameters, buffers and optimizer state of a policy, by name."""
-    optimizer = policy.optimizer.state_dict()["state"]
-    state = {f"optimizer state {i}": leaf for i, leaf in enumerate(tree_leaves(optimizer))}
-    tensors = {**dict(policy.named_parameters()), **dict(policy.named_buffers()), **state}
-    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, th.Tensor)}
-
-
-def checksums(policy: ActorCriticPolicy) -> dict[str, int]:
-    """The CRC-32 of each entry of :func:`state_of` that is not a count."""
-    state = {name: tensor.detach().cpu() for name, tensor in state_of(policy).items() if tensor.is_floating_point()}
-    return {name: zlib.crc32(tensor.contiguous().reshape(-1).view(th.uint8).numpy()) for name, tensor in state.items()}  # type: ignore[arg-type]
+def checksum(policy: BasePolicy) -> int:
+    """The CRC-32 of :func:`state_of`."""
+    parts = (tensor.detach().cpu().contiguous().reshape(-1) for tensor in state_of(policy))
+    return reduce(lambda before, part: zlib.crc32(part.view(th.uint8).numpy(), before), parts, 0)  # type: ignore[arg-type]
 
 
 def frozen_weights(policy: th.nn.Module) -> list[str]:

@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.utils import explained_variance, set_random_seed
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.distributed.ranks import Ranks, RanksError, checksums, frozen_weights, state_of, use_own_gpu
+from ppo_plus.distributed.ranks import Ranks, RanksError, checksum, frozen_weights, state_of, use_own_gpu
 from ppo_plus.envs.checks import seed_envs
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.formulas.losses import Losses, normalize
 from ppo_plus.formulas.moments import Moments, total
-from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.trees import to_device
 from ppo_plus.update.minibatch import Batch, Gradient, LossAndGradient
 
@@ -50,7 +51,7 @@ class SingleProcess:
     def seed(self, env: VecEnv | None, seed: int | None) -> None:
         """Draw other numbers than the other processes from now on: noise, minibatches, and what environments draw."""
 
-    def begin(self, env: VecEnv | None, policy: ActorCriticPolicy, facts: Mapping[str, Any]) -> None:
+    def begin(self, model: OnPolicyAlgorithm, facts: Mapping[str, Any]) -> None:
         """Start training: all processes take the weights and normalization statistics of rank 0.
 
         :raises RanksError: ``facts``, or the shapes of their networks, optimizers or statistics, differ
@@ -74,25 +75,18 @@ class SingleProcess:
         return ended
 
     def synchronize(
-        self,
-        env: VecEnv | None,
-        policy: ActorCriticPolicy,
-        facts: Mapping[str, Any],
-        keep_training: bool,
-        num_timesteps: int,
-        window: int,
+        self, model: OnPolicyAlgorithm, facts: Mapping[str, Any], keep_training: bool
     ) -> tuple[bool, list[dict[str, Any]], int]:
-        """End a rollout: statistics of ``env`` become those of all processes, and weights that differ by rounding are
-        made the same.
+        """End a rollout: statistics of ``VecNormalize`` become those of all processes, and weights that differ, by
+        rounding or because one process has changed them, those of rank 0.
 
         :param facts: what has to be the same in all processes
         :param keep_training: whether this process wants to continue
-        :param window: how many of the last episodes of a process are logged, at most
         :return: whether all want to continue, infos of episodes to log now, and the largest count of timesteps, since
             one may have stopped early
-        :raises RanksError: weights or ``facts`` differ
+        :raises RanksError: ``facts`` differ
         """
-        return keep_training, [], num_timesteps
+        return keep_training, [], model.num_timesteps
 
     def total(self, moments: Moments) -> Moments:
         """The moments of the numbers of all processes together."""
@@ -107,16 +101,14 @@ class SingleProcess:
         ``normalizes``, with advantages that are normalized over all processes (:attr:`~ppo_plus.Batch.normalized`)."""
         return epochs
 
-    def end_update(self, policy: ActorCriticPolicy, scheduled: Mapping[str, Any]) -> None:
-        """Average the statistics that layers keep of the data, such as those of batch normalization.
+    def end_update(self, policy: BasePolicy) -> None:
+        """Average the statistics that layers keep of the data, such as those of batch normalization."""
 
-        :param scheduled: what schedules gave for the update, which has to be the same in all processes
-        """
-
-    def explained_variance(self, values: np.ndarray, returns: np.ndarray) -> float:
+    def explained_variance(self, values: th.Tensor, returns: th.Tensor) -> float:
         r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`, of values and
         returns ``(B,)``; NaN where returns do not vary."""
-        return float(explained_variance(values, returns))
+        residual, whole = self.total(Moments.of(th.stack([returns - values, returns], dim=1))).var.tolist()
+        return float("nan") if whole == 0 else 1 - residual / whole
 
 
 class SharedTraining(SingleProcess):
@@ -128,8 +120,6 @@ class SharedTraining(SingleProcess):
         self._common: list[Moments] = []
         #: Info entries of the episodes that have ended in this rollout.
         self._episodes: list[dict[str, Any]] = []
-        #: What schedules gave for the last update.
-        self._scheduled: Mapping[str, Any] = {}
         #: The names of the loss's diagnostics, once a minibatch had transitions.
         self._diagnostics: tuple[str, ...] = ()
         #: Seconds that processes have waited for each other, on average, and environments that all have replaced.
@@ -144,20 +134,22 @@ class SharedTraining(SingleProcess):
         if seed is not None and env is not None:
             seed_envs(env, (seed + self.ranks.rank * env.num_envs) % 2**32)
 
-    def begin(self, env: VecEnv | None, policy: ActorCriticPolicy, facts: Mapping[str, Any]) -> None:
-        assert env is not None, "training has environments"
-        self.ranks.require_same({**facts, "frozen weights": frozen_weights(policy)})
-        state = [*state_of(policy).values()]
-        self.ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in state]})
-        self.ranks.copy_lead(state)
+    def begin(self, model: OnPolicyAlgorithm, facts: Mapping[str, Any]) -> None:
+        self.ranks.require_same({**facts, "frozen weights": frozen_weights(model.policy)})
+        self._copy_weights(model.policy)
         self._episodes = []
-        statistics = running_statistics(unwrap_vec_normalize(env))
+        statistics = running_statistics(model.get_vec_normalize_env())
         self.ranks.require_same({"VecNormalize": [np.shape(running.mean) for running in statistics]})
         # Copied unchanged: a variance recomputed from moments may be rounded differently.
         of_lead = self.ranks.lead([(running.mean, running.var, running.count) for running in statistics])
         for running, (mean, var, count) in zip(statistics, of_lead, strict=True):
             running.mean, running.var, running.count = mean, var, count
         self._common = [_moments(running) for running in statistics]
+
+    def _copy_weights(self, policy: BasePolicy) -> None:
+        state = state_of(policy)
+        self.ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in state]})
+        self.ranks.copy_lead(state)
 
     def metrics(self, env: VecEnv | None) -> dict[str, float]:
         own = super().metrics(env)
@@ -171,23 +163,18 @@ class SharedTraining(SingleProcess):
         return []
 
     def synchronize(
-        self,
-        env: VecEnv | None,
-        policy: ActorCriticPolicy,
-        facts: Mapping[str, Any],
-        keep_training: bool,
-        num_timesteps: int,
-        window: int,
+        self, model: OnPolicyAlgorithm, facts: Mapping[str, Any], keep_training: bool
     ) -> tuple[bool, list[dict[str, Any]], int]:
-        assert env is not None, "training has environments"
-        self.ranks.require_same({**facts, **self._scheduled, "frozen weights": frozen_weights(policy)})
-        statistics = running_statistics(unwrap_vec_normalize(env))
+        self.ranks.require_same(dict(facts))
+        statistics = running_statistics(model.get_vec_normalize_env())
         moments = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]
-        n_restarts = getattr(env.unwrapped, "n_restarts", 0)
-        message = (keep_training, num_timesteps, self._episodes[-window:], moments, self.ranks.waited, n_restarts)
-        by_rank = self.ranks.gather_values((*message, checksums(policy)))
-        keep_all, timesteps, episodes, parts, waited, restarts, weights = zip(*by_rank, strict=True)
-        self.ranks.settle_rounding(policy, weights)
+        n_restarts = getattr(model.env and model.env.unwrapped, "n_restarts", 0)
+        episodes = self._episodes[-model.ep_info_buffer.maxlen :]  # type: ignore[union-attr, operator]
+        message = (keep_training, model.num_timesteps, episodes, moments, self.ranks.waited, n_restarts)
+        by_rank = self.ranks.gather_values((*message, checksum(model.policy)))
+        keep_all, timesteps, ended, parts, waited, restarts, checksums = zip(*by_rank, strict=True)
+        if len({*checksums}) > 1:
+            self._copy_weights(model.policy)
         self._episodes = []
         self._waited, self._n_restarts = sum(waited) / len(waited), sum(restarts)
         for i, running in enumerate(statistics):
@@ -196,7 +183,7 @@ class SharedTraining(SingleProcess):
             # Recomputed, as after a resume: checkpoints contain no moments.
             self._common[i] = _moments(running)
         # In turns, since the window of means has no room for those of all.
-        infos = [info for turn in zip_longest(*episodes) for info in turn if info is not None]
+        infos = [info for turn in zip_longest(*ended) for info in turn if info is not None]
         return all(keep_all), infos, max(timesteps)
 
     def total(self, moments: Moments) -> Moments:
@@ -243,12 +230,8 @@ class SharedTraining(SingleProcess):
         return [((part - shift) / scale).to(part) for part, shift, scale in zip(parts, shifts, scales, strict=True)]
 
     def reduction(self, part: LossAndGradient | None, weights: list[Any], n: int) -> LossAndGradient:
-        """The loss of a minibatch and its gradient: means over all processes in one all-reduce.
-
-        :param part: the same of this process's part of the minibatch, if it has one
-        :param weights: the tensors that the gradient belongs to
-        :param n: transitions of this part
-        """
+        """The loss of a minibatch and its gradient with respect to ``weights``: means over all processes in one
+        all-reduce. ``part`` is the same of this process's ``n`` transitions of the minibatch, if it has any."""
         if part is not None:
             self._diagnostics = tuple(part[0].diagnostics)
         elif not self._diagnostics:
@@ -267,17 +250,11 @@ class SharedTraining(SingleProcess):
         losses = Losses(loss, dict(zip(self._diagnostics, diagnostics, strict=True)))
         return losses, tuple(mean.view(like.shape) for mean, like in zip(means, weights, strict=True))
 
-    def end_update(self, policy: ActorCriticPolicy, scheduled: Mapping[str, Any]) -> None:
-        self._scheduled = scheduled
+    def end_update(self, policy: BasePolicy) -> None:
         for buffer in policy.buffers():
             if buffer.is_floating_point():
                 # Divided first, so that nothing becomes infinite.
                 self.ranks.sum(buffer.div_(self.ranks.size))
-
-    def explained_variance(self, values: np.ndarray, returns: np.ndarray) -> float:
-        own = Moments.of(th.from_numpy(np.stack([returns - values, returns], axis=1)))
-        residual, whole = self.total(own).var.tolist()
-        return float("nan") if whole == 0 else 1 - residual / whole
 
 
 def _moments(running: RunningMeanStd) -> Moments:

@@ -61,7 +61,7 @@ def run() -> None:
 def join(device: str) -> "Ranks":
     """Join the process group if torchrun started this process, until it ends: gloo for CPUs, NCCL for GPUs.
 
-    :raises ValueError: there are fewer GPUs than processes, or the device is one GPU, or torchrun restarts processes
+    :raises ValueError: the device is one GPU, or torchrun restarts processes
     """
     import torch as th
 
@@ -82,10 +82,7 @@ def join(device: str) -> "Ranks":
     on_gpu = device.startswith("cuda") or (device == "auto" and th.cuda.is_available())
     if on_gpu:
         require_any_gpu(device)
-        n_gpus, local_rank = th.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
-        if local_rank >= n_gpus:
-            raise ValueError(f"{n_gpus} GPUs are too few, one per process: use --processes {n_gpus}, or --device cpu")
-        th.cuda.set_device(local_rank)
+        th.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     # gloo in addition to NCCL, for what is on the CPU, such as an optimizer's step count.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=GROUP_TIMEOUT)
     # If the group is not left, gloo's threads end the process with an error.

@@ -7,14 +7,11 @@ them. A row is a transition only if its agent was there before the step. For oth
 """
 
 import re
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
-from inspect import signature
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -25,39 +22,31 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Info, check_obs, row_of
 from ppo_plus.envs.make_vec import make_vec
-from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
+from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.policy.observations import parts_of
-from ppo_plus.require import unknown_argument
 from ppo_plus.trees import mapped
-
-if TYPE_CHECKING:
-    from pettingzoo import AECEnv, ParallelEnv
 
 #: Entries of PettingZoo's observations with masks; a bare observation has the first name.
 OBSERVATION, MASK = "observation", "action_mask"
 #: The entry that only the critic may see.
 STATE = "state"
-#: Further entries of a ``Team``: what its agents are now, their rewards, and the game's state.
-STATUS, REWARD, GAME = "status of agents", "reward of agents", "state of the game"
+#: Further entries of a ``Team``: what its agents are now, and their rewards.
+STATUS, REWARD = "status of agents", "reward of agents"
 #: The key of a Team's info with the infos of agents.
 INFOS = "agents"
 #: What an agent is after a step.
 ABSENT, PRESENT, TERMINATED, TRUNCATED = range(4)
 #: Packages of games whose course depends only on the seed of their reset and on actions.
 REPLAYABLE = ("mpe2.", "pettingzoo.")
-#: Episodes that logged means are taken over.
-WINDOW = 100
-#: An environment of PettingZoo.
-Game: TypeAlias = "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]"
-#: One, a function that makes one, or the name of its module.
-Source: TypeAlias = "str | Callable[..., Game] | Game"
+#: An environment of PettingZoo, which need not be installed.
+Game: TypeAlias = Any
 #: What an environment takes as an action.
 Action = np.ndarray | int | tuple[Any, ...] | dict[str, Any]
 
 
 def make_agents(
-    env: Source,
+    env: Game,
     n_envs: int = 1,
     seed: int | None = None,
     env_kwargs: dict[str, Any] | None = None,
@@ -86,46 +75,53 @@ def make_agents(
     :param state: add the game's ``state()`` as the entry ``"state"``, which only the critic may see
     :param supervision: further arguments of :func:`~ppo_plus.make_vec`
     :return: environments for the policy and arguments that :func:`ppo_plus.policy_arguments` returns
-    :raises ValueError: the spaces of agents differ, or the game has turns
+    :raises ValueError: the spaces of agents differ
     :raises TypeError: ``env`` is something else
-    :raises ModuleNotFoundError: there is no such module, or PettingZoo is not installed
+    :raises AssertionError: the game has turns
+    :raises ImportError: there is no such module, or PettingZoo is not installed
     """
-    known = {name: name for make in (make_agents, SupervisedVecEnv) for name in signature(make).parameters}
-    for name, value in supervision.items():
-        if name not in known:
-            raise unknown_argument("make_agents", name, value, known)
-    if not isinstance(env, (str, ModuleType)) and not callable(env) and n_envs != 1:
+    if n_envs != 1 and not (isinstance(env, str) or callable(env)):
         raise ValueError(f"n_envs={n_envs!r} copies need a function: pass one that makes {env} instead of that")
-    make = partial(make_team, env, indicate_agents, state)
+    make = partial(Team, env, indicate_agents, state)
     return AgentsVecEnv(make_vec(make, n_envs, seed, env_kwargs, vec_env, **supervision))
 
 
-def open_game(env: Source, function: str, kwargs: dict[str, object]) -> "Game":
-    """The game itself; that of a module is made by its function of this name.
+class GameEnv(gym.Env):
+    """A game of PettingZoo, a function that makes one, or the ``function`` of a module: ``"env"`` if agents take turns,
+    ``"parallel_env"`` if all act."""
 
-    :raises ModuleNotFoundError: there is no such module
-    :raises TypeError: something else than an environment of PettingZoo
-    """
-    make = env
-    if isinstance(env, ModuleType):
-        raise TypeError(f"env={env!r} is a module: pass its name, {env.__name__!r}, or {env.__name__}.{function}")
-    if isinstance(env, str):
-        try:
-            make = getattr(import_module(env), function, None)
-        except (ModuleNotFoundError, ValueError) as error:
-            remedy = "correct the name, or install PettingZoo and its games: pip install 'ppo_plus[agents]'"
-            raise ModuleNotFoundError(f"env={env!r} cannot be imported ({error}): {remedy}") from error
-        if make is None:
-            others = "ppo_plus.make_agents for others (in a shell, selfplay: and pettingzoo:)"
-            remedy = f"use ppo_plus.SelfPlay for games with turns, and {others}"
-            raise TypeError(f"the module env={env!r} has no {function}: {remedy}")
-    elif kwargs and not callable(env):
-        raise TypeError(f"env_kwargs={kwargs!r} need a function: pass one that makes {env} instead of that")
-    game = make(**kwargs) if callable(make) else make
-    if not getattr(game, "possible_agents", None):
-        remedy = "give it its list of possible_agents, or use ppo_plus.make_vec for an environment of Gymnasium"
-        raise TypeError(f"env={game!r} must be an environment of PettingZoo with possible agents: {remedy}")
-    return game
+    def __init__(self, env: Game, function: str, kwargs: dict[str, object]):
+        if isinstance(env, str):
+            try:
+                env = getattr(import_module(env), function)
+            except (ImportError, AttributeError, ValueError) as error:
+                kinds = "ppo_plus.SelfPlay (selfplay:) for games with turns, make_agents (pettingzoo:) for others"
+                remedy = f"correct the name, pip install 'ppo_plus[agents]', or use {kinds}"
+                raise type(error)(f"env={env!r} has no {function} ({error}): {remedy}") from error
+        if kwargs and not callable(env):
+            raise TypeError(f"env_kwargs={kwargs!r} need a function: pass one that makes {env} instead of that")
+        game = env(**kwargs) if callable(env) else env
+        if not getattr(game, "possible_agents", None):
+            remedy = "give it its list of possible_agents, or use ppo_plus.make_vec for an environment of Gymnasium"
+            raise TypeError(f"env={game!r} must be an environment of PettingZoo with possible agents: {remedy}")
+        if hasattr(game, "agent_iter") != (function == "env"):
+            from pettingzoo.utils import conversions
+
+            game = (conversions.parallel_to_aec if function == "env" else conversions.aec_to_parallel)(game)
+        self.game, self.metadata, self.render_mode = game, game.metadata, getattr(game, "render_mode", None)
+        for kind in ("observation_space", "action_space"):
+            by_agent = {agent: getattr(game, kind)(agent) for agent in game.possible_agents}
+            space = by_agent[game.possible_agents[0]]
+            if any(other != space for other in by_agent.values()):
+                remedy = "pad them in a wrapper, or train a model for each group (docs/capabilities/agents.md)"
+                raise ValueError(f"{game} has agents with different {kind}s, {by_agent}: {remedy}")
+            setattr(self, kind, space)
+
+    def render(self) -> np.ndarray | None:
+        return self.game.render()
+
+    def close(self) -> None:
+        self.game.close()
 
 
 def without_mask(space: spaces.Space) -> tuple[spaces.Space, spaces.Space | None]:
@@ -137,63 +133,40 @@ def without_mask(space: spaces.Space) -> tuple[spaces.Space, spaces.Space | None
     return (rest[OBSERVATION] if [*rest] == [OBSERVATION] else rest), space[MASK]
 
 
-def common_spaces(game: "Game") -> list[spaces.Space]:
-    """The observation space and the action space of all agents.
-
-    :raises ValueError: they differ
-    """
-    found = []
-    for kind in ("observation_space", "action_space"):
-        by_agent = {agent: getattr(game, kind)(agent) for agent in game.possible_agents}
-        found.append(next(iter(by_agent.values())))
-        if any(space != found[-1] for space in by_agent.values()):
-            by_name: dict[str, list[str]] = {}
-            for agent, space in by_agent.items():
-                by_name.setdefault(str(space), []).append(str(agent))
-            listed = ", ".join(f"{name} of {' and '.join(agents)}" for name, agents in by_name.items())
-            remedy = "pad them in a wrapper, or train a model for each group of agents (docs/capabilities/agents.md)"
-            raise ValueError(f"{game} has agents with different {kind}s, {listed}: {remedy}")
-    return found
-
-
-class Team(gym.Env):
+class Team(GameEnv):
     """A game of PettingZoo as one environment: its observations and actions have a row for each possible agent, and its
-    reward is the sum of theirs. It resets the game with seeds drawn from ``np_random``.
-
-    :param game: a parallel environment
-    :param indicate_agents: as of :func:`make_agents`
-    :param state: the same
+    reward is the sum of theirs. It resets the game with seeds drawn from ``np_random``. For arguments see
+    :func:`make_agents`.
     """
 
-    def __init__(self, game: "Game", indicate_agents: bool = False, state: bool = False):
-        self.game, self.agents = game, tuple(game.possible_agents)
+    def __init__(self, env: Game, indicate_agents: bool = False, state: bool = False, **kwargs: object):
+        super().__init__(env, "parallel_env", kwargs)
+        game, self._space, action_space = self.game, self.observation_space, self.action_space
+        self.agents = tuple(game.possible_agents)
         self._index = {agent: i for i, agent in enumerate(self.agents)}
-        self.metadata, self.render_mode = game.metadata, getattr(game, "render_mode", None)
-        self._space, action_space = common_spaces(game)
+        kind = type(game.unwrapped)
+        #: For :mod:`ppo_plus.envs.resumable.state`.
+        self.replayable = getattr(kind, "replayable", kind.__module__.startswith(REPLAYABLE))
         seen, mask = without_mask(self._space)
         n, entries = len(self.agents), {key or OBSERVATION: space for key, space in parts_of(seen).items()}
         self._seen = [*entries]
         if indicate_agents:
             entries["agent"] = spaces.Discrete(n)
-        rows = {key: batch_space(space, n) for key, space in entries.items()}
         if state:
-            if not isinstance(getattr(game, "state_space", None), spaces.Box) or STATE in entries:
-                remedy = "give it a Box as that, and no entry 'state' in observations, or leave state out"
-                raise ValueError(f"state=True needs the state_space of {game}: {remedy}")
-            rows[GAME] = entries[STATE] = game.state_space
+            entries[STATE] = game.state_space
         alone = [*entries] == [OBSERVATION]
         row_space = entries[OBSERVATION] if alone else spaces.Dict([*entries.items()])
         #: The spaces of a row, and which entries of its observations only the critic may see.
         self.row = row_space, action_space, (STATE,) if state else ()
+        rows: dict[str, Any] = {key: batch_space(space, n) for key, space in entries.items()}
         rows[STATUS], rows[REWARD] = spaces.Box(ABSENT, TRUNCATED, (n,), np.int8), spaces.Box(-np.inf, np.inf, (n,))
         self.observation_space = spaces.Dict([*rows.items()])
-        is_array = isinstance(action_space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
-        self.action_space = batch_space(action_space, n) if is_array else spaces.Tuple([action_space] * n)
+        self.action_space = spaces.Tuple([action_space] * n)
         # Choices may begin above 0.
-        fillers = {key: np.full(space.shape or (), getattr(space, "start", 0)) for key, space in rows.items()}
+        starts = {key: getattr(space, "start", 0) for key, space in rows.items()}
+        self._empty = {key: np.full(space.shape, starts[key], space.dtype) for key, space in rows.items()}
         if indicate_agents:
-            fillers["agent"] = np.arange(n)
-        self._empty = {key: filler.astype(rows[key].dtype) for key, filler in fillers.items()}
+            self._empty["agent"] = np.arange(n)
         if mask is not None:
             self._masks = np.ones((n, *(mask.shape or ())), dtype=bool)
             setattr(self, METHOD, lambda: self._masks.reshape(-1))
@@ -202,23 +175,14 @@ class Team(gym.Env):
         super().reset(seed=seed)
         seed = int(self.np_random.integers(2**31)) if seed is None else seed
         obs, infos = self.game.reset(seed=seed, options=options)
-        if tuple(self.game.possible_agents) != self.agents:
-            change = f"from {[*self.agents]} to {self.game.possible_agents}"
-            raise ValueError(f"{self.game} has changed its possible_agents {change}: keep them the same")
-        if not self.game.agents:
-            raise ValueError(f"{self.game} has no agents after reset: begin with at least one of {[*self.agents]}")
         return self._rows(obs, {}), _infos(infos)
 
-    def step(self, action: np.ndarray | tuple[Action, ...]) -> tuple[Any, float, bool, bool, Info]:
+    def step(self, action: tuple[Action, ...]) -> tuple[Any, float, bool, bool, Info]:
         before = [*self.game.agents]
         actions = {agent: action[self._index[agent]] for agent in before}
         obs, rewards, terminated, truncated, infos = self.game.step(actions)
         ended, present = {}, self.game.agents
         for agent in before:
-            for name, found in (("rewards", rewards), ("terminations", terminated), ("truncations", truncated)):
-                # Dicts of PettingZoo's wrappers have a default.
-                if agent not in found and not hasattr(found, "default_factory"):
-                    raise ValueError(f"{self.game} returned {name} without {agent!r}, which acted: add it")
             if terminated[agent] or truncated[agent]:
                 ended[agent] = TERMINATED if terminated[agent] else TRUNCATED
             if (agent in ended) == (agent in present):
@@ -229,62 +193,30 @@ class Team(gym.Env):
         terminates = not present and TERMINATED in ended.values()
         return rows, float(rows[REWARD].sum()), terminates, not present and not terminates, _infos(infos)
 
-    def render(self) -> np.ndarray | None:
-        return self.game.render()
-
-    def close(self) -> None:
-        self.game.close()
-
     def _rows(self, observations: Mapping[str, Any], ended: Mapping[str, int]) -> dict[str, Any]:
         """A row for each possible agent, from the observations of those that are there, or have just ``ended``."""
         status = dict(ended) | dict.fromkeys(self.game.agents, PRESENT)
+        if absent := [agent for agent in observations if agent not in status]:
+            problem = f"observations for {absent}, who are not among agents={[*self.game.agents]}"
+            raise ValueError(f"{self.game} returned {problem}: leave them out, or add them to agents")
         rows = {key: empty.copy() for key, empty in self._empty.items()}
         if METHOD in vars(self):
             self._masks = np.ones_like(self._masks)
-        for agent in {**status, **observations}:
-            if agent not in status:
-                problem = f"an observation for {agent!r}, which is not among agents={[*self.game.agents]}"
-                raise ValueError(f"{self.game} returned {problem}: leave it out, or add it to agents")
-            if agent not in self._index:
-                problem = f"has {agent!r} among agents, but not among possible_agents={[*self.agents]}"
-                raise ValueError(f"{self.game} {problem}: name all that may appear")
-            if agent not in observations:
-                raise ValueError(f"{self.game} returned no observation for {agent!r}, which acted or is there: add it")
+        for agent, now in status.items():
             check_obs(observations[agent], self._space, values=False, name=f"the observation of {agent!r}")
             i, parts = self._index[agent], parts_of(observations[agent])
             for key in self._seen:
                 rows[key][i] = parts[key if key in parts else ""]
-            rows[STATUS][i] = status[agent]
-            if METHOD in vars(self) and agent not in ended:
+            rows[STATUS][i] = now
+            if METHOD in vars(self) and now == PRESENT:
                 self._masks[i] = parts[MASK]
-        if GAME in rows:
-            rows[GAME][...] = self.game.state()
+        if STATE in self.row[2]:
+            rows[STATE][...] = self.game.state()
         return rows
 
 
 def _infos(infos: Mapping[str, Info]) -> Info:
     return {INFOS: {agent: dict(info) for agent, info in infos.items()}} if any(infos.values()) else {}
-
-
-class ReplayableTeam(Team):
-    """A ``Team`` whose games can be replayed (:mod:`ppo_plus.envs.resumable.state`)."""
-
-    replayable = True
-
-
-def make_team(env: Source, indicate_agents: bool = False, state: bool = False, **kwargs: object) -> Team:
-    """A ``Team`` of a game; the arguments are those of :func:`make_agents`, and of what makes the game."""
-    game = open_game(env, "parallel_env", kwargs)
-    if hasattr(game, "agent_iter"):
-        if not game.metadata.get("is_parallelizable"):
-            remedy = "use ppo_plus.SelfPlay, or set metadata['is_parallelizable'] if its agents act at the same time"
-            raise ValueError(f"env={game} has turns: {remedy}")
-        from pettingzoo.utils.conversions import aec_to_parallel
-
-        game = aec_to_parallel(game)
-    kind = type(game.unwrapped)
-    replayable = getattr(kind, "replayable", kind.__module__.startswith(REPLAYABLE))
-    return (ReplayableTeam if replayable else Team)(game, indicate_agents, state)
 
 
 class AgentsVecEnv(VecEnvWrapper):
@@ -295,8 +227,7 @@ class AgentsVecEnv(VecEnvWrapper):
     """
 
     def __init__(self, venv: VecEnv):
-        (row,) = venv.get_attr("row", [0])
-        observation_space, action_space, self.critic_only = row
+        ((observation_space, action_space, self.critic_only),) = venv.get_attr("row", [0])
         super().__init__(venv, observation_space, action_space)
         (self.agents,) = venv.get_attr("agents", [0])
         self.num_envs = venv.num_envs * len(self.agents)
@@ -307,9 +238,9 @@ class AgentsVecEnv(VecEnvWrapper):
         self.returns, self.lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=np.int64)
         #: The group of each agent: its name without the number at the end.
         self._groups = [re.sub(r"_?\d+$", "", str(agent)) or "agent" for agent in self.agents]
+        self._entries = [*parts_of(observation_space)] if isinstance(observation_space, spaces.Dict) else [OBSERVATION]
         #: The last returns of whole games, and of the agents of each group.
         self.last_returns: dict[str, deque[float]] = {}
-        self._start_time = time.time()
 
     def reset(self) -> VecEnvObs:
         obs = self.venv.reset()
@@ -320,12 +251,8 @@ class AgentsVecEnv(VecEnvWrapper):
         return self._rows(obs)
 
     def step_async(self, actions: np.ndarray | list[Action]) -> None:
-        n, n_agents = self.venv.num_envs, len(self.agents)
-        if isinstance(actions, np.ndarray):
-            self.venv.step_async(actions.reshape(n, n_agents, *actions.shape[1:]))
-        else:
-            by_copy = [tuple(actions[i * n_agents : (i + 1) * n_agents]) for i in range(n)]
-            self.venv.step_async(by_copy)  # type: ignore[arg-type]  # as of Dict and Tuple spaces
+        n = len(self.agents)
+        self.venv.step_async([tuple(actions[i : i + n]) for i in range(0, self.num_envs, n)])  # type: ignore[arg-type]
 
     def step_wait(self) -> VecEnvStepReturn:
         obs, _, over, game_infos = self.venv.step_wait()
@@ -357,29 +284,22 @@ class AgentsVecEnv(VecEnvWrapper):
             if RESTART in game_infos[i]:
                 info[RESTART] = game_infos[i][RESTART]
             else:
-                returned, seconds = round(float(self.returns[row]), 6), round(time.time() - self._start_time, 6)
-                info["episode"] = {"r": returned, "l": int(self.lengths[row]), "t": seconds}
-                self._record(self._groups[agent], returned)
+                info["episode"] = {"r": float(self.returns[row]), "l": int(self.lengths[row])}
+                self._record(self._groups[agent], info["episode"]["r"])
         self.returns[ended], self.lengths[ended] = 0.0, 0
         return new_obs, rewards, ended | ~self.stepped, infos
 
     def _rows(self, obs: dict[str, np.ndarray]) -> VecEnvObs:
         """The observations of rows, from those of copies."""
-        parts = {
-            key: part.reshape(-1, *part.shape[2:]) for key, part in obs.items() if key not in (STATUS, REWARD, GAME)
-        }
-        if GAME in obs:
-            parts[STATE] = np.repeat(obs[GAME], len(self.agents), axis=0)
+        parts = {key: obs[key].reshape(-1, *obs[key].shape[2:]) for key in self._entries}
         return parts if isinstance(self.observation_space, spaces.Dict) else parts[OBSERVATION]
 
     def _record(self, name: str, returned: float) -> None:
-        self.last_returns.setdefault(name, deque(maxlen=WINDOW)).append(returned)
+        self.last_returns.setdefault(name, deque(maxlen=100)).append(returned)
 
     def rollout_log(self) -> dict[str, float]:
-        """The mean returns of the last games, and if there are several groups, of the last episodes of their agents."""
-        names = {"team", *self._groups} if len({*self._groups}) > 1 else {"team"}
-        means = {name: float(np.mean(last)) for name, last in self.last_returns.items() if name in names}
-        return {f"rollout/{name}_rew_mean": mean for name, mean in means.items()}
+        """The mean returns of the last 100 games, and of the last episodes of the agents of each group."""
+        return {f"rollout/{name}_rew_mean": float(np.mean(last)) for name, last in self.last_returns.items()}
 
     def env_method(self, method_name: str, *args: object, indices: VecEnvIndices = None, **kwargs: object) -> list[Any]:
         """Call a method of the copies; action masks are those of all agents."""

@@ -24,7 +24,6 @@ from ppo_plus.envs.checks import (
     check_info,
     check_obs,
     check_spaces,
-    check_step_info,
     copied,
     counted,
 )
@@ -49,9 +48,7 @@ class LeanVecEnv(DummyVecEnv):
     def recorded(self) -> list[Resumable]:
         """The environments, each in the :class:`~ppo_plus.Resumable` that records it."""
         if self.envs != self._known:  # callbacks have put others into the list
-            each = zip(self.envs, self._known, self._resumables, strict=True)
-            self._resumables = [old if env is known else as_resumable(env) for env, known, old in each]
-            self._known = [*self.envs]
+            self._known, self._resumables = [*self.envs], [as_resumable(env) for env in self.envs]
         return self._resumables
 
     def resumable_method(self, name: str, *args: State, indices: VecEnvIndices = None) -> list[Any]:
@@ -78,12 +75,13 @@ def _supported(make: Callable[[], gym.Env]) -> gym.Env:
 
 def faster_methods(env: DummyVecEnv) -> dict[str, Callable[[], Any]]:
     """Methods that do what those of a ``DummyVecEnv`` of the user do, as :class:`LeanVecEnv` does it, apart from those
-    that it overrides."""
+    that the user has written or set."""
     kind = type(env)
     if isinstance(env, LeanVecEnv) or kind._save_obs is not DummyVecEnv._save_obs:
         return {}
     ours = {"reset": lambda: reset_each(env, env.envs), "step_wait": lambda: step_each(env, env.envs)}
-    return {name: own for name, own in ours.items() if getattr(kind, name) is getattr(DummyVecEnv, name)}
+    kept = {name for name in ours if name in vars(env) or getattr(kind, name) is not getattr(DummyVecEnv, name)}
+    return {name: own for name, own in ours.items() if name not in kept}
 
 
 def reset_each(vec_env: Any, envs: Sequence[gym.Env]) -> VecEnvObs:
@@ -111,7 +109,7 @@ def step_each(vec_env: Any, envs: Sequence[gym.Env]) -> VecEnvStepReturn:
         vec_env._current = i
         obs, reward, terminated, truncated, info = env.step(action)
         rewards[i] = reward if isinstance(reward, float) else as_reward(reward)
-        check_step_info(info)
+        check_info(info)
         vec_env.buf_infos[i] = info
         info[TIMEOUT] = truncated and not terminated
         dones[i] = done = terminated or truncated

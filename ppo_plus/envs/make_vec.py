@@ -1,18 +1,15 @@
 """Vector environments for training: made of single environments, of what steps many at once, or of whatever
 ``PPO_Plus`` takes as its environment; and what a model does with its environments."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from inspect import signature
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+from gymnasium.envs.registration import _find_spec
 from gymnasium.vector import VectorEnv, VectorWrapper
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.env_util import make_vec_env
@@ -22,7 +19,6 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.checks import check_spaces, seed_envs
-from ppo_plus.envs.layers import layers
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Trained, check_normalization, require_one_normalization, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
@@ -30,18 +26,11 @@ from ppo_plus.envs.tensors.env import GymTensors, TensorEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv, warn_of_numpy
 from ppo_plus.envs.vec_env import GymVectorEnv
 from ppo_plus.policy.observations import as_dict
-from ppo_plus.process import assigned, has_convolutions
-from ppo_plus.require import require_int, require_spaces
+from ppo_plus.process import assigned
+from ppo_plus.require import require_int, require_kind, require_one_of, require_spaces
 
 #: The kinds of vector environments that are made of single ones.
 VEC_ENVS = {"dummy": LeanVecEnv, "subproc": SupervisedVecEnv}
-
-
-def require_vec_env(vec_env: str) -> None:
-    """:raises ValueError: there is no such kind of vector environment"""
-    if vec_env not in VEC_ENVS:
-        others = "vector environments of Gymnasium and EnvPool are passed to PPO_Plus in Python"
-        raise ValueError(f"vec_env={vec_env!r} must be one of {', '.join(VEC_ENVS)}; {others}")
 
 
 def make_vec(
@@ -61,38 +50,23 @@ def make_vec(
     :param seed: of the first one, the others follow, 0 to 2**32 - 1; ``None``: drawn at random
     :param env_kwargs: arguments of each environment, such as ``{"render_mode": "rgb_array"}``, SB3's default
     :param vec_env: ``"dummy"`` steps them one after another, ``"subproc"`` in processes (see
-        :class:`~ppo_plus.SupervisedVecEnv`). Both return the same bits. One process instead of none adds 280 µs to a
-        step of 8 HalfCheetahs, and 660 µs to one of 64 CartPoles (``benchmarks/benchmark_vec_env.py --workers``)
+        :class:`~ppo_plus.SupervisedVecEnv`). Both return the same bits
     :param supervision: with ``"subproc"``, arguments of :class:`~ppo_plus.SupervisedVecEnv`, such as ``restarts``
     :raises ValueError: bad number of environments, or their spaces are not supported
     :raises TypeError: an argument is unknown, or ``env_id`` is an environment
     :raises gymnasium.error.Error: there is no such environment
     """
     require_int("n_envs", n_envs, 1)
-    require_vec_env(vec_env)
-    if not (isinstance(env_id, str) or callable(env_id)):
-        raise TypeError(f"env_id={env_id!r} must be the id of an environment, or a class or function that makes one")
-    for name, value in supervision.items():
-        if name not in signature(SupervisedVecEnv).parameters:
-            remedy = "see help(make_vec); for wrappers, pass a function as env_id that makes an environment in them"
-            raise TypeError(f"{name}={value!r} is not an argument of make_vec: {remedy}")
-        if vec_env == "dummy":
-            raise ValueError(f'{name}={value!r} needs processes: pass vec_env="subproc", too, or leave it out')
+    require_one_of("vec_env", vec_env, VEC_ENVS)
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
     require_int("seed", seed, 0)
-    if isinstance(env_id, str):
-        module, _, env_id = env_id.rpartition(":")
-        if module:  # registers it
-            import_module(module)
-        namespace, name, version = parse_env_id(env_id)
-        newest = find_highest_version(namespace, name) if version is None else None
-        if newest is not None:
-            env_id = get_env_id(namespace, name, newest)
-            warnings.warn(f"env_id={name!r} names no version, so that it is {env_id!r}: pass that", stacklevel=2)
-    make_env = env_id if callable(env_id) else partial(gym.make, gym.spec(env_id))
+    if not callable(env_id):
+        require_kind("env_id", env_id, str, "the id of an environment, or a class or function that makes one")
+        # A specification, which processes need not have registered.
+        env_id = partial(gym.make, _find_spec(env_id))
     kinds = {"vec_env_cls": VEC_ENVS[vec_env], "vec_env_kwargs": supervision}
-    return with_dicts(make_vec_env(make_env, n_envs, seed=int(seed), env_kwargs=env_kwargs, **kinds))  # type: ignore[arg-type]
+    return with_dicts(make_vec_env(env_id, n_envs, seed=int(seed), env_kwargs=env_kwargs, **kinds))  # type: ignore[arg-type]
 
 
 class TupleAsDict(VecEnvWrapper):
@@ -127,19 +101,10 @@ def as_vec_env(env: Any) -> Any:
     """
     if isinstance(env, VecEnv):
         return env
-    if type(env).__name__ == "NumpyToTorch":
-        # Gymnasium's wrapper of NumPy's environments, which gains nothing.
-        env = env.env
     if isinstance(env, TensorEnv):
         return TensorVecEnv(env)
     if isinstance(env, VectorEnv):
         return TensorVecEnv(GymTensors(env)) if _takes_tensors(env) else GymVectorEnv(env)
-    n = getattr(getattr(env, "unwrapped", env), "num_envs", None)
-    if isinstance(n, int) and n > 1 and not isinstance(env, type):
-        raise ValueError(
-            f"env={env!r} steps {n} environments at once, but is neither a VecEnv nor a gymnasium.vector.VectorEnv: "
-            "call it from a ppo_plus.TensorEnv (docs/capabilities/tensor_environments.md)"
-        )
     return env
 
 
@@ -154,27 +119,12 @@ def _takes_tensors(env: VectorEnv[Any, Any, Any]) -> bool:
 
 def checked_env(env: GymEnv | str, verbose: int = 0) -> GymEnv:
     """The environment, made if it was an id, if its spaces are supported."""
-    games = "ppo_plus.make_agents takes environments of PettingZoo, and ppo_plus.SelfPlay those with turns"
-    if isinstance(env, str) and env.startswith(("pettingzoo:", "selfplay:")):
-        raise ValueError(f"env={env!r} is an id for the shell: {games}")
     made: GymEnv = as_vec_env(maybe_make_env(env, verbose))
     if not isinstance(made, (gym.Env, VecEnv)):
-        remedy = "shimmy's GymV21CompatibilityV0(env=env) and GymV26CompatibilityV0 convert those of the old gym"
-        if hasattr(made, "possible_agents"):
-            remedy = games
-        elif callable(made):
-            remedy = "call it, env(), or make several of them, ppo_plus.make_vec(env, n_envs=8)"
-        elif isinstance(made, (list, tuple)):
-            remedy = "make one of them all, ppo_plus.make_vec(env_id, n_envs=8), or of functions DummyVecEnv(functions)"
+        makers = "ppo_plus.make_vec makes several of a class or function, and ppo_plus.make_agents those of PettingZoo"
         raise TypeError(
-            f"env={made!r} must be a Gymnasium environment, a VecEnv, or the id of an environment: {remedy}"
+            f"env={made!r} must be a Gymnasium environment, a VecEnv, or the id of an environment: {makers}"
         )
-    for layer in layers(made):
-        # Those of others, such as SuperSuit's, may adapt what is no VecEnv.
-        of_sb3 = type(layer).__module__.startswith("stable_baselines3.")
-        if isinstance(layer, VecEnvWrapper) and of_sb3 and not isinstance(layer.venv, VecEnv):
-            name = type(layer).__name__
-            raise TypeError(f"env={name}({layer.venv!r}) needs a VecEnv: wrap {name}(ppo_plus.as_vec_env(env))")
     check_spaces(made)
     return made
 
@@ -185,7 +135,7 @@ class ModelEnvs(OnPolicyAlgorithm):
     normalize_observations: bool | dict[str, Any]
     normalize_values: bool | dict[str, Any]
     #: Whether training observes through a ``VecNormalize``; ``None``: there was no training.
-    _trained_normalized: Trained
+    _trained_normalized: Trained = None
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -216,11 +166,6 @@ class ModelEnvs(OnPolicyAlgorithm):
         require_spaces(env, self.observation_space, self.action_space)
         require_one_normalization(env, self.normalize_observations, self.normalize_values)
         warn_of_statistics(self._trained_normalized, env)
-        if env.num_envs != self.n_envs:
-            raise ValueError(
-                f"env has n_envs={env.num_envs}, and the model was made for n_envs={self.n_envs}: pass as many, or "
-                f"save the model, and load it with these: {type(self).__name__}.load(path, env=env)"
-            )
         self.observation_space, self.action_space = env.observation_space, env.action_space
         super().set_env(env, force_reset)
 
@@ -233,10 +178,5 @@ class ModelEnvs(OnPolicyAlgorithm):
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
         # Environments in tensors and the policy are on the same device.
-        in_tensors = isinstance(self.env, TensorVecEnv)
-        if self.device.type != "cpu" and not in_tensors and not has_convolutions(self.policy):
-            warnings.warn(
-                f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
-                'where training is also compiled by default: pass device="cpu", or compare the two',
-                stacklevel=6,
-            )
+        if not isinstance(self.env, TensorVecEnv):
+            super()._maybe_recommend_cpu(mlp_class_name)

@@ -112,12 +112,9 @@ class GymVectorEnv(BatchedVecEnv):
 
     :param env: for example ``gymnasium.make_vec("CartPole-v1", num_envs=8)``
     :raises ValueError: no supported autoreset mode in the environment's metadata
-    :raises TypeError: not a vector environment
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any]):
-        if not isinstance(env, VectorEnv):
-            raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
         mode, base = (env.metadata or {}).get("autoreset_mode"), env.unwrapped
         supported = {mode.value: mode for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)}
         if getattr(mode, "value", mode) not in supported:
@@ -186,11 +183,6 @@ class GymVectorEnv(BatchedVecEnv):
     def _end_episodes(self, ended: list[int], obs: Any, columns: Info, infos: list[Info]) -> None:
         """Put final observations and infos of the environments ``ended`` where SB3 expects them, in ``infos``."""
         resets = self.autoreset == AutoresetMode.SAME_STEP
-        if resets and "final_obs" not in columns:
-            raise ValueError(
-                f"env={self.env} has autoreset mode {self.autoreset.value}, but no final_obs in its infos: add it, "
-                "or use another mode"
-            )
         final_obs = columns["final_obs"] if resets else obs
         final_infos = _rows(columns.get("final_info", {}) if resets else {}, self.num_envs)
         # Gymnasium's is an array of whole observations, also where those are dicts.
@@ -224,26 +216,15 @@ def _rows(columns: dict[str, Any], n: int) -> list[dict[str, Any]]:
     for key, column in columns.items():
         if key in ("final_obs", "final_info") or (key.startswith("_") and key[1:] in columns):
             continue
-        values = _values(column, n)
-        mask = columns.get("_" + key)
-        if mask is None or mask.all():
-            for row, value in zip(rows, values, strict=True):
-                row[key] = value
-        else:
-            for i in np.flatnonzero(mask):
-                rows[i][key] = values[i]
+        values: Sequence[Any] = [column] * n  # one value for all environments, or one for each
+        if isinstance(column, dict):
+            values = _rows(column, n)
+        elif isinstance(column, np.ndarray) and column.shape[:1] == (n,):
+            # Copied, because rows are views and the environment may reuse the array, or what is in it.
+            column = copy.deepcopy(column)
+            values = column.tolist() if column.ndim == 1 else list(column)
+        elif isinstance(column, (list, tuple)) and len(column) == n:
+            values = column
+        for i in np.flatnonzero(columns.get("_" + key, np.ones(n))).tolist():
+            rows[i][key] = values[i]
     return rows
-
-
-def _values(column: Any, n: int) -> list[Any]:
-    """One value for each of ``n`` environments; Python numbers where they are numbers."""
-    if isinstance(column, dict):
-        return list(_rows(column, n))
-    if isinstance(column, np.ndarray) and len(column.shape) and len(column) == n:
-        # Copied, because rows are views and the environment may reuse the array, or what is in it.
-        column = copy.deepcopy(column)
-        return column.tolist() if column.ndim == 1 else list(column)
-    if isinstance(column, (list, tuple)) and len(column) == n:
-        return list(column)
-    # One value for all environments.
-    return [column] * n

@@ -10,7 +10,7 @@ value loss, OpenAI Baselines' PPO2; for the KL estimator, J. Schulman's note *Ap
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch as th
 from torch.nn import functional as F
@@ -22,14 +22,11 @@ def gae(
     last_values: th.Tensor,
     episode_starts: th.Tensor,
     last_dones: th.Tensor,
-    gamma: float | th.Tensor,
+    gamma: float,
     gae_lambda: float,
 ) -> th.Tensor:
     r"""GAE(λ): :math:`A_t = \delta_t + \gamma\lambda (1 - d_{t+1}) A_{t+1}`,
     with :math:`\delta_t = r_t + \gamma (1 - d_{t+1}) V_{t+1} - V_t`.
-
-    The recursion is linear, so it is solved by doubling: after round ``k`` every :math:`A_t` covers the next
-    :math:`2^k` terms. That takes ``log2(T)`` tensor operations instead of ``T`` (Hillis and Steele 1986).
 
     :param rewards: :math:`r_t`, shape ``(T, N)``; where an episode ended by a time limit, with the discounted value
         of its final observation already added
@@ -37,21 +34,34 @@ def gae(
     :param last_values: :math:`V_T`, shape ``(N,)``
     :param episode_starts: :math:`d_t`, whether the observation at ``t`` begins an episode, shape ``(T, N)``
     :param last_dones: :math:`d_T`, whether the last step ended an episode, shape ``(N,)``
-    :param gamma: discount :math:`\gamma \in [0, 1]`; or that of each step, shape ``(T, N)``
+    :param gamma: discount :math:`\gamma \in [0, 1]`
     :param gae_lambda: :math:`\lambda \in [0, 1]`: 1 gives Monte-Carlo returns minus the value, 0 one-step TD errors
     :return: :math:`A_t`, shape ``(T, N)``; the TD(λ) returns are ``advantages + values``
     """
     next_values = th.cat([values[1:], last_values[None]])
     continues = 1.0 - th.cat([episode_starts[1:], last_dones[None]]).to(values.dtype)
-    advantages = rewards + gamma * next_values * continues - values
-    decay = gamma * gae_lambda * continues
+    errors = rewards + gamma * next_values * continues - values
+    decay, errors = (part.flip(0).T.contiguous() for part in (gamma * gae_lambda * continues, errors))
+    return linear_recurrence(decay, errors, th.zeros_like(last_values)).T.flip(0)
+
+
+def linear_recurrence(a: th.Tensor, b: th.Tensor, h: th.Tensor) -> th.Tensor:
+    r"""All :math:`h_t = a_t h_{t-1} + b_t` of sequences, shape ``(N, T, ...)``.
+
+    By doubling (Hillis and Steele 1986): after each of :math:`\lceil \log_2 T \rceil` rounds, :math:`b_t` is the result
+    for twice as many steps, and :math:`a_t` the product over them. It is exact for any :math:`a`, also 0.
+
+    :param a: shape ``(N, T, ...)``, or what can be broadcast to it after the first two dimensions
+    :param b: shape ``(N, T, ...)``
+    :param h: :math:`h_0`, shape ``(N, ...)``
+    """
+    b = th.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], dim=1)
     span = 1
-    while span < len(advantages):
-        # The right-hand sides are new tensors: no row is read after it was overwritten.
-        advantages[:-span] += decay[:-span] * advantages[span:]
-        decay[:-span] = decay[:-span] * decay[span:]
+    while span < b.shape[1]:
+        b = th.cat([b[:, :span], b[:, span:] + a[:, span:] * b[:, :-span]], dim=1)
+        a = th.cat([a[:, :span], a[:, span:] * a[:, :-span]], dim=1)
         span *= 2
-    return advantages
+    return b
 
 
 def normalize(advantages: th.Tensor) -> th.Tensor:
@@ -190,26 +200,11 @@ class Losses(NamedTuple):
 
         :param name: the name of the term
         :param term: 0-d, with its graph
-        :raises TypeError: it is not a 0-d tensor
         :raises ValueError: the loss has something of this name
         """
         if name in {*self.diagnostics, "loss", "grad_norm"}:
             raise ValueError(f"the loss has {name!r} already: give the term another name")
-        if not isinstance(term, th.Tensor) or term.shape != ():
-            raise TypeError(f"the term {name!r} of the loss is {term!r:.200}: pass a 0-d tensor, such as a mean()")
         return Losses(self.total + term, self.diagnostics | {name: term.detach()})
-
-
-class Distribution(Protocol):
-    """What the loss asks of a family of action distributions (:class:`~ppo_plus.policy.distributions`)."""
-
-    def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor: ...
-
-    def entropy(self, params: th.Tensor) -> th.Tensor: ...
-
-    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor: ...
-
-    def std(self, params: th.Tensor) -> th.Tensor | None: ...
 
 
 @dataclass(frozen=True)
@@ -232,7 +227,7 @@ class PPOLoss:
     streams: tuple[str, ...] = ()
 
     def __call__(
-        self, distribution: Distribution, values: th.Tensor, params: th.Tensor, batch: Any, coefficients: Coefficients
+        self, distribution: Any, values: th.Tensor, params: th.Tensor, batch: Any, coefficients: Coefficients
     ) -> Losses:
         """The loss of one minibatch.
 

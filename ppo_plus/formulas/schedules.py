@@ -15,8 +15,6 @@ import torch as th
 Schedule = Callable[[float], float]
 #: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
 ScheduleLike = float | str | Schedule
-#: What is said of a function that cannot be one.
-TAKES_PROGRESS = "a schedule takes progress_remaining, which falls from 1 to 0"
 
 
 @dataclass(frozen=True)

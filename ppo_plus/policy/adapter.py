@@ -183,7 +183,7 @@ def warn_of_overrides(policy_class: type) -> None:
             else "and so runs as in SB3, uncompiled, and without exact KL, gSDE off Box, masks and memory. For these "
             "derive it from ppo_plus.ActorCriticPolicy, and override encode, heads, act or evaluate"
         )
-        warnings.warn(f"policy={policy_class.__name__} overrides {', '.join(methods)}, {consequence}", stacklevel=7)
+        warnings.warn(f"policy={policy_class.__name__} overrides {', '.join(methods)}, {consequence}", stacklevel=6)
 
 
 def build_policy(

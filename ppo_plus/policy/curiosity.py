@@ -68,9 +68,6 @@ class Distillation(StreamPart):
     def observe(self, next_observations: PyTorchObs, pool: Pool) -> None:
         self.normalizer.add(pool(self.normalizer.moments_of(self._preprocess(next_observations))))
 
-    def take_raw(self) -> None:
-        self.normalizer.count.zero_()  # the moments of the next rollout replace those of normalized observations
-
     def add(self, moments: Moments) -> None:
         """Forget earlier moments: what is new is relative to the same rollout."""
         self.count.zero_()

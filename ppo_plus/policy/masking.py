@@ -39,20 +39,14 @@ NESTED = (Mapping, tuple, list)
 
 @dataclass(frozen=True)
 class MaskSource:
-    """The source of an environment's masks.
-
-    :param layout: see the module
-    :param key: the entry of the observations that is the mask; ``None``: the environments' method
-    """
+    """The source of an environment's masks."""
 
     layout: MaskLayout
+    #: The entry of the observations that is the mask; ``None``: the environments' method.
     key: str | None = None
 
     def read(self, env: VecEnv, obs: VecEnvObs, step: int) -> np.ndarray | None:
-        """The present masks, checked, booleans ``(N, M)``; ``None`` if the policy takes them from ``obs``.
-
-        :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
-        """
+        """The present masks, checked, booleans ``(N, M)``; ``None`` if the policy takes them from ``obs``."""
         masks = env.env_method(METHOD) if self.key is None else parts_of(obs)[self.key]
         masks = as_masks(f"{self} at step {step}", masks, self.layout)
         # Gymnasium's vector environments by default ignore the action after the end of an episode.
@@ -89,7 +83,7 @@ def find_masks(env: VecEnv, layout: MaskLayout, key: str | None = None) -> MaskS
 
 def _has_method(env: VecEnv) -> bool:
     """:raises ValueError: some environments have one, and others have none"""
-    inner, methods = env.unwrapped, []
+    inner: Any = env.unwrapped
     try:
         try:
             found = list(inner.env_method("has_wrapper_attr", METHOD))
@@ -98,13 +92,9 @@ def _has_method(env: VecEnv) -> bool:
             found = [inner.has_attr(METHOD)]
         if all(found) and type(inner).has_attr is VecEnv.has_attr:
             # Some environments have every attribute, as ``None``.
-            methods = inner.get_attr(METHOD)
+            found = [method is not None for method in inner.get_attr(METHOD)]
     except (AttributeError, NotImplementedError):
         return False
-    for method in methods:
-        if method is not None and not callable(method):
-            raise TypeError(f"the environment's {METHOD} is {method!r}: make it a method that returns the mask")
-    found = [callable(method) for method in methods] or found
     if any(found) and not all(found):
         raise ValueError(f"only some of the environments have a method {METHOD}(): give all of them one, or none")
     return any(found)
@@ -132,9 +122,7 @@ def as_masks(name: str, masks: Masks, layout: MaskLayout) -> np.ndarray:
 def flat_masks(name: str, masks: Masks, layout: MaskLayout) -> np.ndarray | th.Tensor:
     """``N`` masks as one array or tensor ``(N, M)``.
 
-    :param name: their name in messages
     :param masks: a list or an array of ``N`` masks; or one structure, whose arrays or tensors have ``N`` rows
-    :raises ValueError: they have another structure or size than the layout
     """
     masks = masks.tolist() if isinstance(masks, np.ndarray) and masks.dtype.hasobject else masks
     try:
@@ -186,5 +174,3 @@ def check_mask_key(key: str, observation_space: spaces.Space[Any], layout: MaskL
     if not isinstance(space, (spaces.Box, spaces.MultiBinary)) or np.prod(space.shape) != n_entries or not n_entries:
         what = f"{space} is not a mask for choices among {layout}"
         raise ValueError(f"action_mask_key={key!r}: {what}: make it MultiBinary({n_entries})")
-    if len(observation_space.spaces) == 1:
-        raise ValueError(f"action_mask_key={key!r} is the only entry of observation_space={observation_space}")

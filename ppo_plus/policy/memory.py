@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
 from ppo_plus.policy.policies import ActorCriticPolicy, Features, Memory
-from ppo_plus.require import require_int, require_kind
+from ppo_plus.require import require_int
 from ppo_plus.trees import tree_flatten, tree_leaves, tree_map
 
 State = tuple[th.Tensor, ...]
@@ -60,20 +60,14 @@ class WithMemory(ActorCriticPolicy):
 
 
 def reset_memory(memory: Memory, episode_starts: th.Tensor | None) -> Memory:
-    """Memory that is 0 where an episode starts, also where it is not finite.
-
-    :param episode_starts: booleans of shape ``(n_envs,)``; ``None``: no episode starts
-    """
+    """Memory that is 0 where an episode starts (booleans, ``None``: nowhere), also where it is not finite."""
     if episode_starts is None:
         return memory
     return tree_map(lambda part: part.masked_fill(episode_starts.view(-1, *[1] * (part.ndim - 1)), 0), memory)
 
 
 def state_to_memory(state: Sequence[np.ndarray | th.Tensor] | None, empty: Memory) -> Memory:
-    """Memory like ``empty`` with the numbers of a ``state`` of ``predict``; ``None``: ``empty`` itself.
-
-    :raises ValueError: the state has another shape
-    """
+    """Memory like ``empty`` with the numbers of a ``state`` of ``predict``; ``None``: ``empty`` itself."""
     if state is None:
         return empty
     leaves, structure = tree_flatten(empty)
@@ -158,8 +152,6 @@ class LayerMemory(WithMemory):
     ):
         require_int("policy_kwargs: lstm_hidden_size", lstm_hidden_size, 1)
         require_int("policy_kwargs: n_lstm_layers", n_lstm_layers, 1)
-        for name, value in {"shared_lstm": shared_lstm, "enable_critic_lstm": enable_critic_lstm}.items():
-            require_kind(f"policy_kwargs: {name}", value, bool, "True or False")
         divisor, reason = self.multiple_of
         if lstm_hidden_size % divisor:
             raise ValueError(f"policy_kwargs: {lstm_hidden_size=} must be a multiple of {divisor}, {reason}")

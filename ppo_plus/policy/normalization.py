@@ -36,11 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def normalization_options(name: str, value: bool | Mapping[str, Any]) -> dict[str, Any] | None:
-    """The options of an argument that is true, false or a dict of some of them; ``None``: false.
-
-    :param name: the argument, a key of :data:`OPTIONS`
-    :raises TypeError, ValueError: an option is unknown, of the wrong kind, or out of range
-    """
+    """The options of an argument in :data:`OPTIONS` that is true, false or a dict of some of them; ``None``: false."""
     defaults = OPTIONS[name]
     require_kind(name, value, (bool, Mapping), f"True, False, or a dict with some of {', '.join(defaults)}")
     if isinstance(value, bool):
@@ -116,10 +112,7 @@ class ObservationNormalizer(RunningMoments):
 
     :param observed: the spaces of what actor and critic see, or dicts of spaces
     :param normalize_images: as of the policy, which tells images from other numbers
-    :param epsilon: added to the variance
-    :param clip: bound of normalized numbers
-    :param keys: the entries of a Dict to normalize; ``None``: all that have numbers
-    :raises ValueError: an entry does not exist or has no numbers, or nothing has
+    :raises ValueError: an entry of ``keys`` does not exist or has no numbers, or nothing has
     """
 
     def __init__(
@@ -141,9 +134,9 @@ class ObservationNormalizer(RunningMoments):
         wrong = [key for key in keys or () if key not in numbers or key == ""]
         if wrong or not numbers:
             what = f"keys names {wrong[0]!r}, which" if wrong else f"observation_space={observed[0]}"
-            remedy = f"use some of {[*numbers]}" if wrong and "" not in numbers and numbers else "leave it out"
             raise ValueError(
-                f"normalize_observations: {what} has no numbers to normalize (images and choices have none): {remedy}"
+                f"normalize_observations: {what} has no numbers to normalize (images and choices have none): use some "
+                f"of {[*numbers]}, or leave it out"
             )
         #: The shape of each entry that is normalized (``""``: the whole), in the order of the moments.
         self.shapes = {key: shape for key, shape in numbers.items() if keys is None or key in keys}
@@ -173,13 +166,8 @@ class ObservationNormalizer(RunningMoments):
 
 
 class ValueNormalizer(RunningMoments):
-    """Makes values of the predictions of a critic, which ends with the layer ``last``.
-
-    :param last: must be an ``nn.Linear`` with a bias, and without a parametrization such as ``weight_norm``
-    :param n_values: how many values are predicted, each with its own moments; more than one with streams of reward
-    :param epsilon: added to the variance
-    :raises ValueError: it is not
-    """
+    """Makes values of the predictions of a critic, which ends with the layer ``last``. With streams, several values are
+    predicted, each with its own moments."""
 
     def __init__(self, last: nn.Module, n_values: int, epsilon: float):
         # A parametrization recomputes weights, so that changing them has no effect.

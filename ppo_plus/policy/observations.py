@@ -13,12 +13,11 @@ import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, maybe_transpose
-from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
-from ppo_plus.require import LARGEST, NotFinite, nearest
-from ppo_plus.trees import to_device, tree_leaves
+from ppo_plus.require import LARGEST, NotFinite
+from ppo_plus.trees import to_device
 
 Preprocess = Callable[[Any], Any]
 #: An observation, or a batch of them, as users give it: numbers, or a dict or tuple of them.
@@ -40,18 +39,9 @@ def parts_of(whole: Any) -> dict[str, Any]:
 
 
 def canonical_space(space: spaces.Space, name: str = "observation_space") -> spaces.Space:
-    """The space for features extractors: zero-based, with one-dimensional choices; ``space`` if SB3 supports it.
-
-    :param name: its name in messages
-    :raises ValueError: unsupported space
-    """
+    """The space for features extractors: zero-based, with one-dimensional choices; ``space`` if SB3 supports it."""
     space = as_dict(space)
-    if isinstance(space, spaces.Dict):
-        if any(isinstance(sub, (spaces.Dict, spaces.Tuple)) for sub in space.values()):
-            raise ValueError(
-                f"observation_space={space} is nested: flatten the inner Dict or Tuple, "
-                "for example with gymnasium.wrappers.FlattenObservation"
-            )
+    if isinstance(space, spaces.Dict) and name == "observation_space":
         # Pairs, not a dict: Gymnasium would sort its keys, and the order is that of the features.
         return spaces.Dict([(key, canonical_space(sub, f"{name}[{key!r}]")) for key, sub in space.items()])
     if isinstance(space, spaces.Discrete):
@@ -61,17 +51,11 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
     if isinstance(space, spaces.Box) and not space.shape:
         return spaces.Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype)  # type: ignore[arg-type]
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        if 0 in space.shape and name == "observation_space":
-            raise ValueError(f"{name}={space} is empty: give it a shape without 0")
         return space
-    remedy = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
-    if isinstance(space, spaces.Sequence):
-        remedy += ": pad it to a Box of a fixed length, with gymnasium.wrappers.TransformObservation"
-    if name != "observation_space":
-        remedy += ", or keep the other entries only, with gymnasium.wrappers.FilterObservation"
-    if name.endswith("['mission']"):
-        remedy += "; for MiniGrid, minigrid.wrappers.ImgObsWrapper keeps the image only"
-    raise ValueError(f"{name}={space} is not supported: {remedy}")
+    raise ValueError(
+        f"{name}={space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or one Dict or Tuple of them "
+        "(gymnasium.wrappers.FlattenObservation, FilterObservation and TransformObservation make them of others)"
+    )
 
 
 def visible_spaces(
@@ -80,11 +64,7 @@ def visible_spaces(
     critic_keys: Sequence[str] | None = None,
     mask_key: str | None = None,
 ) -> tuple[spaces.Space, spaces.Space]:
-    """The parts of the observations that actor and critic see; one object if they are the same.
-
-    :raises TypeError: not a list of names
-    :raises ValueError: the names do not fit the observations, or ``critic_keys`` without ``actor_keys``
-    """
+    """The parts of the observations that actor and critic see; one object if they are the same."""
     if mask_key is not None and isinstance(space, spaces.Dict):
         space = _only(space, space.spaces.keys() - {mask_key})
     if actor_keys is None and critic_keys is not None:
@@ -92,27 +72,23 @@ def visible_spaces(
             f"policy_kwargs: critic_keys={critic_keys!r} needs actor_keys: without, the "
             "actor would see everything: name what it sees, actor_keys=[...]"
         )
-    actor = _part("actor_keys", actor_keys, space, mask_key)
-    critic = _part("critic_keys", critic_keys, space, mask_key)
+    actor, critic = _part("actor_keys", actor_keys, space), _part("critic_keys", critic_keys, space)
     return actor, actor if actor == critic else critic
 
 
-def _part(name: str, keys: Sequence[str] | None, space: spaces.Space, mask_key: str | None) -> spaces.Space:
+def _part(name: str, keys: Sequence[str] | None, space: spaces.Space) -> spaces.Space:
     """The part of a Dict space that an argument names, checked; ``None``: everything."""
     if keys is None:
         return space
     argument = f"policy_kwargs: {name}={keys!r}"
     if not isinstance(space, spaces.Dict):
         raise ValueError(f"{argument} names entries of Dict observations, but these are {space}: leave it out")
-    if not isinstance(keys, (list, tuple)) or not keys or not all(isinstance(key, str) for key in keys):
+    if not isinstance(keys, (list, tuple)) or not keys:
         raise TypeError(f"{argument} must be a list of names, such as {list(space)[:1]}")
-    for key in keys:
-        if key == mask_key:
-            raise ValueError(f"{argument} names the action mask (action_mask_key), not a feature: leave it out")
-        if key not in space.spaces:
-            likely = nearest(key, space)
-            remedy = f"use some of {list(space)}" if likely is None else f"did you mean {likely!r}?"
-            raise ValueError(f"{argument} names {key!r}, which is not an entry of the observations: {remedy}")
+    if unknown := [key for key in keys if key not in space.spaces]:
+        raise ValueError(
+            f"{argument} names {unknown[0]!r}, which is not an entry of the observations: use some of {list(space)}"
+        )
     return _only(space, keys)
 
 
@@ -150,7 +126,6 @@ def to_tensor(
     """One observation, or a batch of them, as a batch of tensors, and whether it was a batch.
 
     :param observation: array, number, or dict or tuple of arrays; channel-last images fit channel-first spaces
-    :param name: its name in messages
     :param optional: entries of a Dict space that may be missing
     :raises ValueError: the observation does not fit the space
     :raises FloatingPointError: it is not finite, in single precision
@@ -167,9 +142,6 @@ def to_tensor(
             for key, sub in space.items()
             if key in observation
         }
-        rows = {key: len(tensor) for key, (tensor, _) in parts.items()}
-        if len({*rows.values()}) > 1:
-            raise ValueError(f"the entries of {name} have different numbers of rows, {rows}: pass as many of each")
         return {key: tensor for key, (tensor, _) in parts.items()}, any(batched for _, batched in parts.values())
     # A copy: torch cannot share arrays with negative strides or without write permission.
     array = np.array(observation)
@@ -183,9 +155,7 @@ def to_tensor(
             f"observation of shape {array.shape} does not fit observation_space={space}: "
             f"pass shape {space.shape}, or with one more dimension in front for several observations"
         )
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        require_choices(array, space)
-    return th.as_tensor(array if batched else array[None], device=device), batched
+    return to_network(array if batched else array[None], space, device), batched
 
 
 def as_starts(episode_start: npt.ArrayLike, n_envs: int) -> np.ndarray:
@@ -279,14 +249,11 @@ def require_finite(what: str, values: GivenObservation, step: int, env: int | No
     )
 
 
-def not_finite(policy: nn.Module, obs: PyTorchObs, step: int | None = None) -> NotFinite:
-    """The error for a policy whose outputs for ``obs`` (tensors) are not finite; ``step`` as in ``require_finite``."""
+def not_finite(policy: nn.Module, step: int | None = None) -> NotFinite:
+    """The error for a policy whose outputs are not finite; ``step`` as in ``require_finite``."""
     weights = th.cat([weight.detach().flatten() for weight in policy.parameters()])
     n_wrong = int(weights.isfinite().logical_not().sum())
     why = f"{n_wrong} of its {len(weights)} weights are not finite"
-    if not n_wrong:
-        largest = max(leaf.float().abs().max().item() for leaf in tree_leaves(obs))
-        why = f"its weights are up to {weights.abs().max():.3g}, the observations up to {largest:.3g}"
     log_std = getattr(policy, "log_std", None)
     if log_std is not None:
         why += f", log_std is from {log_std.min():.3g} to {log_std.max():.3g}"

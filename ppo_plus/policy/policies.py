@@ -25,7 +25,7 @@ from torch import nn, optim
 
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise, WhiteNoise
 from ppo_plus.formulas.moments import Moments
-from ppo_plus.policy.arguments import NetworkLike, make_extractor, split_network
+from ppo_plus.policy.arguments import NetworkLike, split_network
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import Masks, as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.normalization import (
@@ -38,6 +38,7 @@ from ppo_plus.policy.normalization import (
 from ppo_plus.policy.observations import (
     GivenObservation,
     as_starts,
+    canonical_space,
     is_finite,
     make_preprocess,
     not_finite,
@@ -273,7 +274,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return self._make_extractor(self.actor_space)
 
     def _make_extractor(self, space: spaces.Space) -> BaseFeaturesExtractor:
-        return make_extractor(self.features_extractor_class, space, self.features_extractor_kwargs)
+        extractor, is_dict = self.features_extractor_class, isinstance(space, spaces.Dict)
+        if {FlattenExtractor: False, NatureCNN: False, CombinedExtractor: True}.get(extractor, is_dict) != is_dict:
+            raise ValueError(
+                f'policy: observation_space={space} does not fit SB3\'s {extractor.__name__}: a "MultiInput" policy '
+                'takes Dict observations, "Mlp" and "Cnn" take others'
+            )
+        return extractor(canonical_space(space), **self.features_extractor_kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
@@ -467,8 +474,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         else:
             latent_pi = self.mlp_extractor.forward_actor(features.actor)
             latent_vf = self.mlp_extractor.forward_critic(features.critic)
-        log_std = self._log_std
-        std = None if log_std is None else self.exploration.std(log_std, latent_pi)
+        std = self.exploration.std(self.log_std, latent_pi) if self.distribution.gaussian_dim else None
         params = self.distribution.params(self.action_net(latent_pi), std, masks)
         values = self.value_net(latent_vf)
         values = values.flatten() if self.streams is None else th.cat([values, self.streams.head(latent_vf)], dim=1)
@@ -478,13 +484,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def init_carry(self, n_envs: int) -> Carry:
         """Empty memory and fresh noise for ``n_envs`` environments."""
-        return Carry(self.init_memory(n_envs), self.exploration.init(n_envs, *self._noise_dims, self.device))
+        sizes = self.mlp_extractor.latent_dim_pi, self.distribution.noise_dim
+        return Carry(self.init_memory(n_envs), self.exploration.init(n_envs, *sizes, self.device))
 
     def renew_noise(self, carry: Carry, envs: np.ndarray) -> Carry:
         """Draw the noise again for the environments with these indices, shape ``(K,)``; memory stays."""
         indices = to_device(th.from_numpy(np.asarray(envs)), self.device)
-        noise = self.exploration.renew(carry.noise, indices, *self._noise_dims)
-        return carry._replace(noise=noise)
+        sizes = self.mlp_extractor.latent_dim_pi, self.distribution.noise_dim
+        return carry._replace(noise=self.exploration.renew(carry.noise, indices, *sizes))
 
     # --- SB3's interface -------------------------------------------------------------------------------------------
 
@@ -630,7 +637,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         chosen, made = actions.numpy(force=True), params.numpy(force=True)
         # A logit may be -inf: the alternative is never chosen.
         if not is_finite(made) and not (np.isfinite(made.max()) and is_finite(chosen)):
-            raise not_finite(self, obs)
+            raise not_finite(self)
         env_actions = self.distribution.to_env(chosen)
         if batched:
             return env_actions, state
@@ -644,8 +651,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _explore(self, params: th.Tensor, latent_pi: th.Tensor, noise: NoiseState) -> tuple[th.Tensor, NoiseState]:
         """Sampled actions, and the noise for the next step."""
-        log_std = self._log_std
-        log_std = None if log_std is None else self.distribution.noise_log_std(log_std)
+        log_std = self.distribution.noise_log_std(self.log_std) if self.distribution.gaussian_dim else None
         z, noise = self.exploration.sample(noise, latent_pi, log_std)
         return (self.distribution.sample(params) if z is None else self.distribution.from_noise(params, z)), noise
 
@@ -667,14 +673,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if nothing_allowed(masks, layout).any():
             raise ValueError(f"action_masks={action_masks} allow nothing to choose from, for choices among {layout}")
         return th.as_tensor(masks, device=self.device)
-
-    @property
-    def _log_std(self) -> th.Tensor | None:
-        return self.log_std if self.distribution.gaussian_dim else None
-
-    @property
-    def _noise_dims(self) -> tuple[int, int]:
-        return self.mlp_extractor.latent_dim_pi, self.distribution.noise_dim
 
     def _fit_noise(self, n_envs: int, episode_start: np.ndarray | None = None) -> None:
         """Make the noise of :meth:`predict` and :meth:`forward` fit a batch."""

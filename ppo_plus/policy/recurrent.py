@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from ppo_plus.policy.memory import LayerMemory, State
 from ppo_plus.policy.policies import CnnPolicy, Memory, MultiInputPolicy
-from ppo_plus.require import require_kind
 
 #: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
@@ -163,9 +162,7 @@ class RecurrentMemory(LayerMemory):
     compiles_encoder = False
 
     def __init__(self, *args: Any, lstm_kwargs: dict[str, Any] | None = None, **kwargs: Any):
-        require_kind("policy_kwargs: lstm_kwargs", lstm_kwargs, (dict, type(None)), "a dict, or None")
-        unknown = (lstm_kwargs or {}).keys() - {"bias", "dropout"}
-        if unknown:
+        if (lstm_kwargs or {}).keys() - {"bias", "dropout"}:
             raise ValueError(f"policy_kwargs: lstm_kwargs={lstm_kwargs!r} may only set bias and dropout")
         self.lstm_kwargs = self.layer_kwargs = lstm_kwargs or {}
         super().__init__(*args, **kwargs)

@@ -19,31 +19,13 @@ import torch as th
 from torch import nn
 from torch.nn import functional as F
 
+from ppo_plus.formulas.losses import linear_recurrence
 from ppo_plus.policy.memory import LayerMemory, MemoryLayer, State
 from ppo_plus.policy.policies import CnnPolicy, MultiInputPolicy
 from ppo_plus.trees import widest
 
 #: Steps in which the slowest component of a new layer decays to 1/e.
 LONGEST = 256.0
-
-
-def linear_recurrence(a: th.Tensor, b: th.Tensor, h: th.Tensor) -> th.Tensor:
-    r"""All :math:`h_t = a_t h_{t-1} + b_t` of sequences, shape ``(N, T, ...)``.
-
-    By doubling (Hillis and Steele 1986): after each of :math:`\lceil \log_2 T \rceil` rounds, :math:`b_t` is the result
-    for twice as many steps, and :math:`a_t` the product over them. It is exact for any :math:`a`, also 0.
-
-    :param a: shape ``(N, T, ...)``, or what can be broadcast to it after the first two dimensions
-    :param b: shape ``(N, T, ...)``
-    :param h: :math:`h_0`, shape ``(N, ...)``
-    """
-    b = th.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], dim=1)
-    span = 1
-    while span < b.shape[1]:
-        b = th.cat([b[:, :span], b[:, span:] + a[:, span:] * b[:, :-span]], dim=1)
-        a = th.cat([a[:, :span], a[:, span:] * a[:, :-span]], dim=1)
-        span *= 2
-    return b
 
 
 def rotated(x: th.Tensor, angle: th.Tensor) -> th.Tensor:

@@ -5,7 +5,6 @@ environment's reward; costs are weighed differently (``Streams.combined``). The 
 heads. ``K - 1`` is the number of streams, and so ``K`` that of values.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,9 @@ from torch import nn
 
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments
-from ppo_plus.formulas.schedules import TAKES_PROGRESS, ScheduleLike, make_schedule, value_at
+from ppo_plus.formulas.schedules import ScheduleLike, make_schedule, value_at
 from ppo_plus.policy.normalization import RunningMoments
-from ppo_plus.require import require_callable, require_kind, require_number
+from ppo_plus.require import require_kind, require_number
 
 #: Returns the moments of the numbers of all processes, given those of one.
 Pool = Callable[[Moments], Moments]
@@ -60,8 +59,7 @@ class Stream:
                 f"{title}: source={self.source!r} must be a key of info, a tuple of keys, or a function of "
                 "observations, actions and next observations"
             )
-        schedule = make_schedule(f"{title}: weight", self.weight, -float("inf"))
-        require_callable(f"{title}: weight", schedule, 1, TAKES_PROGRESS)
+        make_schedule(f"{title}: weight", self.weight, -float("inf"))
         for argument in ("gamma", "gae_lambda"):
             require_number(f"{title}: {argument}", getattr(self, argument), 0, 1, or_none=True)
         if self.name is None:
@@ -69,8 +67,6 @@ class Stream:
         require_kind(f"{title}: name", self.name, str, "text")
         if not self.name or "/" in str(self.name):
             raise ValueError(f"{title}: name={self.name!r} is a part of names in logs: pass name=, without a slash")
-        for argument in ("episodic", "normalize"):
-            require_kind(f"{title}: {argument}", getattr(self, argument), bool, "True or False")
 
     @property
     def is_computed(self) -> bool:
@@ -122,11 +118,6 @@ class StreamPart(RunningMoments):
         assert callable(self.stream.source)
         return self.stream.source(observations, actions, next_observations)
 
-    def take_raw(self) -> None:
-        """Observations are raw from now on: the policy normalizes them itself."""
-        if self.stream.is_computed:
-            warnings.warn(f"the stream {self.stream.name!r} is computed from raw observations now", stacklevel=4)
-
     def end_rollout(self, mean: float) -> None:
         """Adapt to the mean sum of rewards of the episodes that have ended in a rollout, if any have."""
 
@@ -144,10 +135,7 @@ class StreamPart(RunningMoments):
 
 
 class Streams(nn.Module):
-    """The parts of all streams of a policy, and their critic heads: one layer beside ``value_net``.
-
-    :raises ValueError: the critic does not end with such a layer
-    """
+    """The parts of all streams of a policy, and their critic heads: one layer beside ``value_net``."""
 
     def __init__(self, streams: Sequence[Stream], policy: ActorCriticPolicy):
         super().__init__()

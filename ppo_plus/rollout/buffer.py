@@ -193,10 +193,7 @@ class RolloutBuffer:
 
     def stored(self, name: str) -> Any:
         """What is stored under a name, as a tensor ``(T, N, ...)`` or a dict of them; ``None``: nothing."""
-        # Not `as_tensor`, which copies to torch's default device.
-        return mapped(
-            lambda part: th.from_numpy(part) if isinstance(part, np.ndarray) else part, self._stored.get(name)
-        )
+        return mapped(as_tensor, self._stored.get(name))
 
     def begin_sequences(self, memory: Memory) -> None:
         """Begin a training sequence in each environment with the next step, before which the policy has this memory.
@@ -232,11 +229,7 @@ class RolloutBuffer:
         rows = th.from_numpy(self.valid.argsort(axis=0, kind="stable")).to(self.storage)
         order = rows, th.arange(self.n_envs, device=self.storage)
         moved = copy.copy(self)
-        # An overridden method may read everything.
-        is_own = type(self).compute_returns_and_advantage is RolloutBuffer.compute_returns_and_advantage
-        names = (*ESTIMATED, "episode_starts") if is_own else self._stored
-        parts = {name: tree_map(lambda part: _held(part[order]), self.stored(name)) for name in names}
-        moved._stored = self._stored | parts
+        moved._stored = {name: tree_map(lambda part: _held(part[order]), self.stored(name)) for name in self._stored}
         moved.valid = np.sort(self.valid, axis=0)
         moved.compute_returns_and_advantage(last_values=last_values, dones=dones)
         for name in ("advantages", "returns"):
@@ -292,10 +285,11 @@ class RolloutBuffer:
             stored = stored.T if self.memories else stored
             stored.copy_(column.view(stored.shape))
 
-    def all_of(self, name: str) -> th.Tensor:
-        """``values`` or ``returns``, ``(T, N)``, with streams ``(T, N, K)``."""
-        parts = [part.stored(name) for part in (self, *self.stream_buffers)]
-        return th.stack(parts, dim=-1) if self.stream_buffers else parts[0]
+    def all_of(self, name: str) -> Any:
+        """:meth:`stored`, but ``values`` and ``returns`` with streams as ``(T, N, K)``."""
+        if not self.stream_buffers or name not in ("values", "returns"):
+            return self.stored(name)
+        return th.stack([part.stored(name) for part in (self, *self.stream_buffers)], dim=-1)
 
     def transitions(self, name: str) -> Any:
         """One of the stored tensors, or a dict of them, with a row for each transition to learn from.
@@ -303,7 +297,7 @@ class RolloutBuffer:
         :raises RuntimeError: the rollout is not complete
         """
         self._require_full()
-        valid, stored = self.valid, self.all_of(name) if name in ("values", "returns") else self.stored(name)
+        valid, stored = self.valid, self.all_of(name)
         if valid is None:
             return tree_map(lambda tensor: tensor.flatten(0, 1), stored)
         return tree_map(lambda tensor: tensor[th.from_numpy(valid)], stored)
@@ -314,7 +308,7 @@ class RolloutBuffer:
         def flat(tensor: th.Tensor) -> th.Tensor:
             return to_device((tensor.transpose(0, 1) if self.memories else tensor).flatten(0, 1), self.device)
 
-        return tree_map(flat, self.all_of(name) if name in ("values", "returns") else self.stored(name))
+        return tree_map(flat, self.all_of(name))
 
     def minibatches(
         self, batch_size: int | None = None, rollout: Batch | None = None
@@ -421,6 +415,11 @@ class RolloutBuffer:
             self._stored[name] = tree_map(lambda row: _held(row.new_zeros((self.buffer_size, *row.shape))), rows)
 
 
+def as_tensor(part: Rows) -> th.Tensor:
+    """A tensor with the memory of an array; ``torch.as_tensor`` would copy it to torch's default device."""
+    return th.from_numpy(part) if isinstance(part, np.ndarray) else part
+
+
 def _held(tensor: th.Tensor) -> Rows:
     """A NumPy array with the memory of a tensor; on another device than the CPU, the tensor."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
@@ -454,7 +453,7 @@ def own_buffer_class(buffer_class: type | None) -> type[RolloutBuffer]:
 
 def _as_stored(rows: Rows) -> th.Tensor:
     """A tensor of the shape and dtype that rows are stored in: networks compute in float32, integers stay integers."""
-    like: th.Tensor = rows if isinstance(rows, th.Tensor) else th.from_numpy(np.empty(rows.shape, rows.dtype))
+    like = rows if isinstance(rows, th.Tensor) else th.from_numpy(np.empty(rows.shape, rows.dtype))
     return like.float() if like.is_floating_point() else like
 
 

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.compiling.constants import Reads
-from ppo_plus.compiling.torch_private import swapped, without_gradients
+from ppo_plus.compiling.torch_private import swapped
 from ppo_plus.envs.checked_envs import CheckedEnvs, as_rewards, is_reset
 from ppo_plus.envs.checks import TIMEOUT, check_shape, row_of
 from ppo_plus.envs.layers import layers
@@ -25,7 +25,7 @@ from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import is_finite, not_finite, require_finite, to_network
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry, PolicyOutput
-from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer
+from ppo_plus.rollout.buffer import AT_ONCE, RolloutBuffer, as_tensor
 from ppo_plus.rollout.streams import complete_streams, stream_columns
 from ppo_plus.trees import mapped, to_device, tree_leaves, tree_map
 
@@ -51,19 +51,11 @@ class Position:
         self.carry: Carry | None = None
         #: Sums of the rewards of streams (:func:`ppo_plus.rollout.streams.complete_streams`); ``None``: unknown.
         self.stream_sums: th.Tensor | None = None
-        #: Whether :meth:`warn_once` has warned.
-        self.has_warned = False
 
     def begin(self, device: th.device, forget: bool) -> None:
         """Begin a call of ``learn`` on a device; ``forget`` memory and noise if its episodes are new ones."""
         self.carry = None if forget else tree_map(lambda tensor: tensor.to(device), self.carry)
         self.stream_sums = None if forget else self.stream_sums
-
-    def warn_once(self, message: str) -> None:
-        """Warn of time limits that cannot be recognized, once for a model."""
-        if not self.has_warned:
-            self.has_warned = True
-            warnings.warn(message, stacklevel=5)
 
     def __getstate__(self) -> dict[str, Any]:
         # On the CPU, so that it can be loaded without a GPU.
@@ -105,24 +97,11 @@ class EnvStep(NamedTuple, Generic[Kind]):
         return self.dones if self.valid is None else self.dones | ~self.valid
 
 
-class Report(NamedTuple):
-    """What a collector knows only at the end of a rollout; until then, environments in tensors keep it on a device."""
-
-    infos: Sequence[dict[str, Any]] = ()  # the infos that a `Monitor` would have returned for the last episodes
-    log: dict[str, float] = {}  # what the environments logged (`rollout_log`), a simulator's averaged over the rollout
-
-
 def values_after(
     policy: ActorCriticPolicy, buffer: RolloutBuffer, rows: th.Tensor, columns: th.Tensor, final_obs: PyTorchObs
 ) -> th.Tensor:
-    """The critic's values of the final observations of ``M`` transitions, shape ``(M, K)`` with ``K - 1`` streams.
-
-    With memory, each is the last step of a sequence of the rollout that ends with that transition.
-
-    :param rows: steps of the transitions
-    :param columns: their environments
-    :param final_obs: tensors with ``M`` rows, on the device of the storage
-    """
+    """The critic's values of final observations of ``M`` transitions, shape ``(M, K)`` with ``K - 1`` streams. With
+    memory, each is the last step of a sequence of the rollout that ends with that transition."""
     device = policy.device
     if not buffer.memories:
         final_obs = tree_map(lambda final: to_device(final, device), final_obs)
@@ -157,28 +136,21 @@ def values_after(
 
 
 class Collector:
-    """Collects one rollout, from environments in NumPy's arrays.
-
-    :param plan: what to collect with
-    :param env: the environments
-    :param position: their position, which each step updates
-    :param step: how many steps each environment has taken, for messages
-    """
+    """Collects one rollout, from environments in NumPy's arrays. Each step updates their ``position``; ``step`` is how
+    many steps each of them has taken, for messages."""
 
     #: Once the rollout has ended: the last observations as tensors, the memory before them (``None``: empty), and which
     #: of them begin an episode, on the device of the storage.
     _last: tuple[Any, Carry | None, th.Tensor]
     #: Transitions that a time limit, and nothing else, ended, and their final observations as tensors.
     _at_limits: tuple[RowsAndColumns, Any]
-    #: Time limits without a final observation: the value of the observation before is used.
-    _unknown: RowsAndColumns | None = None
 
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
         self._plan, self.position, self._step = plan, position, step
         #: Steps taken in this rollout.
         self.n_steps = 0
-        #: The step that is not stored yet.
-        self.pending: EnvStep[Any] | None = None
+        #: The step that is not stored yet, an :class:`EnvStep`.
+        self.pending: Any = None
         #: Transitions that a time limit ended: row, column, final observation.
         self._limited: list[tuple[int, int, Any]] = []
         #: Which episodes have ended in each step, booleans ``(N,)``.
@@ -219,7 +191,7 @@ class Collector:
             n_envs = self._env.num_envs
             # Copies: environments may return the same arrays in each step, also in an evaluation by a callback.
             new_obs, dones = mapped(np.array, new_obs), np.array(dones, dtype=bool).reshape(n_envs)
-            rewards = as_rewards(rewards, n_envs, self._step)
+            rewards = as_rewards(rewards, n_envs)
             self._checked.require_finite(new_obs, rewards)
         valid = None
         if np.count_nonzero(dones) and any(resets := [is_reset(info) for info in infos]):
@@ -246,7 +218,7 @@ class Collector:
         step: Any = PolicyOutput.unpacked(packed.cpu().numpy(), policy.distribution.action_dim)
         # A log-probability is not finite where a parameter or an action is not.
         if not is_finite(step.values + step.log_probs):
-            raise not_finite(policy, obs_tensor, self._step)
+            raise not_finite(policy, self._step)
         if step.actions.dtype != policy.distribution.dtype:
             step = step._replace(actions=step.actions.astype(policy.distribution.dtype))
         return obs_tensor, step
@@ -271,24 +243,22 @@ class Collector:
 
     def locals(self) -> dict[str, Any]:
         """What callbacks find of the pending step in their ``locals``, under SB3's names."""
-        step = self._taken()
+        step, shown = self.pending, self._shown
         return {
             "obs_tensor": step.obs_tensor,
             "action_masks": step.masks,
-            "actions": step.chosen.actions,
-            "values": th.from_numpy(step.chosen.values[:, None]),
-            "log_probs": th.from_numpy(step.chosen.log_probs),
-            "clipped_actions": step.env_actions,
-            "new_obs": step.new_obs,
-            "rewards": step.rewards,
-            "dones": step.dones,
+            "actions": shown(step.chosen.actions),
+            "values": as_tensor(step.chosen.values[:, None]),
+            "log_probs": as_tensor(step.chosen.log_probs),
+            "clipped_actions": shown(step.env_actions),
+            "new_obs": shown(step.new_obs),
+            "rewards": shown(step.rewards),
+            "dones": shown(step.dones),
             "infos": step.infos,
         }
 
-    def _taken(self) -> EnvStep[Any]:
-        """The pending step."""
-        assert self.pending is not None, "there is no step to store"
-        return self.pending
+    def _shown(self, values: Any) -> Any:
+        return values
 
     def store(self, env: VecEnv) -> None:
         """Store the pending step, and continue from it, or from a reset if something else has used the environments.
@@ -296,7 +266,7 @@ class Collector:
         :param env: the environments to continue in
         :raises FloatingPointError: a final observation is not finite
         """
-        step = self._taken()
+        step: EnvStep[Any] = self.pending
         starts, infos = step.next_starts, step.infos
         limited = self._limited_in(step) if np.count_nonzero(step.dones) else []
         with self._checked if limited else nullcontext():
@@ -319,10 +289,7 @@ class Collector:
         self.pending = None
 
     def _limited_in(self, step: EnvStep[np.ndarray]) -> list[tuple[int, Any]]:
-        """Index and final observation of the environments whose episode a time limit, and nothing else, has ended.
-
-        Warns once of infos with only one of the two entries that say so, and of overwritten final observations.
-        """
+        """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
         limited: list[tuple[int, Any]] = []
         for i in np.flatnonzero(step.dones).tolist():
             final_obs, is_limited = step.infos[i].get("terminal_observation"), step.infos[i].get(TIMEOUT)
@@ -334,25 +301,24 @@ class Collector:
                 final = {key: final_obs[key] for key in first} if isinstance(first, dict) else final_obs
                 pairs = zip(tree_leaves(final), tree_leaves(first), strict=True)
                 if self._may_overwrite and all(np.array_equal(*pair) for pair in pairs):
-                    self.position.warn_once(
-                        f"environment {i} ended an episode at a time limit with the observation that the next one "
+                    warnings.warn(
+                        "an environment ended an episode at a time limit with the observation that the next one "
                         "begins with. If that is because it writes into one array, let it return copies, or use "
-                        "SupervisedVecEnv: training bootstraps from the last observation"
+                        "SupervisedVecEnv: training bootstraps from the last observation",
+                        stacklevel=5,
                     )
             elif is_limited or (is_limited is None and final_obs is not None):
-                missing, present = "terminal_observation", TIMEOUT
-                if not is_limited:
-                    missing, present = present, missing
-                self.position.warn_once(
-                    f"environment {i} ended an episode with {present!r} in its info but without {missing!r}, so it is "
-                    "learned as an end after which nothing follows, even if a time limit cut it off: have the "
-                    "environment set both, infos[i]['TimeLimit.truncated'] (whether only a time limit ended the "
-                    "episode) and infos[i]['terminal_observation'] (the last observation before the reset)"
+                warnings.warn(
+                    "an environment ended an episode with only one of 'TimeLimit.truncated' (whether only a time limit "
+                    "ended it) and 'terminal_observation' (the last one before the reset) in its info, so it is "
+                    "learned as an end after which nothing follows: have the environment set both",
+                    stacklevel=5,
                 )
         return limited
 
-    def finish(self) -> Report:
-        """End the rollout; :meth:`estimate` may be called then."""
+    def finish(self) -> tuple[list[dict[str, Any]], dict[str, float]]:
+        """End the rollout; :meth:`estimate` may be called then. Returns the infos of its last episodes that no step has
+        returned, and what the environments logged (``rollout_log``)."""
         policy, position, buffer = self._plan.policy, self.position, self._plan.buffer
         rows, columns, final_obs = zip(*self._limited, strict=True) if self._limited else ((), (), ())
         to_tensors = partial(to_network, space=policy.observation_space)
@@ -361,16 +327,15 @@ class Collector:
         places = th.tensor(rows, dtype=th.long, device="cpu"), th.tensor(columns, dtype=th.long, device="cpu")
         stacked = tree_map(lambda *parts: np.stack(parts), *final_obs) if final_obs else None
         self._at_limits = places, to_tensors(stacked, device=buffer.storage) if final_obs else None
-        return Report(log=getattr(self._env, "rollout_log", dict)())
+        return [], getattr(self._env, "rollout_log", dict)()
 
     def estimate(self, buffer: RolloutBuffer) -> None:
-        """Estimate the advantages of the rollout and its streams, bootstrapping from the policy's present values.
-
-        :param buffer: the rollout's, or a twin of it
-        """
+        """Estimate the advantages of the rollout, or of a twin of it, and its streams, from present values."""
+        policy, (obs, carry, starts), ((rows, columns), final_obs) = self._plan.policy, self._last, self._at_limits
+        carry = carry or Carry(policy.init_memory(len(starts)))
         with th.no_grad():
-            rows, columns, final_values = self._values_at_limits(buffer)
-            last_values, starts = self._last_values(), self._last[-1]
+            final_values = values_after(policy, buffer, rows, columns, final_obs) if len(rows) else th.empty(0, 1)
+            last_values = policy.predict_values(obs, carry, to_device(starts, policy.device)).reshape(len(starts), -1)
         buffer.is_combined = False
         for k, part in enumerate((buffer, *buffer.stream_buffers)):
             if len(rows) and part.episodic:
@@ -379,28 +344,11 @@ class Collector:
 
     def complete_streams(self, total: Callable[[Moments], Moments]) -> dict[str, float]:
         """Compute the streams of the rollout; the mean sum of each over the episodes that have ended, by name.
-
-        :param total: returns the moments of all processes together, given those of this one
-        """
+        ``total`` returns the moments of all processes together, given those of this one."""
         policy, position = self._plan.policy, self.position
         sums, means = complete_streams(policy, self._plan.buffer, position.stream_sums, self.dones(), total)
         position.stream_sums = sums
         return means
-
-    def _last_values(self) -> th.Tensor:
-        """The present values of the last observations, ``(N, K)`` with ``K - 1`` streams."""
-        policy, (obs, carry, starts) = self._plan.policy, self._last
-        carry = carry or Carry(policy.init_memory(len(starts)))
-        return policy.predict_values(obs, carry, to_device(starts, policy.device)).reshape(len(starts), -1)
-
-    def _values_at_limits(self, buffer: RolloutBuffer) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Rows and columns of ``M`` time limits, and the present values of their final observations, ``(M, K)``."""
-        (rows, columns), final_obs = self._at_limits
-        found = [values_after(self._plan.policy, buffer, rows, columns, final_obs)] if len(rows) else []
-        if self._unknown is not None and len(self._unknown[0]):
-            found.append(buffer.all_of("values")[self._unknown].reshape(len(self._unknown[0]), -1))
-            rows, columns = map(th.cat, zip((rows, columns), self._unknown, strict=True))
-        return rows, columns, th.cat(found) if found else th.empty(0, 1)
 
     def dones(self) -> th.Tensor:
         """Which episodes have ended in each step of the rollout, booleans ``(T, N)``."""
@@ -433,7 +381,7 @@ def prepare_act(
             return plain(*inputs)
 
     compiled = compilation.compiled("acting", act, Reads(tensors, {"policy": policy, "masks": masks}))
-    return without_gradients(plain if compiled is None else compiled.bind(tensors, plain=plain, may_move=may_move))
+    return th.no_grad()(plain if compiled is None else compiled.bind(tensors, plain=plain, may_move=may_move))
 
 
 def where(mask: th.Tensor, one: Tree, other: Tree) -> Tree:

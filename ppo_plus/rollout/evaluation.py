@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from gymnasium.wrappers import vector as vectorized
@@ -19,25 +18,18 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.vec_env import (
-    SubprocVecEnv,
-    VecEnv,
-    VecNormalize,
-    VecTransposeImage,
-    unwrap_vec_normalize,
-)
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from ppo_plus.envs.checked_envs import CheckedEnvs, is_reset, monitored
 from ppo_plus.envs.checks import TIMEOUT, as_reward
 from ppo_plus.envs.layers import layers, share_layers
 from ppo_plus.envs.normalization import require_one_normalization, warn_of_statistics
-from ppo_plus.envs.supervised.vec_env import RESTART, SupervisedVecEnv
+from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.model import Model
 from ppo_plus.policy.masking import find_masks
-from ppo_plus.policy.streams import Stream
 from ppo_plus.process import assigned
-from ppo_plus.require import NotFinite, require_int, require_kind, require_spaces
+from ppo_plus.require import require_int, require_spaces
 
 #: Steps of an environment in an evaluation after which a warning says that no episode has ended.
 LONG = 10_000
@@ -52,20 +44,8 @@ Predict = Callable[..., tuple[Any, Any]]
 Episode = dict[str, float]
 
 
-class Evaluated(Model, Protocol):
-    """A model that is evaluated."""
-
-    normalize_observations: bool | dict[str, Any]
-    streams: Sequence[Stream]
-
-    @property
-    def predict(self) -> Predict: ...
-
-    def _wrap_env(self, env: GymEnv, verbose: int = 0) -> VecEnv: ...
-
-
 def evaluate(
-    model: Evaluated,
+    model: Model,
     n_eval_episodes: int,
     env: GymEnv | None,
     render: bool,
@@ -73,10 +53,7 @@ def evaluate(
     return_episodes: bool = False,
 ) -> tuple[float, float] | list[Episode]:
     """See :meth:`ppo_plus.PPO_Plus.evaluate`, of which ``model`` is one."""
-    if isinstance(n_eval_episodes, (gym.Env, VecEnv)):
-        raise TypeError(f"n_eval_episodes={n_eval_episodes!r} is an environment: pass env={n_eval_episodes!r}")
     require_int("n_eval_episodes", n_eval_episodes, 1)
-    require_kind("deterministic", deterministic, bool, "True or False")
     if env is not None:
         env = model._wrap_env(env, model.verbose)
         vec_env = with_statistics_of(model, env)
@@ -94,16 +71,10 @@ def evaluate(
     with undisturbed(vec_env) if trains else frozen(vec_env) as played:
         episodes = play(model, played, n_eval_episodes, render=render, deterministic=deterministic, warn=False)
     returns = [episode["return"] for episode in episodes]
-    mean = float(np.mean(returns))
-    if not math.isfinite(mean):
-        raise NotFinite(
-            f"the mean return of {n_eval_episodes} episodes is {mean}: a reward of env={env or vec_env!r} is not "
-            "finite. Fix the environment, or wrap it to clip its rewards"
-        )
-    return episodes if return_episodes else (mean, float(np.std(returns)))
+    return episodes if return_episodes else (float(np.mean(returns)), float(np.std(returns)))
 
 
-def play(model: Evaluated, env: VecEnv, n_episodes: int, **options: Any) -> list[Episode]:
+def play(model: Model, env: VecEnv, n_episodes: int, **options: Any) -> list[Episode]:
     """Episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
 
     An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes of the environment raise
@@ -157,36 +128,29 @@ def play(model: Evaluated, env: VecEnv, n_episodes: int, **options: Any) -> list
     return [{"return": float(r), "length": int(n), **further} for r, n, further in columns]
 
 
-def predict_in(model: Evaluated, env: VecEnv) -> Predict:
+def predict_in(model: Model, env: VecEnv) -> Predict:
     """The ``predict`` of a model in an environment, whose masks it gets if there are any."""
     source = find_masks(env, model.policy.distribution.mask_layout, model.action_mask_key)
+    own: Predict = model.predict
     if source is None or source.key is not None:
-        return model.predict
+        return own
     steps = count()
 
     def predict(observation: VecEnvObs, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         masks = source.read(env, observation, next(steps))
-        return model.predict(observation, *args, action_masks=masks, **kwargs)
+        return own(observation, *args, action_masks=masks, **kwargs)
 
     return predict
 
 
-def check_evaluations(model: Evaluated, callbacks: Sequence[BaseCallback]) -> None:
-    """:raises ValueError: SB3's ``EvalCallback`` would evaluate without action masks, or normalize twice"""
+def check_evaluations(model: Model, callbacks: Sequence[BaseCallback]) -> None:
+    """:raises ValueError: a callback would evaluate on observations that are normalized twice"""
     for callback in callbacks:
         if isinstance(callback, EvalCallback):
             require_one_normalization(callback.eval_env, model.normalize_observations)
-    plays = any(type(callback)._on_step is EvalCallback._on_step for callback in callbacks)
-    if plays and model.env is not None:
-        source = find_masks(model.env, model.policy.distribution.mask_layout, model.action_mask_key)
-        if source is not None and source.key is None:
-            raise ValueError(
-                "callback=EvalCallback(...): SB3's EvalCallback does not pass the environment's action masks: use "
-                "ppo_plus.EvalAfterUpdates, or MaskableEvalCallback of sb3-contrib"
-            )
 
 
-def with_statistics_of(model: Evaluated, vec_env: VecEnv) -> VecEnv:
+def with_statistics_of(model: Model, vec_env: VecEnv) -> VecEnv:
     """The environment wrapped as in training, with the present statistics of training.
 
     :raises ValueError: it has other spaces, or cannot be wrapped as the training environment is
@@ -217,17 +181,7 @@ def with_statistics_of(model: Evaluated, vec_env: VecEnv) -> VecEnv:
 @contextmanager
 def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
     """The training environment to play in: a ``Monitor`` records nothing, and the statistics of ``VecNormalize`` and of
-    Gymnasium's ``NormalizeObservation`` and ``NormalizeReward`` are used, but do not change. Those in worker processes
-    would, so a warning says what changes there.
-    """
-    if isinstance(env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
-        kinds = (NormalizeObservation, NormalizeReward)
-        if touched := [kind.__name__ for kind in kinds if any(env.env_is_wrapped(kind))]:
-            warnings.warn(
-                f"evaluate plays in the training environment, whose worker processes have {' and '.join(touched)}, so "
-                "their statistics change: pass evaluate(env=...), or use VecNormalize",
-                stacklevel=5,
-            )
+    Gymnasium's ``NormalizeObservation`` and ``NormalizeReward`` in this process are used, but do not change."""
     with ExitStack() as undo:
         for layer in layers(env):
             if isinstance(layer, Monitor):

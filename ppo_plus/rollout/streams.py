@@ -11,14 +11,13 @@ from ppo_plus.envs.checked_envs import is_reset
 from ppo_plus.envs.checks import InvalidOutput, as_reward
 from ppo_plus.envs.supervised.shared_memory import write_row
 from ppo_plus.envs.supervised.vec_env import RESTART
-from ppo_plus.formulas.losses import gae
+from ppo_plus.formulas.losses import linear_recurrence
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.policy.streams import Pool, StreamPart, Streams
 from ppo_plus.require import NotFinite
 from ppo_plus.rollout.buffer import AT_ONCE, ObsRows, RolloutBuffer, values_of
 from ppo_plus.trees import to_device, tree_map
-from ppo_plus.update.minibatch import Observations
 
 #: Bound of normalized rewards, as that of ``VecNormalize``.
 CLIP = 10.0
@@ -111,14 +110,6 @@ def complete_streams(
 
 def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
     """The rewards of a stream that are computed from transitions, ``(T, N)``."""
-
-    def rewards(observations: Observations, actions: th.Tensor, next_observations: Observations) -> th.Tensor:
-        found, n = part.rewards(observations, actions, next_observations), len(actions)
-        if not isinstance(found, th.Tensor) or found.shape != (n,):
-            what = f"rewards of shape {tuple(np.shape(found))}, {type(found).__name__}"
-            raise ValueError(f"the stream {part.stream.name!r} has {what}: return a tensor of shape ({n},)")
-        return found
-
     names = ("observations", "actions", "final_observations")
     whole = [tree_map(lambda rows: rows.flatten(0, 1), buffer.stored(name)) for name in names]
     size, device, n = AT_ONCE // 4, part.mean.device, buffer.buffer_size * buffer.n_envs
@@ -129,21 +120,19 @@ def computed(part: StreamPart, buffer: RolloutBuffer, pool: Pool) -> th.Tensor:
                 counted = to_device(th.from_numpy(buffer.valid).flatten()[i * size : (i + 1) * size], device)
                 next_obs = tree_map(lambda rows, counted=counted: rows[counted], next_obs)
             part.observe(next_obs, pool)
-        return th.cat([rewards(*piece) for piece in pieces]).view(buffer.buffer_size, buffer.n_envs)
+        return th.cat([part.rewards(*piece) for piece in pieces]).view(buffer.buffer_size, buffer.n_envs)
 
 
 def discounted_sums(
     rewards: th.Tensor, before: th.Tensor, starts: th.Tensor, gamma: float, valid: th.Tensor | None = None
 ) -> th.Tensor:
-    r""":math:`S_t = r_t + \gamma (1 - d_t) S_{t-1}`, ``(T, N)``: GAE backwards in time.
+    r""":math:`S_t = r_t + \gamma (1 - d_t) S_{t-1}`, ``(T, N)``.
 
     :param before: :math:`S` before the first step, ``(N,)``
     :param valid: which rows are transitions, booleans ``(T, N)``; ``None``: all. The others, whose rewards are 0, leave
         the sums unchanged
     """
-    decay: float | th.Tensor = gamma
+    decay = gamma * (1.0 - starts.to(rewards.dtype))
     if valid is not None:
-        starts, decay = starts * valid, th.where(valid, gamma, 1.0).flip(0)
-    backwards = starts.flip(0)
-    parts = rewards.flip(0), th.zeros_like(rewards), before, backwards.roll(1, 0), backwards[-1]
-    return gae(*parts, decay, 1.0).flip(0)
+        decay = decay.where(valid, 1.0)
+    return linear_recurrence(decay.T, rewards.T, before).T

@@ -4,7 +4,9 @@ What the host needs to know of a rollout (whether its numbers are finite, which 
 limits there were, what to log) is computed on the device and read in one copy.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping
+import warnings
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -20,17 +22,7 @@ from ppo_plus.policy.masking import MaskSource, flat_masks, nothing_allowed
 from ppo_plus.policy.observations import not_finite, require_finite
 from ppo_plus.policy.policies import PolicyOutput
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import (
-    Collector,
-    EnvStep,
-    Position,
-    Report,
-    RolloutPlan,
-    RowsAndColumns,
-    Tree,
-    restart,
-    where,
-)
+from ppo_plus.rollout.collector import Collector, EnvStep, Position, RolloutPlan, RowsAndColumns, Tree, restart, where
 from ppo_plus.rollout.streams import stream_tensors
 from ppo_plus.trees import to_device, tree_leaves, tree_map
 from ppo_plus.update.minibatch import read
@@ -48,27 +40,16 @@ class Lazy:
         return self._make()
 
 
-class LazyLocals(dict[str, Any]):
+class LazyLocals(UserDict[str, Any]):
     """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
 
-    # A dict's own methods read the entries themselves, those of a mapping call `__getitem__`.
-    get, setdefault = MutableMapping.get, MutableMapping.setdefault  # type: ignore[assignment]
-    values, items = MutableMapping.values, MutableMapping.items  # type: ignore[assignment]
-
     def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
+        value = self.data[key]
         return value.value if isinstance(value, Lazy) else value
 
-    def __iter__(self) -> Iterator[str]:
-        # Because this method is defined, `dict(locals)` and `{**locals}` read each value.
-        return super().__iter__()
-
-    def pop(self, key: str, *default: Any) -> Any:
-        value = super().pop(key, *default)
-        return value.value if isinstance(value, Lazy) else value
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self)
+    def update(self, other: Mapping[str, Any]) -> None:  # type: ignore[override]
+        # At once, since callbacks do it in each step.
+        self.data.update(other)
 
 
 class TensorCollector(Collector):
@@ -106,10 +87,7 @@ class TensorCollector(Collector):
         return tree_map(lambda tensor: tensor.to(self._plan.device, **options), tensors)  # type: ignore[no-any-return]
 
     def _masks(self) -> th.Tensor | None:
-        """The present action masks, booleans ``(N, M)``; ``None``: none, or in the observations.
-
-        :raises ValueError: they have another shape
-        """
+        """The present action masks, booleans ``(N, M)``; ``None``: none, or in the observations."""
         source = self._plan.masks
         if source is None or source.key is not None:
             return None
@@ -153,23 +131,15 @@ class TensorCollector(Collector):
         return step
 
     def locals(self) -> dict[str, Any]:
+        simulator, stepped = self._simulator, self._stepped
+        return super().locals() | {"rewards": self._seen, "infos": Lazy(lambda: simulator.infos(stepped))}
+
+    def _shown(self, values: Any) -> Lazy:
         # Copied to the host on access.
-        step, simulator, stepped = self._taken(), self._simulator, self._stepped
-        return {
-            "obs_tensor": step.obs,
-            "action_masks": step.masks,
-            "values": step.chosen.values[:, None],
-            "log_probs": step.chosen.log_probs,
-            "actions": Lazy(lambda: as_numpy(step.chosen.actions)),
-            "clipped_actions": Lazy(lambda: as_numpy(step.env_actions)),
-            "new_obs": Lazy(lambda: as_numpy(step.new_obs)),
-            "rewards": self._seen,
-            "dones": Lazy(lambda: as_numpy(step.dones)),
-            "infos": Lazy(lambda: simulator.infos(stepped)),
-        }
+        return Lazy(lambda: as_numpy(values))
 
     def store(self, env: VecEnv) -> None:
-        step, position, stepped = self._taken(), self.position, self._stepped
+        step, position, stepped = self.pending, self.position, self._stepped
         dones, timeouts, final_obs = stepped.dones, stepped.timeouts, stepped.final_obs
         known = th.full_like(dones, final_obs is not None)
         if position.obs is None:
@@ -193,7 +163,7 @@ class TensorCollector(Collector):
 
     # --- at the end ------------------------------------------------------------------------------------------------
 
-    def finish(self) -> Report:
+    def finish(self) -> tuple[list[dict[str, Any]], dict[str, float]]:
         """End the rollout: check its numbers; :meth:`estimate` may be called then.
 
         :raises FloatingPointError: an observation, a reward or an output of the policy was not finite
@@ -202,33 +172,35 @@ class TensorCollector(Collector):
         plan, position, buffer = self._plan, self.position, self._plan.buffer
         tables = (self._here(th.stack(column)) for column in zip(*self._episodes, strict=True))
         dones, timeouts, known, returns, lengths = tables
-        known, missing = timeouts & known, dones & ~known
-        unknown, streams = timeouts & missing, plan.policy.streams
-        computes = streams is not None and streams.are_computed
-        missing = missing if computes else unknown
+        streams = plan.policy.streams
+        lacks = (dones if streams is not None and streams.are_computed else timeouts) & ~known
         logged = [th.stack(values).mean() for values in self._log.values()]
         facts = [
-            self._suspicious(known),
-            th.stack([known.sum(), unknown.sum(), missing.sum()]),
+            self._suspicious(timeouts & known),
+            th.stack([timeouts.sum(), lacks.sum()]),
             _last_episodes(dones, returns, lengths, plan.window),
             th.stack(logged) if logged else th.empty(0, device=plan.device),
         ]
-        suspicious, (n_known, n_unknown, n_missing), episodes, means = (fact.numpy() for fact in read(facts))
+        suspicious, (n_limited, n_lacking), episodes, means = (fact.numpy() for fact in read(facts))
         if suspicious.any():
-            self._explain(known)
-        if n_missing:
-            also = ", and streams are computed from the first observation of the next episode" if computes else ""
-            position.warn_once(
+            self._explain(timeouts & known)
+        if n_lacking:
+            warnings.warn(
                 "the simulator does not return final observations of episodes, so the value of the observation before "
-                f"replaces that of the final one at a time limit{also}: {self._simulator.env.remedy}"
+                "replaces that of the final one at a time limit, and streams are computed from the first observation "
+                f"of the next episode: {self._simulator.env.remedy}",
+                stacklevel=4,
             )
-        limited, self._unknown = _entries(known, int(n_known)), _entries(unknown, int(n_unknown))
-        stored = buffer.stored("final_observations")
-        self._last = position.obs, position.carry, position.starts
-        self._at_limits = limited, tree_map(lambda rows: rows[limited], stored) if n_known else None
+        limited = _entries(timeouts, int(n_limited))
+        final_obs, own = (
+            tree_map(lambda rows: rows[limited], buffer.stored(name)) for name in ("observations", "final_observations")
+        )
+        if own is not None:
+            final_obs = where(known[limited], own, final_obs)
+        self._last, self._at_limits = (position.obs, position.carry, position.starts), (limited, final_obs)
         ended = [self._simulator.episode(*numbers) for there, *numbers in episodes.T[::-1].tolist() if there]
         names = [name if "/" in name else f"env/{name}" for name in self._log]
-        return Report([{"episode": episode} for episode in ended], dict(zip(names, means.tolist(), strict=True)))
+        return [{"episode": episode} for episode in ended], dict(zip(names, means.tolist(), strict=True))
 
     def dones(self) -> th.Tensor:
         return self._here(th.stack([dones for dones, *_ in self._episodes]))  # type: ignore[no-any-return]
@@ -247,11 +219,8 @@ class TensorCollector(Collector):
         return not_all_finite | nothing_allowed(_stored_masks(buffer, masks), masks.layout).any()
 
     def _explain(self, known: th.Tensor) -> None:
-        """Raise an error for what is wrong with the steps so far, if anything is.
-
-        :param known: for which of them the final observation is known
-        :raises FloatingPointError, ValueError: what is wrong
-        """
+        """Raise an error for what is wrong with the steps so far, if anything is, also with final observations where
+        these are known."""
         buffer, masks = self._plan.buffer, self._plan.masks
         first = self._step - self.n_steps
         outputs = buffer.stored("values") + buffer.stored("log_probs")
@@ -259,7 +228,7 @@ class TensorCollector(Collector):
             obs = tree_map(itemgetter(row), buffer.stored("observations"))
             require_finite("observation", as_numpy(obs), first + row)
             if not outputs[row].isfinite().all():
-                raise not_finite(self._plan.policy, obs, first + row)
+                raise not_finite(self._plan.policy, first + row)
             require_finite("reward", as_numpy(buffer.stored("rewards")[row]), first + row + 1)
             for i in np.flatnonzero(as_numpy(known[row])).tolist():
                 final_obs = tree_map(itemgetter((row, i)), buffer.stored("final_observations"))

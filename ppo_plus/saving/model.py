@@ -4,7 +4,7 @@ import copy
 import math
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import astuple
 from operator import attrgetter
@@ -14,18 +14,16 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.call import Call
-from ppo_plus.compiling.compiled import Compilation, CompileStatus
-from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.envs.normalization import Trained, warn_of_statistics
+from ppo_plus.compiling.compiled import CompileStatus
+from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.schedules import Sampled, Schedule, Unknown, value_at
+from ppo_plus.model import Model
 from ppo_plus.policy.arguments import SHAPING
 from ppo_plus.policy.policies import ActorCriticPolicy
-from ppo_plus.policy.streams import Stream
 from ppo_plus.require import ATTRIBUTES, require_spaces, unknown_argument
 from ppo_plus.rollout.collector import Position
 from ppo_plus.saving.format import container, names
@@ -37,30 +35,22 @@ from ppo_plus.update.minibatch import FUSED, PER_PARAMETER, is_elementwise
 from ppo_plus.update.update import Trainer
 
 
-class SavedModel(OnPolicyAlgorithm):
+class SavedModel(Model):
     """What files keep of a :class:`ppo_plus.PPO_Plus`, or make it of, beside what SB3's algorithms have."""
 
-    policy: ActorCriticPolicy  # type: ignore[assignment]
     settings: Settings
     position: Position
     trainer: Trainer
-    compilation: Compilation
     call: Call
-    ranks: Ranks
     clip_range: Schedule | float | str | None
     clip_range_vf: Schedule | float | str | None
-    normalize_observations: bool | dict[str, Any]
     exploration: NoiseProcess | None
-    streams: Sequence[Stream]
-    action_mask_key: str | None
     #: The arguments that may change over time.
     scheduled: ClassVar[frozenset[str]]
     #: The weights that the policy is built with, by name and shape; ``None``: it is not built yet.
     built_layout: dict[str, th.Size | type[th.optim.Optimizer]] | None
     #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
     _expects_masks: bool
-    #: Whether training observes through a ``VecNormalize``.
-    _trained_normalized: Trained = None
     _last_episode_starts: np.ndarray | None
 
 
@@ -278,7 +268,7 @@ def load_model(
     """The model of a file, from which ``saved`` was read; see :meth:`ppo_plus.PPO_Plus.load`."""
     with naming(path, "saved model"):
         model = assemble(cls, saved, env, device, force_reset, changes)
-    model.compilation.n_before = model.compilation.n_planned
+    model.compilation.n_planned = 0
     if env is not None:
         warn_of_statistics(model._trained_normalized, model.env)
     return model

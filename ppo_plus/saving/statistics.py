@@ -127,6 +127,8 @@ def move_into(policy: ActorCriticPolicy, source: VecNormalize | str | Path | Non
         raise ValueError(f"{problem}: derive it from ppo_plus.ActorCriticPolicy")
     if policy.observation_normalizer is not None:
         raise ValueError(f"normalize_observations={policy.normalize_observations!r}: the policy normalizes already")
+    if policy.streams is not None and policy.streams.are_computed:
+        raise ValueError("streams that are computed from observations would now get raw ones: keep VecNormalize")
     path = Path(source) if isinstance(source, (str, Path)) else None
     normalize: Any = source if path is None else SimpleNamespace(**read_statistics(path))
     seen = parts_of(policy.actor_space) | parts_of(policy.critic_space)
@@ -152,8 +154,6 @@ def move_into(policy: ActorCriticPolicy, source: VecNormalize | str | Path | Non
     count = th.tensor(min(rms.count for rms in moments.values()))
     normalizer.load_state_dict({"count": count, "mean": mean, "var": var})
     policy.observation_normalizer, policy.normalize_observations = normalizer.to(policy.device), options
-    for part in policy.streams.parts if policy.streams else ():
-        part.take_raw()
     return options
 
 

@@ -12,7 +12,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from ppo_plus.compiling.constants import Reads
-from ppo_plus.compiling.torch_private import as_if_compiling, autograd_grad, flatten, has_step_hooks, swapped
+from ppo_plus.compiling.torch_private import as_if_compiling, autograd_grad, has_step_hooks, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.normalization import RunningMoments
@@ -101,8 +101,7 @@ def rows(tree: Any, indices: th.Tensor) -> Any:
 
 
 # Flat vectors: during ``train()``, parameters, gradients and optimizer state stand in one vector each. Norm, clipping,
-# optimizer (and, across processes, the reduction) are then one operation each, whatever the number of layers. Outside
-# of ``train()``, policy and optimizer are ordinary torch objects.
+# optimizer (and, across processes, the reduction) are then one operation each, whatever the number of layers.
 
 #: Optimizers with a fused kernel on CPUs and GPUs; Adagrad's is for CPUs.
 FUSED = (optim.Adam, optim.AdamW, optim.SGD)
@@ -226,7 +225,7 @@ def views(vector: th.Tensor, params: "list[Any]") -> list[th.Tensor]:
 
 def concatenated(grads: Sequence[th.Tensor | None], params: "list[Any]") -> th.Tensor:
     """A gradient as one vector, with zeros for what the loss does not reach."""
-    return flatten([th.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)])
+    return th.cat([(th.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, params, strict=True)])
 
 
 #: The parts of a gradient; ``None`` for those that the loss does not reach.
@@ -291,11 +290,8 @@ class UpdateRule:
         indices: th.Tensor,
         features: Features | None = None,
     ) -> LossAndGradient:
-        """The loss of a minibatch and its gradient.
-
-        :param features: what the encoder makes of the observations, if that is not to be computed here: the gradient
-            then has the parts of these after those of the weights
-        """
+        """The loss of a minibatch and its gradient. With ``features``, the encoder does not run here, and the gradient
+        has the parts of these after those of the weights."""
         batch = pick(rollout, indices)
         if features is not None:
             features = Features(*(part.detach().requires_grad_() for part in features))
@@ -337,15 +333,10 @@ class UpdateRule:
     def differentiate(
         self, inputs: list[Any], coefficients: Coefficients, state: KLState, batch: Batch
     ) -> LossAndGradient:
-        """The loss of a minibatch, and its gradient with respect to ``inputs``.
-
-        :raises TypeError: what ``compute_loss`` returned is something else than ``Losses``
-        """
+        """The loss of a minibatch, and its gradient with respect to ``inputs``."""
         if self.control.penalizes:
             coefficients = coefficients._replace(kl_coef=state.beta)
         losses = self.compute_loss(batch, coefficients)
-        if not isinstance(losses, Losses):
-            raise TypeError(f"compute_loss returned {type(losses).__name__}: return Losses(total, diagnostics)")
         if self.streams is not None:
             losses = self.streams.learn(losses, batch)
         return losses, autograd_grad(losses.total, inputs)
@@ -353,10 +344,7 @@ class UpdateRule:
     def apply(
         self, step: OptimizerStep, losses: Losses, gradient: Gradient, state: KLState, coefficients: Coefficients
     ) -> Outcome:
-        """A step along a gradient, unless it is not finite or the KL control has stopped the update.
-
-        :raises ValueError: a diagnostic is missing or not 0-d
-        """
+        """A step along a gradient, unless it is not finite or the KL control has stopped the update."""
         control = self.control
         norm, factor = clip_factor(gradient, self.max_grad_norm)
         gradient = tuple(None if part is None else part * factor for part in gradient)
@@ -365,19 +353,14 @@ class UpdateRule:
         next_state = state
         if control.controls:
             counted = finite & state.running
-            next_state = control.after_minibatch(state, _measured(control, losses), coefficients.target_kl)
+            next_state = control.after_minibatch(state, losses.diagnostics[control.measure], coefficients.target_kl)
             if next_state is not state:
                 pairs = zip(next_state, state, strict=True)
                 next_state = KLState(*(th.where(counted, new, old) for new, old in pairs))
             applied = counted & next_state.running
         step(gradient, coefficients.learning_rate * next_state.lr_scale, applied)
         diagnostics = {"loss": total, **losses.diagnostics, "grad_norm": norm}
-        try:
-            record = th.stack([finite.to(total.dtype), counted.to(total.dtype), *diagnostics.values()])
-        except (TypeError, RuntimeError):
-            returned = {"total": losses.total, **losses.diagnostics}
-            wrong = [name for name, value in returned.items() if getattr(value, "shape", None) != ()]
-            raise ValueError(f"compute_loss returned {wrong} that are not 0-d tensors: return means") from None
+        record = th.stack([finite.to(total.dtype), counted.to(total.dtype), *diagnostics.values()])
         return next_state, tuple(diagnostics), record
 
     def list_others(self) -> list[th.Tensor]:
@@ -445,13 +428,3 @@ def names_not_finite(names: Sequence[str], record: th.Tensor) -> str:
     """The diagnostics of a minibatch that are not finite."""
     numbers = record[COUNTED + 1 :].isfinite().tolist()
     return ", ".join(name for name, is_finite in zip(names, numbers, strict=True) if not is_finite)
-
-
-def _measured(control: KLControl, losses: Losses) -> th.Tensor:
-    try:
-        return losses.diagnostics[control.measure]
-    except KeyError:
-        raise ValueError(
-            f"kl_control={control!r} reads the diagnostic {control.measure!r}, but compute_loss returned "
-            f"only {sorted(losses.diagnostics)}: return it too"
-        ) from None

@@ -3,7 +3,6 @@
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 
 from ppo_plus.compiling.compiled import Compilation, Compiled
 from ppo_plus.compiling.torch_private import optimizer_step
-from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
+from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.require import NotFinite
@@ -48,8 +47,6 @@ GradientFunction = Callable[[Batch, KLState, th.Tensor], LossAndGradient]
 MAX_SKIPPED = 10
 #: Seconds after which code that does not answer Ctrl-C is interrupted wherever it is.
 PATIENCE = 1.0
-#: Beyond this mean standard deviation of actions, a warning says so.
-LARGE_STD = 1000.0
 
 
 def coefficients_of(values: Mapping[str, Any]) -> Coefficients:
@@ -111,15 +108,12 @@ class Trainer:
         self.kl_memory: tuple[KLControl, tuple[float, ...]] | None = None
         #: Minibatches in a row that were skipped for a non-finite loss or gradient.
         self.n_skipped = 0
-        #: Where they began, and how many updates ago.
-        self.began, self.age = "", 0
-        self.has_warned = False
 
     def kl_state(self, control: KLControl) -> KLState:
         """The KL control's state at the start of an update: that of the last update, with ``running`` reset to true.
         Another control than in the last update starts from its initial state."""
         state = control.init()
-        if self.kl_memory is not None and same_control(self.kl_memory[0], control):
+        if self.kl_memory is not None and self.kl_memory[0] == control:
             state = KLState(*map(th.tensor, self.kl_memory[1]))
         return state._replace(running=th.tensor(True))
 
@@ -134,7 +128,6 @@ class Trainer:
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient, or the weights are
             not finite at the end
         """
-        self.age += 1
         state, groups = self.kl_state(rule.control), rule.policy.optimizer.param_groups
         rates = th.tensor([group["lr"] for group in groups]).squeeze()
         on_cpu = coefficients_of(values)._replace(learning_rate=rates)
@@ -154,32 +147,21 @@ class Trainer:
                 raise NotFinite(f"the weights are not finite after an update with {rate}: lower it, or max_grad_norm")
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)
 
-    def count_skipped(self, finite: Iterable[float], describe: Callable[[int], str] = str) -> None:
-        """Count the minibatches in a row whose loss or gradient was not finite; ``describe`` says what of one was not.
-
-        :raises FloatingPointError: too many in a row were not
-        """
-        for i, flag in enumerate(finite):
-            if not (flag or self.n_skipped):
-                self.began, self.age = describe(i), 0
+    def count_skipped(self, names: Sequence[str], table: th.Tensor) -> None:
+        """Count the minibatches in a row whose loss or gradient was not finite, in a table of records."""
+        for i, flag in enumerate(table[:, FINITE].tolist()):
             self.n_skipped = 0 if flag else self.n_skipped + 1
             if self.n_skipped >= MAX_SKIPPED:
                 raise NotFinite(
-                    f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; no step was "
-                    f"taken in them. It began {f'{self.age} updates ago' if self.age else 'in this update'}, in "
-                    f"{self.began}. Lower learning_rate or max_grad_norm, pass normalize_observations=True and "
-                    "normalize_values=True if they are not, or fix compute_loss"
+                    f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; no step was taken. "
+                    f"Not finite are {names_not_finite(names, table[i])}. Lower learning_rate or max_grad_norm, pass "
+                    "normalize_observations=True and normalize_values=True if they are not, or fix compute_loss"
                 )
 
 
 class Update:
-    """One update, from its first minibatch to its last.
-
-    :param state: of the KL control, on the CPU
-    :param coefficients: the values of schedules, on the CPU, and the learning rates of groups of parameters
-    :param minibatch: makes its minibatches
-    :param answer_interrupt: raises ``KeyboardInterrupt`` if Ctrl-C has come
-    """
+    """One update, from its first minibatch to its last. The KL control's ``state`` and ``coefficients`` are on the CPU,
+    and ``answer_interrupt`` raises ``KeyboardInterrupt`` if Ctrl-C has come."""
 
     def __init__(
         self,
@@ -257,13 +239,8 @@ class Update:
         self.state, self._unread = KLState(*state), [[]]
         for table in tables:
             self._tables.append(table)
-            self._trainer.count_skipped(table[:, FINITE].tolist(), self._describe)
+            self._trainer.count_skipped(self._names, table)
         return self._tables[-1]
-
-    def _describe(self, i: int) -> str:
-        """What is not finite in minibatch ``i`` of the epoch that was read last."""
-        wrong = names_not_finite(self._names, self._tables[-1][i])
-        return f"minibatch {i + 1} of epoch {len(self._tables)}: not finite are {wrong}"
 
     def finish(self) -> None:
         """End the update."""
@@ -276,13 +253,6 @@ class Update:
         table = th.cat(self._tables)
         logged = {name: mean.item() for name, mean in means(self._names, table).items()}
         logged["learning_rate"] = self.learning_rate
-        if logged.get("action_std", 0.0) > LARGE_STD and not self._trainer.has_warned:
-            self._trainer.has_warned = True
-            warnings.warn(
-                f"train/action_std is {logged['action_std']:.3g}: unless the bounds of the action space are as wide, "
-                "actions are noise clipped at these. Lower ent_coef, which raises log_std, or learning_rate",
-                stacklevel=6,
-            )
         if hasattr(policy, "log_std"):
             logged["std"] = policy.log_std.detach().exp().mean().item()
         if skipped := table[:, FINITE].tolist().count(0.0):
@@ -296,11 +266,8 @@ class Update:
 def in_place(
     rule: UpdateRule, flat: Optimizer, coefficients: Coefficients, gradient_of: GradientFunction | None = None
 ) -> Minibatch:
-    """Minibatches that change the policy.
-
-    :param flat: its optimizer, as :func:`~ppo_plus.update.minibatch.packed` yields it
-    :param gradient_of: by default, eagerly and with the policy's own weights
-    """
+    """Minibatches that change the policy. ``flat`` is its optimizer, as ``packed`` yields it; by default, the gradient
+    is computed eagerly and with the policy's own weights."""
     gradient_of = gradient_of or partial(rule.own_gradient, coefficients)
     own, weights = trainable(rule.policy.optimizer), trainable(flat)
     step = partial(optimizer_step, flat, weights)
@@ -328,11 +295,9 @@ def compiled_minibatch(
     whole = policy.compiles_encoder and rule.reduction is None
     unable = None
     if flat is optimizer:
-        n_groups = len(optimizer.param_groups)
-        unable = f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.minibatch.packed), since " + (
-            f"it has {n_groups} groups of parameters"
-            if n_groups > 1
-            else "it is not elementwise, or some weights, such as those frozen for a while, have taken fewer steps"
+        unable = (
+            f"{type(optimizer).__name__} cannot be packed: it is not elementwise, has several groups of parameters or "
+            "hooks, or some weights, such as those frozen for a while, have taken fewer steps"
         )
     if not policy.compiles_encoder and type(policy).evaluate is not ActorCriticPolicy.evaluate:
         unable = (
@@ -356,53 +321,43 @@ def compiled_minibatch(
     return in_place(rule, flat, coefficients, gradient_compiled(rule, compiled, flat, coefficients))
 
 
-class Bound:
-    """A compiled function that is bound to one rollout, until another one comes."""
-
-    def __init__(self, compiled: Compiled):
-        self._compiled = compiled
-        self.rollout: Batch | None = None
-        self.call: Callable[..., Any] = compiled.function
-
-    def to(self, rollout: Batch, *static: Any, plain: Callable[..., Any] | None = None) -> None:
-        """Bind it; arguments as of :meth:`~ppo_plus.compiling.compiled.Compiled.bind`."""
-        self.rollout, self.call = rollout, self._compiled.bind(*static, plain=plain)
-
-
 def gradient_compiled(
     rule: UpdateRule, compiled: Compiled, flat: Optimizer, coefficients: Coefficients
 ) -> GradientFunction:
     """Loss and gradient of a process's part of a minibatch, compiled; after the encoder, if that is not compiled."""
-    vector, bound = trainable(flat)[0].data, Bound(compiled)
+    vector, call = trainable(flat)[0].data, compiled.function
+    bound: Batch | None = None
 
     def gradient_of(rollout: Batch, state: KLState, indices: th.Tensor) -> LossAndGradient:
         # The number of valid transitions decides shapes, which a compiled form has fixed; and if compiling has failed,
         # hooks on weights must see the gradient of the weights themselves.
         if rollout.valid is not None or compiled.failure is not None:
             return rule.own_gradient(coefficients, rollout, state, indices)
-        if bound.rollout is not rollout:
+        nonlocal bound, call
+        if bound is not rollout:
             train_state = TrainState(vector, rule.list_others(), {})
             # What was counted for an encoder that has run already would be a constant of the trace.
             read = rollout
             if not rule.policy.compiles_encoder:
                 read = tree_map(lambda leaf: leaf if isinstance(leaf, th.Tensor) else None, rollout)
-            bound.to(rollout, train_state, coefficients, read)
+            bound, call = rollout, compiled.bind(train_state, coefficients, read)
         if rule.policy.compiles_encoder:
-            return bound.call(state, indices)  # type: ignore[no-any-return]
-        return rule.gradient_by_parts(partial(bound.call, state, indices), pick(rollout, indices))
+            return call(state, indices)  # type: ignore[no-any-return]
+        return rule.gradient_by_parts(partial(call, state, indices), pick(rollout, indices))
 
     return gradient_of
 
 
 def whole_compiled(rule: UpdateRule, compiled: Compiled, flat: Optimizer, coefficients: Coefficients) -> Minibatch:
     """Minibatches in the compiled form of an :class:`UpdateRule`."""
-    eager, bound, full_size = in_place(rule, flat, coefficients), Bound(compiled), 0
+    eager, call, full_size = in_place(rule, flat, coefficients), compiled.function, 0
+    bound: Batch | None = None
 
     def minibatch(rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:
-        nonlocal full_size
+        nonlocal bound, call, full_size
         if rollout.valid is not None:  # see gradient_compiled
             return eager(rollout, state, indices)
-        if bound.rollout is not rollout:
+        if bound is not rollout:
             # The trace needs a full minibatch, and the optimizer's state, which the first step that is taken creates.
             full_size = max(full_size, len(indices))
             if len(indices) < full_size or not moments(flat):
@@ -411,7 +366,7 @@ def whole_compiled(rule: UpdateRule, compiled: Compiled, flat: Optimizer, coeffi
             vector.grad = None  # the compiled form leaves none
             # Only now, since a module may have replaced a buffer, or have a new one.
             train_state = TrainState(vector.data, rule.list_others(), moments(flat))
-            bound.to(rollout, train_state, coefficients, rollout, plain=partial(eager, rollout))
-        return bound.call(state, indices)  # type: ignore[no-any-return]
+            bound, call = rollout, compiled.bind(train_state, coefficients, rollout, plain=partial(eager, rollout))
+        return call(state, indices)  # type: ignore[no-any-return]
 
     return minibatch

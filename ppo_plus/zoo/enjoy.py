@@ -75,22 +75,18 @@ def make_player(
 
 
 def enjoy(player: Player, n_timesteps: int) -> None:
-    """Play, and print the return and length of each episode, and their means, and the share of successes if infos have
-    ``is_success``. Ctrl-C ends it."""
+    """Play, and print the return and length of each episode, and their means. Ctrl-C ends it."""
     episodes: list[tuple[float, int]] = []
-    successes: list[bool] = []
     with suppress(KeyboardInterrupt):
         for ended in player.play(n_timesteps):
             for info in ended:
                 episode = info["episode"]
                 episodes.append((episode["r"], episode["l"]))
-                successes += [] if info.get("is_success") is None else [info["is_success"]]
                 print(f"episode {len(episodes)}: return {episode['r']:.2f}, length {episode['l']}", flush=True)
     player.env.close()
     if episodes:
         (mean, mean_length), (std, std_length) = np.mean(episodes, axis=0), np.std(episodes, axis=0)
         lengths = f"mean length {mean_length:.2f} +/- {std_length:.2f}"
-        lengths += f", {np.mean(successes):.0%} successes" if successes else ""
         print(f"mean return {mean:.2f} +/- {std:.2f}, {lengths} over {len(episodes)} episodes")
     else:
         print(f"no episode ended within {n_timesteps} steps: play more (-n), or give the environment a time limit")

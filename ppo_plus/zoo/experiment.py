@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import gymnasium as gym
 from stable_baselines3.common.callbacks import BaseCallback
@@ -22,13 +22,13 @@ from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.envs.agents import AgentsVecEnv
 from ppo_plus.envs.checks import check_spaces
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.make_vec import require_vec_env, with_dicts
+from ppo_plus.envs.make_vec import VEC_ENVS, with_dicts
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.process import torch_threads
 from ppo_plus.recommendations import policy_arguments, settings_for
-from ppo_plus.saving import statistics
+from ppo_plus.require import require_one_of
 from ppo_plus.saving.files import file_name
-from ppo_plus.saving.statistics import statistics_path
+from ppo_plus.saving.statistics import find_statistics, put_statistics, read_statistics, statistics_path
 from ppo_plus.zoo import hyperparams
 from ppo_plus.zoo.hyperparams import Value, errors_of, format_literal, plain, positive_int, read_arguments, read_literal
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, find_env, import_class, is_atari
@@ -71,7 +71,7 @@ class Experiment:
     vec_env: str = "dummy"  # `"dummy"` steps the environments one after another, `"subproc"` in separate processes
 
     def __post_init__(self) -> None:
-        require_vec_env(self.vec_env)
+        require_one_of("vec_env", self.vec_env, VEC_ENVS)
 
     def replace(self, **changes: Any) -> "Experiment":
         """A copy with other values of some fields, which are not checked."""
@@ -114,9 +114,7 @@ class Experiment:
         batch_size = self.hyperparams.get("batch_size", 64)
         for name, value in (("n_envs", self.n_envs), ("batch_size", batch_size)):
             if value % n_processes:
-                multiple = f"a multiple of {n_processes}, such as {name}={-(-value // n_processes) * n_processes}"
-                problem = f"{name}={value} cannot be divided among {n_processes} processes"
-                raise ValueError(f"{problem}: use {multiple}, or fewer processes")
+                raise ValueError(f"{name}={value} cannot be divided among {n_processes} processes")
         changed = {**self.hyperparams, "batch_size": batch_size // n_processes}
         return self.replace(n_envs=self.n_envs // n_processes, hyperparams=changed)
 
@@ -238,15 +236,7 @@ def _normalize(name: str, value: Value) -> dict[str, Any] | None:
     value = read_literal(name, value)
     if value is None or isinstance(value, bool):
         return {} if value else None
-    arguments = read_arguments(name, value)
-    parameters = signature(VecNormalize).parameters
-    defaults = {name: parameter.default for name, parameter in parameters.items() if name != "venv"}
-    for key, item in arguments.items():
-        hyperparams.require_known(key, defaults, " in normalize")
-        kind = {bool: bool, float: (int, float)}.get(type(defaults[key]), (list, tuple, type(None)))
-        if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):  # type: ignore[arg-type]
-            raise ValueError(f"normalize: {key}={item!r} must be like its default, {defaults[key]!r}")
-    return arguments
+    return read_arguments(name, value)
 
 
 def _hyperparameter(packages: Packages, name: str, value: Value) -> Value:
@@ -274,14 +264,6 @@ def _policy_kwargs(packages: Packages, name: str, value: Value) -> dict[str, Any
 EVAL_SEED = 2**31
 #: One environment, or several.
 Wrapped = TypeVar("Wrapped", gym.Env, VecEnv)
-
-
-class Supervision(TypedDict, total=False):
-    """Arguments of :func:`make_envs` for environments that may fail."""
-
-    restarts: int
-    timeout: float | None
-    n_workers: int | str | None
 
 
 def make_envs(
@@ -390,19 +372,14 @@ def load_model(
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
-    if unwrap_vec_normalize(env) is None and (source := find_statistics(path, experiment.env_id)) is not None:
+    source = find_statistics(path, path.parent / file_name(experiment.env_id))
+    if unwrap_vec_normalize(env) is None and source is not None:
         problem = f"{path} was trained in a VecNormalize, whose statistics are {source}"
         remedy = "give the run's settings (-conf FILE), or add -params normalize:True"
         raise ValueError(f"{problem}, but the settings do not normalize: {remedy}")
     load_statistics(path, env, experiment.env_id)
     changes = {**deepcopy(experiment.hyperparams), "seed": experiment.seed, **arguments}
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
-
-
-def find_statistics(path: Path, env_id: str) -> Path | None:
-    """The file of a model's statistics, if there is one: beside the model, or the one that all models of an rl_zoo3 run
-    share."""
-    return statistics.find_statistics(path, path.parent / file_name(env_id))
 
 
 def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
@@ -412,8 +389,8 @@ def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
     :raises ValueError: they are damaged, or not finite, or do not fit the observations
     """
     if (normalize := unwrap_vec_normalize(env)) is not None:
-        source = find_statistics(path, env_id)
+        source = find_statistics(path, path.parent / file_name(env_id))
         if source is None:
             problem = f"the settings normalize, and there are no statistics {statistics_path(path)} of the model"
             raise FileNotFoundError(f"{problem}: copy them there, or leave out normalize")
-        statistics.put_statistics(normalize, statistics.read_statistics(source), source)
+        put_statistics(normalize, read_statistics(source), source)

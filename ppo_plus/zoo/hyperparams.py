@@ -14,7 +14,7 @@ from importlib import import_module
 from itertools import chain
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -22,25 +22,17 @@ import ppo_plus
 from ppo_plus.require import nearest
 from ppo_plus.zoo.installation import Packages, import_class, is_atari
 
-if TYPE_CHECKING:
-    from ppo_plus import KLControl, NoiseProcess, Stream
-
 #: A value of a settings file: plain data of YAML, or what Python text stands for.
-Value: TypeAlias = Union[
-    None, bool, int, float, str, type, "NoiseProcess", "KLControl", "Stream",
-    list["Value"], tuple["Value", ...], dict[Any, "Value"],
-]  # fmt: skip
+Value: TypeAlias = object
 #: Torch's modules whose networks and optimizers Python text may name, by the names that they have there.
 MODULES = dict.fromkeys(("nn", "th.nn", "torch.nn"), "torch.nn")
 MODULES |= dict.fromkeys(("th.optim", "torch.optim"), "torch.optim")
-#: Classes that rl_zoo3's files name without a module, and their modules.
-NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
 #: Classes of ppo_plus that settings may call, with constants as arguments.
 STRATEGIES = (
     "WhiteNoise StateDependentNoise ColoredNoise EarlyStop AdaptivePenalty AdaptiveLearningRate "
     "Stream Cost RandomNetworkDistillation".split()
 )
-ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=...)"
+ALLOWED = "constants, lists, tuples, {...}, dict(...), nn.X, th.optim.X, Cost('cost', limit=25.0), ColoredNoise(0.5)"
 
 
 def parse_literal(text: str, packages: Packages = ()) -> Value:
@@ -70,18 +62,17 @@ def _value(node: ast.AST, packages: Packages) -> Value:
         case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant | ast.UnaryOp) for key in keys):
             pairs = zip(keys, values, strict=True)
             return {_value(key, ()): _value(value, packages) for key, value in pairs if key is not None}
-        case ast.Call(func=ast.Name(id=name), args=[], keywords=words) if all(word.arg for word in words) and (
-            name == "dict" or name in STRATEGIES
+        case ast.Call(func=ast.Name(id=name), args=items, keywords=words) if all(word.arg for word in words) and (
+            name in STRATEGIES or (name == "dict" and not items)
         ):
             arguments = {str(word.arg): _value(word.value, packages) for word in words}
             if len(arguments) < len(words):
                 raise ValueError(f"{shortened(ast.unparse(node), 57)!r} has an argument twice")
+            first = [_value(item, packages) for item in items]
             try:
-                return arguments if name == "dict" else getattr(ppo_plus, name)(**arguments)
+                return arguments if name == "dict" else getattr(ppo_plus, name)(*first, **arguments)
             except TypeError as error:
                 raise ValueError(f"{name}: {error}") from None
-        case ast.Name(id=name) if name in NAMES:
-            return getattr(import_module(NAMES[name]), name)
         case ast.Attribute(value=owner, attr=name) if ast.unparse(owner) in MODULES:
             return import_class(f"{MODULES[ast.unparse(owner)]}.{name}", _torch_classes(), ["torch"])
         case ast.Attribute() if packages != () and re.fullmatch(r"[\w.]+", ast.unparse(node)):
@@ -118,8 +109,6 @@ def format_literal(value: Any) -> str:
             for owner, path in MODULES.items():
                 if vars(import_module(path)).get(name) is value:
                     return f"{owner}.{name}"
-            if module == NAMES.get(name):
-                return name
             if issubclass(value, _torch_classes()) and vars(import_module(module)).get(name) is value:
                 return f"{module}.{name}"
         case _ if (name := type(value).__name__) in STRATEGIES and type(value) is getattr(ppo_plus, name):
@@ -138,8 +127,6 @@ LITERAL = re.compile(r"(nn|(th|torch)\.(nn|optim))\.\w+|None|\([-+.,e\d ]*\)")
 MAX_MESSAGE = 500
 #: Maximum number of values in a file, with those that aliases repeat.
 MAX_NODES = 100_000
-#: Maximum of any number of things: fits in 64 bits.
-MAX_NUMBER = 10**18
 
 
 def builtin_file() -> Path:
@@ -248,12 +235,12 @@ def require_mapping(name: str, value: Value) -> dict[str, Any]:
     return value
 
 
-def require_known(name: str, valid: Collection[str], where: str = "") -> None:
+def require_known(name: str, valid: Collection[str]) -> None:
     """:raises ValueError: ``name`` is not a valid key"""
     if name not in valid:
         likely = nearest(name, valid)
         remedy = f"valid keys are {', '.join(sorted(valid))}" if likely is None else f"did you mean {likely!r}?"
-        raise ValueError(f"unknown key {name!r}{where}: {remedy}")
+        raise ValueError(f"unknown key {name!r}: {remedy}")
 
 
 def shortened(text: str, most: int = MAX_MESSAGE) -> str:
@@ -271,15 +258,13 @@ def errors_of(name: str) -> Iterator[None]:
 
 
 def positive_int(name: str, value: Value) -> int:
-    """A whole number from 1 to :data:`MAX_NUMBER`, written as ``100000``, ``1e5`` or ``"1e5"``, or ``ValueError``."""
+    """A whole number, at least 1, written as ``100000``, ``1e5`` or ``"1e5"``, or ``ValueError``."""
     number = 0.0
     if isinstance(value, int | float | str):
         with suppress(ValueError, OverflowError):
             number = float(value)
     if isinstance(value, bool) or number < 1 or not number.is_integer():
         raise ValueError(f"{name} must be a positive whole number, not {value!r}")
-    if number > MAX_NUMBER:
-        raise ValueError(f"{name} must be at most {MAX_NUMBER:.0e}, not {value!r}")
     return int(number)
 
 

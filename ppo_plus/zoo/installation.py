@@ -20,11 +20,14 @@ import gymnasium as gym
 ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
 #: Which packages a function may import from; ``None``: any.
 Packages = Collection[str] | None
-#: By a part of ids: the module that registers these environments, and the package to install.
-REGISTERS = {"MiniGrid-": ("minigrid", "minigrid"), "NoVel-": ("rl_zoo3.import_envs", "rl_zoo3")}
-
+#: By a pattern of ids: the module that registers these environments, and the packages to install.
+REGISTERS = {
+    "MiniGrid-": ("minigrid", "minigrid"),
+    "NoVel-": ("rl_zoo3.import_envs", "rl_zoo3"),
+    "^ALE/|NoFrameskip|Deterministic|-ram": ("ale_py", "ale-py opencv-python"),
+}
 #: What makes the games of PettingZoo, by what is before the name of their module.
-GAMES = {"pettingzoo": "ppo_plus.envs.agents:make_team", "selfplay": "ppo_plus.league:SelfPlay"}
+GAMES = {"pettingzoo": "ppo_plus.envs.agents:Team", "selfplay": "ppo_plus.league:SelfPlay"}
 
 
 def module_of(env_id: str) -> str:
@@ -45,22 +48,16 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
         return gym.envs.registration.EnvSpec(env_id, GAMES[module], kwargs={"env": name}, disable_env_checker=True)
     if module:
         import_packages([module])
-    atari = is_atari(name) or re.search("NoFrameskip|Deterministic|-ram", name)  # which registers ALE's if installed
-    registers, package = next((known for part, known in REGISTERS.items() if part in name), ("", ""))
+    is_atari(name)  # which registers ALE's games, if they are installed
+    registers, packages = next((known for part, known in REGISTERS.items() if re.search(part, name)), ("", ""))
     if registers and name not in gym.registry:
         with suppress(ImportError):
             _imported(registers)
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        if package and find_spec(package) is None:
-            raise type(error)(f"{env_id} needs {pip_install(package)}") from None
-        if atari and find_spec("ale_py") is None:
-            raise type(error)(f"{env_id} needs {pip_install('ale-py', 'opencv-python')}") from None
-        versions = [spec for spec in gym.registry.values() if spec.id.rpartition("-v")[0] == name]
-        if versions:
-            latest = max(versions, key=lambda spec: spec.version or 0)
-            raise type(error)(f"{env_id!r} has no version: use {latest.id}") from None
+        if registers and find_spec(registers.partition(".")[0]) is None:
+            raise type(error)(f"{env_id} needs a package: pip install {packages}") from None
         if not module:
             raise type(error)(f"{error} If your own module registers it, add --gym-packages MODULE.") from None
         raise
@@ -70,9 +67,7 @@ def is_atari(env_id: str) -> bool:
     """Whether an environment belongs to the Arcade Learning Environment (``ale-py``)."""
     if env_id not in gym.registry:
         with suppress(ImportError):
-            import ale_py
-
-            gym.register_envs(ale_py)
+            _imported("ale_py")
     spec = gym.registry.get(env_id)
     return env_id.startswith("ALE/") or (spec is not None and "AtariEnv" in str(spec.entry_point))
 
@@ -80,14 +75,8 @@ def is_atari(env_id: str) -> bool:
 def import_packages(names: Iterable[str]) -> None:
     """Import packages that register environments, from the current folder as well."""
     for name in names:
-        if name.endswith(".py"):
-            raise ValueError(f"{name!r} is the name of a file: give that of its module, {Path(name).stem!r}")
         _search_current_folder()
-        try:
-            _imported(name)
-        except ModuleNotFoundError as error:
-            remedy = "give its whole name, such as mpe2.simple_spread_v3, or install its package"
-            raise ModuleNotFoundError(f"{name!r} cannot be imported ({error}): {remedy}", name=error.name) from error
+        _imported(name)
 
 
 def _search_current_folder() -> None:
@@ -166,27 +155,25 @@ def require_drawing(env_id: str, window: bool) -> None:
         raise ValueError(f"there is no screen, and no library for MuJoCo to draw {env_id} without one: {remedy}")
 
 
+def require_render_modes(env_id: str) -> None:
+    """:raises ValueError: the environment's class says that it does not render"""
+    entry = find_env(env_id).entry_point
+    creator = gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    if getattr(creator, "metadata", {}).get("render_modes") == []:
+        remedy = "its class needs metadata = {'render_modes': ['rgb_array'], 'render_fps': 30}, an argument render_mode"
+        raise ValueError(f"{env_id} has no render modes: {remedy}, and render(); enjoy --no-render prints the returns")
+
+
 def command(*words: object) -> str:
     """A command of this program, such as ``ppo-plus enjoy --env CartPole-v1``."""
-    return shlex.join([*_program("ppo-plus", "ppo_plus"), *map(str, words)])
+    path = shutil.which("ppo-plus")  # of this environment, or of another one
+    found = path is not None and Path(path).parent.resolve() == Path(sys.executable).parent.resolve()
+    return shlex.join([*(["ppo-plus"] if found else [sys.executable, "-m", "ppo_plus"]), *map(str, words)])
 
 
 def import_options(packages: Iterable[str] | None, trusted: bool) -> list[str]:
     """The options that allow a command to import packages; ``trusted``: all."""
     return [*(["--gym-packages", *packages] if packages else []), *(["--trust-config"] if trusted else [])]
-
-
-def pip_install(*packages: str) -> str:
-    """The command that installs packages."""
-    return shlex.join([*_program("pip", "pip"), "install", *packages])
-
-
-def _program(script: str, module: str) -> list[str]:
-    """A script if the shell finds this environment's, or else this environment's Python with the module."""
-    path = shutil.which(script)
-    if path is not None and Path(path).parent.resolve() == Path(sys.executable).parent.resolve():
-        return [script]
-    return [sys.executable, "-m", module]
 
 
 def this_command() -> str:

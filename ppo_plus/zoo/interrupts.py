@@ -2,15 +2,13 @@
 
 Training checks it at each step, the tuner and its workers between their steps, so that nothing is interrupted in the
 middle. Code that does not check it, because it hangs or takes long, is interrupted by a second signal, or
-:data:`PATIENCE` seconds after the first. This module imports nothing slow, so that the handler is in place early.
+:data:`PATIENCE` seconds after the first.
 """
 
 import errno
-import os
 import signal
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 #: Ctrl-C, and the signal that a scheduler sends before it kills a process.
@@ -24,10 +22,9 @@ PATIENCE = 5
 
 
 class _State:
-    deferred = False  # whether a signal sets the flag; else it ends the process at once
+    deferred = False  # whether a signal sets the flag
     came: int | None = None  # the flag: number of the first signal
     raised = False  # whether it was raised; then further signals are ignored, so that they do not disturb the cleanup
-    n_shields = 0  # how many blocks of `uninterrupted` the main thread is in
 
 
 def check() -> None:
@@ -43,43 +40,17 @@ def came() -> int | None:
 
 
 def _handle(number: int, _frame: object) -> None:
-    if not _State.deferred:
-        # Not by `print`, which fails if the signal came while it was printing.
-        os.write(2, b"interrupted\n")
-        os._exit(INTERRUPTED)
     if _State.came is None:
         _State.came = number
-        _call_again(PATIENCE)
-    elif _State.n_shields:
-        _call_again(1)
+        if ALARM:
+            signal.signal(signal.SIGALRM, _handle)
+            signal.alarm(PATIENCE)
     elif not _State.raised:
         check()
 
 
-def _call_again(seconds: int) -> None:
-    if ALARM:
-        signal.signal(signal.SIGALRM, _handle)
-        signal.alarm(seconds)
-
-
 @contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Within the block, Ctrl-C ends the process, as there is nothing to save yet. It does not raise
-    ``KeyboardInterrupt``, of which NumPy's and torch's imports from C would make an ``ImportError``."""
-    # A shell's background job ignores Ctrl-C, and a caller may have set a handler.
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, _handle)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is _handle:  # else it is ignored until the process has ended
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def deferred(numbers: Iterable[int] = SIGNALS, ends_process: bool = False) -> Iterator[None]:
+def deferred(ends_process: bool = False) -> Iterator[None]:
     """Within the block, signals set a flag, which :func:`check` raises, as does the end of the block. The outermost of
     nested blocks counts. Ignored signals stay ignored.
 
@@ -87,11 +58,11 @@ def deferred(numbers: Iterable[int] = SIGNALS, ends_process: bool = False) -> It
         until then, because Python takes its own handlers away before the end.
     :raises KeyboardInterrupt: a signal came, and nothing else was raised
     """
-    if _State.deferred or threading.current_thread() is not threading.main_thread():
+    if _State.deferred:
         yield
         return
     # None: it was not set from Python.
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*numbers, *ALARM)}
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*SIGNALS, *ALARM)}
     before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
     _State.deferred = True
     try:
@@ -107,18 +78,6 @@ def deferred(numbers: Iterable[int] = SIGNALS, ends_process: bool = False) -> It
                 signal.signal(number, signal.SIG_IGN if _State.came is not None and ends_process else handler)
         finally:
             _State.deferred, _State.came, _State.raised = False, None, False
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Within the block, nothing raises within :func:`deferred` but :func:`check`, not even a second signal."""
-    # Python handles signals in the main thread.
-    counts = int(threading.current_thread() is threading.main_thread())
-    _State.n_shields += counts
-    try:
-        yield
-    finally:
-        _State.n_shields -= counts
 
 
 @contextmanager

@@ -133,9 +133,7 @@ def read_episodes(folder: Path) -> Returns:
     A last line that is half written, as a killed run leaves it, is left out."""
     rows = [np.empty((0, 3))]
     for path in folder.glob("*monitor.csv"):
-        *lines, last = path.read_text("utf-8", errors="replace").split("\n")
-        if last or not lines:
-            print(f"left out: the last line of {path}, which is half written", file=sys.stderr)
+        *lines, _ = path.read_text("utf-8", errors="replace").split("\n")
         try:
             start = json.loads(lines[0].lstrip("#"))["t_start"] if lines else 0.0
             table = [(float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(lines[1:])]

@@ -85,10 +85,7 @@ class RunFolder:
 def new_folder(log_folder: Path, env_id: str) -> RunFolder:
     """Create the folder of a new run, numbered after the last one. Several runs may start at the same time."""
     parent = log_folder / ALGO
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise NotADirectoryError(f"-f {log_folder}: {error.filename} is a file, or a link to nothing") from None
+    parent.mkdir(parents=True, exist_ok=True)
     for number in count(max(runs_of(parent, env_id), default=0) + 1):
         path = parent / f"{file_name(env_id)}_{number}"
         with suppress(FileExistsError):
@@ -111,8 +108,7 @@ def find_folder(log_folder: Path, env_id: str, number: int = 0, algos: Sequence[
     parent = next((parent for parent in parents if runs_of(parent, env_id)), parents[0])
     runs = runs_of(parent, env_id)
     if not runs:
-        elsewhere = [algo for algo in RL_ZOO3_ALGOS if runs_of(log_folder / algo, env_id)]
-        remedy = f"use --algo {elsewhere[0]}" if elsewhere else f"train one: {command('train', '--env', env_id)}"
+        remedy = f"train one: {command('train', '--env', env_id)}"
         raise FileNotFoundError(f"there is no run of {env_id} in {parent}: {remedy}")
     number = number or max(runs)
     if number not in runs:

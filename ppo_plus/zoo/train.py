@@ -21,7 +21,7 @@ from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import Evaluations, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.experiment import Experiment, load_model, make_envs, make_model, saved_experiment
 from ppo_plus.zoo.hyperparams import to_yaml
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, command, import_options, this_command
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, this_command
 from ppo_plus.zoo.results import plot_learning_curve
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, new_folder
 
@@ -64,14 +64,8 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
 
 
 def _shown(experiment: Experiment, options: Options) -> dict[str, Any]:
-    """The arguments of a model that say what is shown and logged, in a folder that can be created."""
+    """The arguments of a model that say what is shown and logged."""
     tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
-    if tensorboard_log:
-        path = Path(tensorboard_log).absolute()
-        try:
-            TemporaryDirectory(dir=next(at for at in (path, *path.parents) if at.exists())).cleanup()
-        except OSError as error:
-            raise OSError(f"-tb {options.tensorboard_log}: this folder cannot be created ({error.strerror})") from None
     return {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
 
 
@@ -113,15 +107,9 @@ def resume(folder: RunFolder, packages: Packages = ALLOWED_PACKAGES, **changes: 
     arguments, experiment = folder.arguments() | {"tensorboard_log": None}, saved_experiment(folder, packages)
     options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
     if not checkpoint.files(folder.checkpoints):
-        if folder.last_model.exists() and not folder.checkpoints.exists():  # the checkpoints are removed last
-            why = "The run was trained to its end. To train its model further: "
-            settings = folder.settings / "config.yml"
-            imports = import_options(options.gym_packages, packages is None)
-            remedy = command("train", "-i", folder.last_model, "--env", folder.env_id, "-conf", settings, *imports)
-        else:
-            why = "The run ended before its first one. Start it again with its command: "
-            remedy = folder.command.read_text("utf-8")
-        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {why}{remedy}")
+        finished = f"its model is trained further with -i {folder.last_model}"
+        begun = f"if it had none yet, start it again: {folder.command.read_text('utf-8')}"
+        raise FileNotFoundError(f"--resume {folder.path}: no checkpoint. If the run is finished, {finished}; {begun}")
     ranks = Ranks.present()
     part = experiment.for_each_process(ranks.size)
     episodes: dict[str, Any] = {"monitor_dir": folder.path, "append": True, "first": ranks.rank * part.n_envs}

@@ -16,9 +16,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
 from parametrization import sample
 from resumable_envs import FORKED
-from stable_baselines3.common.atari_wrappers import NoopResetEnv
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize, VecTransposeImage
 
@@ -41,14 +39,14 @@ FINE = np.zeros(2, np.float32)
         (np.full(2, 1e300), BOX, "an observation that is too large for single precision"),
         (1.5, KIND, "an observation of dtype float64, whose values int64 of its space cannot represent"),
         (np.array(["a", "b"]), BOX, "an observation of dtype <U1"),
-        ([[1], [1, 2]], BOX, "an observation of unequal rows"),
+        ([[1], [1, 2]], BOX, r"an observation that is not an array \(.*\): return arrays, such as obs.detach"),
         (FINE, BOTH, "an observation without 'near'"),
         ({"near": FINE, "far": [1]}, BOTH, r"an observation\['far'\] that is not a tuple of 2 parts"),
         ({"near": FINE, "far": (1, FINE * np.nan)}, BOTH, r"an observation\['far'\]\[1\] that is not finite"),
     ],
 )
 def test_what_it_does_not_contain_is_invalid(obs, space, message):
-    with pytest.raises(InvalidOutput, match=f"^returned {message}"):
+    with pytest.raises(InvalidOutput, match=f"^env returned {message}"):
         check_obs(obs, space)
 
 
@@ -117,41 +115,12 @@ def test_everything_is_what_a_dummy_vec_env_returns(observations, actions):
     np.testing.assert_equal(found[0][0], before[0][0])
 
 
-def test_no_two_steps_share_memory():
-    env = made(LeanVecEnv, ACTIONS["discrete"], OBSERVATIONS["box"])
-    first, second = [env.reset()], [env.reset()]
-    first, second = ([*env.step(np.zeros(3, int))] for _ in range(2))
-    for one, other in zip(first[:3], second[:3], strict=True):
-        assert not np.shares_memory(one, other)
-    for one, other in zip(first[3], second[3], strict=True):
-        assert one is not other and one["nested"]["t"] is not other["nested"]["t"]
-        assert not np.shares_memory(one["array"], other["array"])
-
-
 def test_ppo_plus_and_make_vec_take_it():
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16)
     assert type(model.env) is type(make_vec("CartPole-v1")) is LeanVecEnv
     assert isinstance(model.env, DummyVecEnv)
     pictures = PPO_Plus("CnnPolicy", RandomEnv(ACTIONS["discrete"], spaces.Box(0, 255, (36, 36, 3), np.uint8)))
     assert isinstance(pictures.env, VecTransposeImage) and type(pictures.env.venv) is LeanVecEnv
-
-
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_training_ends_with_the_same_weights(env_id):
-    def trained(cls):
-        env = make_vec_env(env_id, 2, seed=3, wrapper_class=Resumable, vec_env_cls=cls)
-        model = PPO_Plus("MlpPolicy", VecNormalize(env), n_steps=64, batch_size=32, n_epochs=2, seed=1, compile=False)
-        return model.learn(256).policy.state_dict()
-
-    lean, dummy = trained(LeanVecEnv), trained(DummyVecEnv)
-    assert all((lean[name] == dummy[name]).all() for name in dummy)
-
-
-def test_the_environments_are_those_that_were_made():
-    single = gym.make("CartPole-v1")
-    env = LeanVecEnv([lambda: single])
-    env.set_attr("level", 3)
-    assert env.envs == [single] and env.get_attr("level") == [3] and single.level == 3
 
 
 CURRICULA = {
@@ -247,22 +216,21 @@ def learn(env, policy="MlpPolicy"):
 @pytest.mark.parametrize(
     ("env_class", "message"),
     [
-        (NoInfo, r"reset\(\) must return \(observation, info\)"),
-        (NoInfoLater, r"reset\(\) must return \(observation, info\)"),
-        (NoSeed, r"reset\(\) must take seed, and options if there are any"),
-        (OneDone, r"step\(\) must return \(observation, reward, terminated, truncated, info\)"),
+        (NoInfo, "too many values to unpack"),
+        (NoInfoLater, "too many values to unpack"),
+        (NoSeed, "unexpected keyword argument 'seed'"),
+        (OneDone, "expected 5, got 4"),
     ],
 )
-def test_the_old_interface_is_a_type_error_with_the_new_one(env_class, message, wrap):
-    env = env_class(ACTIONS["discrete"])
-    with pytest.raises(TypeError, match=rf"env=<.*{env_class.__name__}.*>: {message}.*GymV21CompatibilityV0"):
-        learn(wrap(env))
+def test_errors_of_the_old_interface_name_the_environment(env_class, message, wrap):
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        learn(wrap(env_class(ACTIONS["discrete"])))
+    assert raised.value.__notes__[0].startswith(f"It was environment 0, <{env_class.__name__} instance>, ")
 
 
-@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.Discrete(3)], ids=str)
-def test_old_observations_that_can_be_unpacked_are_errors_too(space):
-    with pytest.raises(TypeError, match=r"reset\(\) must return \(observation, info\)"):
-        learn(NoInfo(ACTIONS["discrete"], space))
+def test_old_observations_that_can_be_unpacked_are_errors_too():
+    with pytest.raises(ValueError, match="env returned .* as info: return a dict"):
+        learn(NoInfo(ACTIONS["discrete"], spaces.Box(-1, 1, (2,))))
 
 
 # Also what NumPy would broadcast.
@@ -274,7 +242,7 @@ def test_old_observations_that_can_be_unpacked_are_errors_too(space):
 @pytest.mark.parametrize("wrap", FEW.values(), ids=FEW)
 def test_an_observation_of_another_shape_raises_with_both_shapes(wrap, size, at):
     env = OtherShape(np.zeros(size, np.float32), at)
-    message = rf"env=<.*OtherShape.*> returned an observation of shape \({size},\), .* has \(5,\)"
+    message = rf"env returned an observation of shape \({size},\), .* has \(5,\): fix one of them"
     with pytest.raises(ValueError, match=message):
         learn(wrap(env))
     assert env.n_steps == at
@@ -290,26 +258,21 @@ def test_an_observation_of_another_shape_raises_with_both_shapes(wrap, size, at)
     ],
 )
 def test_missing_parts_of_an_observation_are_named(other, message):
-    with pytest.raises(ValueError, match=rf"(?s)env=<.*OtherShape.*> returned an observation{message}.*: fix one"):
+    with pytest.raises(ValueError, match=f"env returned an observation{message}"):
         learn(OtherShape(other, 0, OBSERVATIONS["dict"]), "MultiInputPolicy")
 
 
-def test_the_space_is_that_of_the_wrapped_environment():
+def test_of_several_environments_it_is_the_one_that_is_named():
     env = FlattenObservation(OtherShape(np.zeros(2), 0, spaces.Box(-1, 1, (3, 4))))
     env = TransformObservation(env, lambda obs: obs[:1], env.observation_space)
-    with pytest.raises(ValueError, match=r"env=<.*OtherShape .*> returned .* shape \(1,\), .* has \(12,\)"):
-        learn(env)
-
-
-def test_of_several_environments_it_is_the_one_that_is_named():
-    env = DummyVecEnv([lambda: RandomEnv(ACTIONS["discrete"]), lambda: OtherShape(0.0, 0)])
-    with pytest.raises(ValueError, match=r"env=<[\w.]*OtherShape .*> returned"):
-        learn(env)
+    fine = RandomEnv(ACTIONS["discrete"], env.observation_space)
+    with pytest.raises(ValueError, match=r"env returned .* shape \(1,\), .* has \(12,\)") as raised:
+        learn(DummyVecEnv([lambda: fine, lambda: env]))
+    assert raised.value.__notes__ == ["It was environment 1, <OtherShape instance>, unseeded, step 0."]
 
 
 @pytest.mark.parametrize("at", [1, 3], ids=["step", "end"])
-@pytest.mark.parametrize("run", ["learn", "evaluate"])
-@pytest.mark.parametrize("kind", ["single", "vec"])
+@pytest.mark.parametrize(("run", "kind"), [("learn", "single"), ("evaluate", "vec")])
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -324,38 +287,36 @@ def test_of_several_environments_it_is_the_one_that_is_named():
 def test_it_is_the_same_error_everywhere(other, message, kind, run, at):
     env = OtherShape(other, at)
     env = DummyVecEnv([lambda: env]) if kind == "vec" else env
-    with pytest.raises(ValueError, match=f"(?s)env=.* returned an observation {message}"):
+    with pytest.raises(ValueError, match=f"(?s)env returned an observation {message}"):
         if run == "learn":
             learn(env)
         else:
             PPO_Plus("MlpPolicy", RandomEnv(ACTIONS["discrete"]), n_steps=8, batch_size=8).evaluate(2, env)
 
 
-@pytest.mark.parametrize(
-    ("space", "other"),
-    [
-        (spaces.Box(-1, 1, (1,)), 0.5),
-        (VECTOR, [0.5] * 5),
-        (VECTOR, (0.5,) * 5),
-        (spaces.Box(-1, 1, (2, 2)), ((0.5, 0.1), [0.2, 0.3])),
-        (VECTOR, th.zeros(5)),
-        (PAIR, [(0.1, 0.2, 0.3), 3]),
-        (spaces.Dict(a=VECTOR), {"a": (0.5,) * 5}),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("at", [0, 1, 3], ids=["reset", "step", "end"])
-@pytest.mark.parametrize("kind", [*FEW, "resumable", "processes"])
+#: Observations that are not arrays of their spaces' shapes, and the step that returns them.
+AS_GOOD = [
+    (spaces.Box(-1, 1, (1,)), 0.5, 0),
+    (VECTOR, [0.5] * 5, 1),
+    (spaces.Box(-1, 1, (2, 2)), ((0.5, 0.1), [0.2, 0.3]), 3),
+    (VECTOR, th.zeros(5), 3),
+    (spaces.Dict(a=VECTOR), {"a": (0.5,) * 5}, 1),
+    (PAIR, [(0.1, 0.2, 0.3), 3], 3),
+]
+TAKING = {
+    **FEW,
+    "resumable": lambda env: DummyVecEnv([lambda: Resumable(env)]),
+    "processes": lambda env: SupervisedVecEnv([lambda: env], start_method="fork"),
+}
+
+
+@pytest.mark.parametrize(("space", "other", "at"), AS_GOOD, ids=str)
+@pytest.mark.parametrize("kind", TAKING)
 def test_a_single_number_and_other_kinds_of_arrays_are_as_good(space, other, at, kind):
-    others = {
-        "resumable": lambda env: DummyVecEnv([lambda: Resumable(env)]),
-        "processes": lambda env: SupervisedVecEnv([lambda: env], start_method="fork"),
-    }
     if isinstance(space, spaces.Tuple) and kind == "normalized":
         pytest.skip("VecNormalize takes no tuples")
-    learn(
-        (FEW | others)[kind](OtherShape(other, at, space)), "MultiInputPolicy" if space.shape is None else "MlpPolicy"
-    )
+    policy = "MultiInputPolicy" if space.shape is None else "MlpPolicy"
+    learn(TAKING[kind](OtherShape(other, at, space)), policy)
 
 
 def test_a_subclass_that_stores_observations_itself_is_unchecked():
@@ -377,33 +338,10 @@ def test_callbacks_find_and_exchange_the_environments_themselves():
                 made[1] = env.envs[1] = OtherShape(0.0, 1)
             return True
 
-    with pytest.raises(ValueError, match="OtherShape.* returned an observation") as raised:
+    with pytest.raises(ValueError, match="env returned an observation") as raised:
         PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu").learn(64, callback=Exchange())
     assert re.fullmatch(r"It was environment 1, <.*OtherShape.*>, .*, step 5\.", raised.value.__notes__[0])
     assert env.envs == made[:2]
-
-
-class SeedAlone(RandomEnv):
-    """Its ``reset`` takes no options, and it has attributes that wrappers of Gymnasium's have, too."""
-
-    func = "own"
-
-    def reset(self, seed=None):
-        return super().reset(seed=seed)
-
-
-@pytest.mark.parametrize("wrap", [lambda env: env, Monitor, lambda env: DummyVecEnv([lambda: Monitor(env)])])
-def test_options_are_passed_where_there_are_any(wrap):
-    """As in SB3: ``Resumable``, ``LeanVecEnv`` and its methods in a ``DummyVecEnv`` add none."""
-    env = SeedAlone(ACTIONS["discrete"])
-    learn(wrap(env))
-    assert env.n_resets > 1
-    (single,) = make_vec(lambda: env).envs
-    assert single.get_wrapper_attr("func") == "own" and single.get_wrapper_attr("spec") is None
-    model = PPO_Plus("MlpPolicy", wrap(env), n_steps=8, batch_size=8, device="cpu")
-    model.env.set_options({"level": 3})
-    with pytest.raises(TypeError, match=r"reset\(\) must take seed, and options if there are any"):
-        model.learn(8)
 
 
 @pytest.mark.parametrize("make", [LeanVecEnv, DummyVecEnv])
@@ -445,32 +383,6 @@ def test_methods_set_on_an_environment_are_called_and_stay():
     assert len(n_steps) == 16 and env.step_wait is counted
 
 
-def test_an_error_after_an_interruption_has_one_note():
-    class FailsLater(RandomEnv):
-        def reset(self, **kwargs):
-            if self.n_resets:
-                raise RuntimeError("boom")
-            return super().reset(**kwargs)
-
-    class Interrupt(BaseCallback):
-        def _on_step(self):
-            self.model._last_obs = None
-            return True
-
-    env = DummyVecEnv([lambda: FailsLater(ACTIONS["discrete"])])
-    with pytest.raises(RuntimeError, match="boom") as raised:
-        PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, seed=3, device="cpu").learn(8, callback=Interrupt())
-    assert raised.value.__notes__ == ["It was environment 0, <FailsLater instance>, seed 3, step 1."]
-    assert type(env.envs[0]) is FailsLater
-
-
-def test_an_error_of_code_that_steps_in_a_reset_asks_for_steps():
-    env = OneDone(ACTIONS["discrete"])
-    env.get_action_meanings = lambda: ["NOOP"]
-    with pytest.raises(TypeError, match=r"step\(\) must return"):
-        learn(NoopResetEnv(env))
-
-
 class VecOfOtherShape(DummyVecEnv):
     """A vectorized environment that returns too short rows from step ``at`` on; 0: from reset."""
 
@@ -504,23 +416,6 @@ def test_rows_of_one_number_are_numbers():
         check_shape({"a": np.zeros(2)}, spaces.Dict(a=spaces.Discrete(2)), 3)
 
 
-class Faulty(RandomEnv):
-    """Fails by itself."""
-
-    def step(self, action):
-        obs, reward = super().step(action)
-        return obs, reward
-
-
-def test_an_error_within_an_environment_is_left_alone():
-    with pytest.raises(ValueError, match=r"^too many values to unpack"):
-        learn(Faulty(ACTIONS["discrete"]))
-
-
-def test_gymnasiums_own_environments_pass():
-    learn(gym.make("CartPole-v1"))
-
-
 # --- rewards, dones and infos of any kind -----------------------------------------------------------------------------
 
 
@@ -550,7 +445,7 @@ IN_ARRAYS = [np.array([1.0]), [1.0], np.array([[1]])]
 
 # A `Monitor` takes no lists.
 @pytest.mark.parametrize(
-    ("reward", "kind"), sample([*product(NUMBERS, WRAPPED), *product(IN_ARRAYS, VEC)], 3), ids=repr
+    ("reward", "kind"), sample([*product(NUMBERS, WRAPPED), *product(IN_ARRAYS, VEC)], 6), ids=repr
 )
 def test_rewards_of_one_number_are_accepted(reward, kind):
     trained = [train(lambda r, done, given=given: (given, done), WRAPPED[kind]) for given in (1.0, reward)]
@@ -564,22 +459,17 @@ def test_dones_of_any_kind_are_booleans(convert, kind):
     np.testing.assert_array_equal(*(model.rollout_buffer.advantages for model in trained))
 
 
-def test_a_list_in_a_monitor_raises_the_error_too():
-    with pytest.raises(ValueError, match=r"env=.*returned \[1.0\] as reward: return one number"):
-        train(lambda r, done: ([1.0], done), WRAPPED["monitored"])
-
-
-@pytest.mark.parametrize("kind", FEW)
-@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), None, "1", [], {}, [[1.0], [1.0, 2.0]]], ids=repr)
+@pytest.mark.parametrize("kind", VEC)
+@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), None, "1", [], {}], ids=repr)
 def test_other_rewards_raise_an_error_that_says_reward(reward, kind):
-    with pytest.raises(ValueError, match=r"env=.*returned .* as reward: return"):
+    with pytest.raises(ValueError, match="env returned .* as reward: return"):
         train(lambda r, done: (reward, done), WRAPPED[kind])
 
 
 @pytest.mark.parametrize("kind", FEW)
 def test_an_info_that_is_not_a_dict_raises_an_error(kind):
     env = WRAPPED[kind](Returning(lambda reward, done, info: (reward, done, False, None)))
-    with pytest.raises(ValueError, match=r"returned None as info of a step: return a dict"):
+    with pytest.raises(ValueError, match="returned None as info: return a dict"):
         PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu").learn(16)
 
 
@@ -613,42 +503,15 @@ def test_vector_environments_may_return_dones_of_any_dtype(dtype):
     assert rollouts[0].rewards.max() == 1
 
 
-def test_rewards_of_another_shape_raise_an_error_with_the_step():
+def test_rewards_of_another_shape_raise_an_error():
     def wrap(env):
         return Integers(DummyVecEnv([lambda: env]), lambda dones: dones, lambda rewards: np.tile(rewards, 3))
 
-    with pytest.raises(ValueError, match=r"rewards of shape \(3,\) and dtype float32 for 1 environments, step 1"):
+    with pytest.raises(ValueError, match=r"cannot reshape array of size 3 into shape \(1,\)"):
         train(lambda r, done: (r, done), wrap)
 
 
-# --- what an environment cannot do -----------------------------------------------------------------------------------
-
-
-class Unwilling(DummyVecEnv):
-    """As SuperSuit's: there are no single environments to seed or to ask."""
-
-    asked = False
-
-    def seed(self, seed=None):
-        raise NotImplementedError("seed")
-
-    def get_attr(self, name, indices=None):
-        # SB3 asks for the render mode first.
-        if not self.asked:
-            self.asked = True
-            return [None] * len(self.envs)
-        raise NotImplementedError("get_attr")
-
-    has_attr = get_attr
-
-
-@pytest.mark.parametrize("seed", [None, 0])
-def test_environments_that_cannot_be_seeded_give_a_warning(seed, recwarn):
-    env = Unwilling([lambda: RandomEnv(ACTIONS["discrete"], VECTOR)])
-    model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, seed=seed, device="cpu").learn(8)
-    warned = [str(each.message) for each in recwarn if "cannot be seeded with seed=0" in str(each.message)]
-    assert len(warned) == (seed is not None)
-    assert model.num_timesteps == 8
+# --- spaces that are not supported, and episodes that others end -----------------------------------------------------
 
 
 #: The ways in which environments come in.
@@ -662,14 +525,13 @@ ENTRIES = {
     "make_vec": lambda make: make_vec("Unsupported-v0", 2),
     "processes": lambda make: make_vec(make, 2, vec_env="subproc", start_method="fork"),
 }
+
+
 UNSUPPORTED = {
-    "clipped": (
-        lambda: gym.wrappers.ClipAction(RandomEnv(ACTIONS["box"], VECTOR)),
-        "infinite low and high.*ClipAction removed the bounds: leave that wrapper out",
-    ),
+    "unbounded": (partial(RandomEnv, spaces.Box(-np.inf, np.inf, (2,)), VECTOR), "infinite low and high"),
     "text": (
-        lambda: RandomEnv(ACTIONS["discrete"], spaces.Dict(image=VECTOR, mission=spaces.Text(9))),
-        r"observation_space\['mission'\]=Text.* is not supported: .* minigrid.wrappers.ImgObsWrapper",
+        partial(RandomEnv, ACTIONS["discrete"], spaces.Dict(image=VECTOR, mission=spaces.Text(9))),
+        r"observation_space\['mission'\]=Text.* is not supported: .* FilterObservation",
     ),
 }
 
@@ -692,7 +554,7 @@ def test_spaces_that_are_not_supported_have_the_same_message_everywhere(kind, en
 @pytest.mark.slow
 def test_an_observation_that_was_unpacked_in_a_worker_of_sb3_is_named():
     env = SubprocVecEnv([partial(TwoNumbers, ACTIONS["discrete"], VECTOR)])
-    with pytest.raises(TypeError, match=r"reset\(\) must return \(observation, info\), as in Gymnasium"):
+    with pytest.raises(ValueError, match="env returned .* as info: return a dict"):
         PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu").learn(16)
     env.close()
 

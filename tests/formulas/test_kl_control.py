@@ -102,15 +102,11 @@ def test_bands_tolerance_and_factor_are_taken_from_the_arguments():
 
 
 @pytest.mark.parametrize(("kl", "bound"), [(1.0, 10.0), (0.0, 0.1)])
-def test_penalty_stays_within_its_bounds(kl, bound):
+def test_penalty_and_learning_rate_scale_stay_within_their_bounds(kl, bound):
     state = after(AdaptivePenalty(max_beta=10.0), "after_update", *[kl] * 20)
     assert state.beta.item() == pytest.approx(bound, rel=1e-7)  # float32
-
-
-@pytest.mark.parametrize(("kl", "bound"), [(1.0, 0.1), (0.0, 10.0)])
-def test_learning_rate_scale_stays_within_its_bounds(kl, bound):
     state = after(AdaptiveLearningRate(max_scale=10.0), "after_update", *[kl] * 20)
-    assert state.lr_scale.item() == pytest.approx(bound, rel=1e-7)  # float32
+    assert state.lr_scale.item() == pytest.approx(1 / bound, rel=1e-7)
 
 
 @pytest.mark.parametrize("control", [AdaptivePenalty(), AdaptiveLearningRate()])
@@ -133,10 +129,9 @@ def test_hooks_change_no_argument(control):
     ("control", "arguments", "message"),
     [
         (EarlyStop, {"per": "rollout"}, 'EarlyStop: per=.rollout. must be "minibatch" or "epoch"'),
-        (EarlyStop, {"tolerance": float("nan")}, "EarlyStop: tolerance=nan must be above 0"),
-        (AdaptivePenalty, {"band": 1.0}, r"AdaptivePenalty: band=1\.0 must be above 1"),
-        (AdaptivePenalty, {"max_beta": 0.5}, r"AdaptivePenalty: max_beta=0\.5 must be above 1"),
-        (AdaptiveLearningRate, {"max_scale": 1.0}, r"AdaptiveLearningRate: max_scale=1\.0 must be above 1"),
+        (EarlyStop, {"tolerance": float("nan")}, "EarlyStop: tolerance=nan must be a number in .0, inf"),
+        (AdaptivePenalty, {"band": 1.0}, r"AdaptivePenalty: band=1\.0 must be a number in \(1, inf"),
+        (AdaptiveLearningRate, {"max_scale": 1.0}, r"AdaptiveLearningRate: max_scale=1\.0 must be a number in \(1"),
     ],
 )
 def test_impossible_arguments_raise_an_error(control, arguments, message):

@@ -8,7 +8,8 @@ from pathlib import Path
 from ppo_plus.zoo.cli import make_parser
 
 ROOT = Path(__file__).parents[2]
-TRAIN = ["train", "--env", "CartPole-v1", "--device", "cpu"]
+#: Without evaluations, of which the last has 20 episodes.
+TRAIN = ["train", "--env", "CartPole-v1", "--device", "cpu", "--eval-freq", "-1"]
 
 
 def environment():

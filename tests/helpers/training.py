@@ -1,5 +1,6 @@
 """Models with four minibatches in each epoch, what they have seen and what they have logged."""
 
+import copy
 from functools import partial
 
 from models import make_model
@@ -82,3 +83,31 @@ class CopiesInHooks(BaseCallback):
 
     def _on_training_end(self):
         self._copy("training end")
+
+
+class At(BaseCallback):
+    """Calls ``function(model)`` at steps, and in hooks such as ``"rollout_end"``."""
+
+    def __init__(self, function, steps=(), hooks=()):
+        super().__init__()
+        self.function, self.steps = function, steps
+        for hook in hooks:
+            setattr(self, f"_on_{hook}", lambda: function(self.model))
+
+    def _on_step(self):
+        if self.n_calls in self.steps:
+            self.function(self.model)
+        return True
+
+
+class Noting(BaseCallback):
+    """Keeps entries of the locals of each step, and copies of them."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names, self.seen, self.kept = names, [], []
+
+    def _on_step(self):
+        self.seen.append({name: self.locals[name] for name in self.names})
+        self.kept.append(copy.deepcopy(self.seen[-1]))
+        return True

@@ -10,13 +10,8 @@ HIGH = [20.0, 22, 21, 23, 19, 20, 22, 21, 23, 19]
 
 
 def finalist(scores, job=0, n_failed=0, settings=None):
-    attrs = {"job": job, SCORES: [1.25], RECORDED: settings or {}}
-    return Finalist(
-        create_trial(state=TrialState.COMPLETE, value=1.0, user_attrs=attrs),
-        scores,
-        n_failed,
-        values=[[score] for score in scores],
-    )
+    attrs = {"job": job, SCORES: [1.25, 7.0], RECORDED: settings or {}}
+    return Finalist(create_trial(state=TrialState.COMPLETE, value=1.0, user_attrs=attrs), scores, n_failed)
 
 
 def against(default, *finalists):

@@ -130,8 +130,8 @@ def test_masks_where_the_class_has_none_raise_an_error():
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (dict(kl_control="penalty", target_kl=0.01), "kl_control='penalty' needs the parameters"),
-        (dict(kl_control="adaptive_lr", target_kl=0.01), "kl_control='adaptive_lr' needs the parameters"),
+        (dict(kl_control="penalty", target_kl=0.01), "kl_control='penalty' does not reach policy="),
+        (dict(kl_control="adaptive_lr", target_kl=0.01), "kl_control='adaptive_lr' does not reach policy="),
         (dict(exploration=ColoredNoise()), "exploration=.* does not reach"),
         (dict(use_sde=True, sde_sample_freq="episode"), "does not reach policy="),
     ],

@@ -2,7 +2,6 @@
 layers, learn, and are saved."""
 
 import copy
-import re
 from functools import partial
 
 import numpy as np
@@ -22,22 +21,9 @@ def make(policy="MlpPolicy", **policy_kwargs):
     return PPO_Plus(policy, RandomEnv(ACTIONS["discrete"]), n_steps=8, batch_size=4, policy_kwargs=policy_kwargs)
 
 
-@pytest.mark.parametrize(
-    ("net_arch", "error", "message"),
-    [
-        ({"pi": [64], "qf": [64]}, ValueError, "names a network 'qf', but those of PPO are pi"),
-        ([64, {"pi": [32], "vf": [16]}], TypeError, "net_arch[1]={'pi': [32], 'vf': [16]} must be an integer"),
-        ([{"pi": [32], "qf": [64]}], ValueError, "names a network 'qf'"),
-        ([-1], ValueError, "net_arch[0]=-1 must be at least 1"),
-        (["64"], TypeError, "net_arch[0]='64' must be an integer, at least 1, not text"),
-        ({"vf": [64, None]}, TypeError, "net_arch['vf'][1]=None must be an integer"),
-        ({"pi": 64}, TypeError, "net_arch['pi']=64 must be a list of sizes"),
-        (64.0, TypeError, "net_arch=64.0 must be a list of sizes, or dict(pi=[...], vf=[...])"),
-    ],
-)
-def test_impossible_hidden_layers_raise_an_error(net_arch, error, message):
-    with pytest.raises(error, match=f"^policy_kwargs: .*{re.escape(message)}"):
-        make(net_arch=net_arch)
+def test_networks_that_ppo_does_not_have_raise_an_error():
+    with pytest.raises(ValueError, match="^policy_kwargs: net_arch=.* names a network 'qf', but those of PPO are pi"):
+        make(net_arch={"pi": [64], "qf": [64]})
 
 
 @pytest.mark.parametrize(
@@ -54,35 +40,6 @@ def test_impossible_hidden_layers_raise_an_error(net_arch, error, message):
 def test_other_hidden_layers_are_built(net_arch, hidden):
     networks = make(net_arch=net_arch).policy.mlp_extractor
     assert (len(networks.policy_net) / 2, len(networks.value_net) / 2) == hidden
-
-
-@pytest.mark.parametrize("activation_fn", ["relu", nn.ELU(), th.tanh, nn.functional.leaky_relu, None])
-def test_an_activation_must_be_a_class(activation_fn):
-    with pytest.raises(
-        TypeError, match=rf"policy_kwargs: activation_fn={re.escape(repr(activation_fn))}.*such as torch.nn.ReLU$"
-    ):
-        make(activation_fn=activation_fn)
-
-
-@pytest.mark.parametrize("activation_fn", [nn.ReLU, partial(nn.LeakyReLU, 0.1), lambda: nn.ELU()])
-def test_any_factory_of_activations_is_accepted(activation_fn):
-    assert isinstance(make(activation_fn=activation_fn).policy.mlp_extractor.policy_net[1], nn.Module)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"autocast": "no"}, "autocast='no' must be True or False"),
-        ({"log_std_init": "a"}, "log_std_init='a' must be a number"),
-        ({"log_std_init": float("nan")}, "log_std_init=nan must be a number"),
-        ({"features_extractor_kwargs": 3}, "features_extractor_kwargs=3 must be a dict"),
-        ({"optimizer_class": 5}, "optimizer_class=5.*a class$"),
-        ({"optimizer_kwargs": [0.1]}, r"optimizer_kwargs=\[0.1\] must be a dict"),
-    ],
-)
-def test_values_of_another_kind_are_named(kwargs, message):
-    with pytest.raises((TypeError, ValueError), match=f"policy_kwargs: {message}"):
-        make(**kwargs)
 
 
 def test_options_of_gsde_beside_an_exploration_raise_an_error():
@@ -202,23 +159,20 @@ def test_a_module_is_copied_and_keeps_its_own_weights():
     assert th.equal(actor[2].weight, given["2.weight"])
 
 
-@pytest.mark.parametrize("name", ["actor", "critic"])
 @pytest.mark.parametrize(
     "network",
     [
-        nn.Linear(4, 3),
-        nn.Linear(5, 9),
-        nn.Sequential(nn.Linear(5, 8), nn.Linear(7, 3)),
         nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 9)),
         lambda input_dim, output_dim: nn.Linear(input_dim, output_dim + 1),
         nn.Flatten(0),
-        nn.LSTM(5, 3),
     ],
-    ids=["input", "output", "between", "last", "factory", "batch_dimension", "tuple"],
+    ids=["output", "factory", "batch_dimension"],
 )
-def test_a_network_of_the_wrong_size_raises_an_error(name, network):
-    with pytest.raises(ValueError, match=rf"(?s)policy_kwargs: {name}=.* must map one row .* \(1, "):
-        build(policy_kwargs={name: network})
+def test_a_network_of_the_wrong_size_raises_an_error(network):
+    for name in ("actor", "critic"):
+        message = rf"(?s)policy_kwargs: {name}=.* must map features of shape \(1, 5\) to \(1, "
+        with pytest.raises(ValueError, match=message):
+            build(policy_kwargs={name: network})
 
 
 @pytest.mark.parametrize(
@@ -229,9 +183,9 @@ def test_a_wrong_type_of_network_raises_an_error(network):
         build(policy_kwargs={"actor": network})
 
 
-@pytest.mark.parametrize("networks", ["factory_sequential", "instance_module", "actor_only", "none"])
+@pytest.mark.parametrize("networks", ["factory_sequential", "actor_only"])
 def test_a_policy_can_be_saved_and_loaded_by_itself(networks, tmp_path):
-    actor, critic = NETWORKS.get(networks, (None, None))
+    actor, critic = NETWORKS[networks]
     policy = build(policy_kwargs={"actor": actor, "critic": critic}).policy
     policy.save(tmp_path / "policy.pt")
     loaded = MlpPolicy.load(tmp_path / "policy.pt", device="cpu")

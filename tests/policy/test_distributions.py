@@ -332,32 +332,6 @@ def test_mode_is_the_most_likely_choice(family, seed, scale):
     assert family.log_prob(params, mode).item() == pytest.approx(best.item(), abs=1e-12)
 
 
-@gaussian_families
-@pytest.mark.parametrize("shape", [(3,), (1, 1), (5, 1), (5, 3)])
-def test_params_broadcast_the_standard_deviation(squash, shape):
-    family = make_distribution(BOX, squash)
-    mean, std = th.randn(5, 3), th.rand(shape) + 0.1
-    params = family.params(mean, std)
-    assert th.equal(family.mode(params), mean) and th.equal(family.std(params), std.expand(5, 3))
-
-
-@pytest.mark.parametrize(
-    ("space", "dims", "choices"),
-    [
-        (BOX_0D, (1, 1, 1, 1), []),
-        (BOX_2D, (4, 4, 4, 4), []),
-        (CHOICES["discrete"], (4, 1, 4, 0), [4]),
-        (CHOICES["multi_discrete"], (11, 4, 11, 0), [2, 3, 4, 2]),
-        (CHOICES["multi_binary"], (4, 4, 4, 0), [2] * 4),
-        (MIXED, (3 + 3 + 2 + 6, 1 + 3 + 2 + 2, 14, 3), [3, 2, 2, 2, 4]),
-    ],
-)
-def test_dimensions(space, dims, choices):
-    family = make_distribution(space)
-    assert (family.net_dim, family.action_dim, family.noise_dim, family.gaussian_dim) == dims
-    assert family.choices == choices
-
-
 # --- what the environment gets ----------------------------------------------------------------------------------------
 
 shapes = st.sampled_from([(), (1,), (3,), (2, 2)])
@@ -438,12 +412,6 @@ def test_squashed_actions_span_the_whole_box(dtype, low, high):
     lowest, middle, highest = family.to_env(np.array([[-30.0], [0.0], [30.0]], dtype=np.float32)).flatten()
     assert (lowest, highest) == (space.low[0], space.high[0])
     assert abs(float(middle) - (float(low) / 2 + float(high) / 2)) <= 0.5 * np.issubdtype(dtype, np.integer)
-
-
-def test_squashed_actions_are_scaled_linearly_after_the_tanh():
-    family = make_distribution(spaces.Box(-2.0, 6.0, (1,), np.float64), squash_output=True)
-    u = np.linspace(-3, 3, 13)[:, None]
-    np.testing.assert_allclose(family.to_env(u), 2 + 4 * np.tanh(u), rtol=1e-12)
 
 
 # --- products ---------------------------------------------------------------------------------------------------------

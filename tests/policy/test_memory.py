@@ -17,7 +17,8 @@ from ppo_plus import (
     register,
 )
 from ppo_plus.policy.attention import Attention
-from ppo_plus.policy.memory import reset_memory
+from ppo_plus.policy.memory import MemoryLayer, reset_memory
+from ppo_plus.policy.recurrent import GRU, LSTM, Layout, Recurrent
 from ppo_plus.policy.scan import LRU
 
 
@@ -62,20 +63,44 @@ def make(env=None, cls=PPO_Plus, memory="observations", policy=None, **kwargs):
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 LAYERS = {
+    "LSTM": lambda n_layers: LSTM(3, 6, n_layers),
+    "GRU": lambda n_layers: GRU(3, 6, n_layers),
+    "GRU without bias": lambda n_layers: GRU(3, 6, n_layers, bias=False),
     "LRU": lambda n_layers: LRU(3, 6, n_layers),
     # Sequences are shorter and longer than the window.
     "attention": lambda n_layers: Attention(3, 6, n_layers, attention_window=5, attention_heads=3),
 }
+every_layer = pytest.mark.parametrize("kind", LAYERS)
 
 
 def layers_and_inputs(kind, n_layers, n_sequences, length, p_start, seed):
     """Layers, inputs, states as after some steps, and episode starts."""
     th.manual_seed(seed)
     layers = LAYERS[kind](n_layers).double()
+    if isinstance(layers, Recurrent):
+        with th.no_grad():
+            for weight in layers.parameters():
+                weight.mul_(4.0)  # as large as in trained networks, or larger
     x, starts = th.randn(n_sequences, length, 3, dtype=th.float64), th.rand(n_sequences, length) < p_start
-    before = th.randn(n_sequences, 7, 3, dtype=th.float64)
-    _, state = layers(before, layers.init(n_sequences), th.zeros(n_sequences, 7, dtype=th.bool))
+    state = layers.init(n_sequences)
+    for before in th.randn(7, n_sequences, 3, dtype=th.float64):
+        _, state = layers.step(before, state)
     return layers, x.requires_grad_(), tuple(part.detach().requires_grad_() for part in state), starts
+
+
+def whole(layers, x, state, starts):
+    """The outputs for sequences at once."""
+    starts_in_form = Layout(starts) if isinstance(layers, Recurrent) else starts
+    return layers.sequences(x.flatten(0, 1), state, starts_in_form).unflatten(0, starts.shape)
+
+
+def stepped(layers, x, state, starts):
+    """The outputs one step at a time, and the state after them."""
+    outputs = []
+    for t in range(x.shape[1]):
+        y, state = layers.step(x[:, t], reset_memory(state, starts[:, t]))
+        outputs.append(y)
+    return th.stack(outputs, dim=1), state
 
 
 @given(
@@ -88,46 +113,80 @@ def layers_and_inputs(kind, n_layers, n_sequences, length, p_start, seed):
 @settings(deadline=None, max_examples=60)
 def test_sequences_are_steps_one_at_a_time(kind, n_layers, length, p_start, seed):
     layers, x, state, starts = layers_and_inputs(kind, n_layers, 3, length, p_start, seed)
-    whole, single, memory = layers.sequences(x.flatten(0, 1), state, starts), [], state
-    for t in range(length):
-        y, memory = layers.step(x[:, t], reset_memory(memory, starts[:, t]))
-        single.append(y)
-    single = th.stack(single, dim=1).flatten(0, 1)
-    th.testing.assert_close(whole, single, rtol=1e-10, atol=1e-12)
-    for a, b in zip(layers(x, state, starts)[1], memory, strict=True):
-        th.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    weights, signs = [*layers.parameters(), x, *state], th.randn(whole.shape, dtype=th.float64)
-    pair = (th.autograd.grad((y * signs).sum(), weights, allow_unused=True) for y in (whole, single))
+    at_once, (single, after) = whole(layers, x, state, starts), stepped(layers, x, state, starts)
+    th.testing.assert_close(at_once, single, rtol=1e-10, atol=1e-12)
+    if isinstance(layers, MemoryLayer):
+        for a, b in zip(layers(x, state, starts)[1], after, strict=True):
+            th.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    weights, signs = [*layers.parameters(), x, *state], th.randn(single.shape, dtype=th.float64)
+    pair = (th.autograd.grad((y * signs).sum(), weights, allow_unused=True) for y in (at_once, single))
     for a, b in zip(*pair, strict=True):
         th.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", ["LRU", "attention"])
 def test_long_sequences_are_steps_in_single_precision(kind):
-    layers, x, state, starts = layers_and_inputs(kind, 2, 2, 700, 0.002, 0)
+    layers, x, state, starts = layers_and_inputs(kind, 2, 2, 300, 0.005, 0)
     layers, x, memory = layers.float(), x.float(), tuple(part.float() for part in state)
     with th.no_grad():
-        whole, steps = layers(x, memory, starts)[0], []
-        for t in range(700):
-            y, memory = layers.step(x[:, t], reset_memory(memory, starts[:, t]))
-            steps.append(y)
+        th.testing.assert_close(
+            whole(layers, x, memory, starts), stepped(layers, x, memory, starts)[0], rtol=1e-5, atol=1e-5
+        )
     assert starts.any()
-    th.testing.assert_close(whole, th.stack(steps, dim=1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [th.float32, th.float64])
-@pytest.mark.parametrize("kind", LAYERS)
+@every_layer
 def test_nothing_passes_the_start_of_an_episode(kind, dtype):
     layers, x, state, starts = layers_and_inputs(kind, 2, 1, 8, 0.0, 0)
+    # In float32 torch's loops are another implementation than in float64.
     layers, x, state = layers.to(dtype), x.to(dtype), tuple(part.to(dtype) for part in state)
     starts[:, 5] = True
-    y, _ = layers(x, state, starts)
+    y = whole(layers, x, state, starts)
     # Exactly nothing: not a small number.
     after = th.autograd.grad(y[:, 5:].sum(), [x, *state], retain_graph=True)
     assert not after[0][:, :5].any() and after[0][:, 5:].any() and not any(part.any() for part in after[1:])
     before = th.autograd.grad(y[:, :5].sum(), [x, *state])
     assert not before[0][:, 5:].any() and all(part.any() for part in before[1:])
-    th.testing.assert_close(y[:, 5:], layers(x[:, 5:], layers.init(1), starts[:, 5:])[0])
+    th.testing.assert_close(y[:, 5:], whole(layers, x[:, 5:], layers.init(1), starts[:, 5:]))
+
+
+@given(st.lists(st.booleans(), min_size=12, max_size=12))
+@settings(deadline=None)
+def test_a_layout_is_at_most_twice_as_long_and_inverted_by_unpad(starts):
+    layout = Layout(th.tensor(starts).view(3, -1))
+    x = th.arange(12.0)[:, None] + 1
+    rows = layout.pad(x)
+    assert rows.shape[:1] == (3,) and 4 <= rows.shape[1] <= 7
+    assert th.equal(layout.unpad(rows), x)
+    most = max(sum(starts[i + 1 : i + 4]) for i in (0, 4, 8))
+    assert 3 * most == (0 if layout.resets is None else layout.resets.sum())
+    if layout.resets is not None:
+        assert not rows[layout.resets.bool()].any()
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_a_layout_may_be_longer_than_it_needs(kind, rate):
+    """As on a GPU, where the number of starts in each minibatch is not read."""
+    layers, x, state, starts = layers_and_inputs(kind, 2, 3, 5, rate, 0)
+    for length in (int(starts[:, 1:].sum(dim=1).max()), 4):
+        layout = Layout(starts, length)
+        found = layers.sequences(x.flatten(0, 1), state, layout).unflatten(0, starts.shape)
+        th.testing.assert_close(found, stepped(layers, x, state, starts)[0])
+        assert (0 if layout.resets is None else layout.resets.shape[1] - 5) == length
+
+
+@pytest.mark.parametrize("layer", [LSTM, GRU])
+def test_dropout_is_between_layers_and_in_training_only(layer):
+    th.manual_seed(0)
+    layers, x, starts = layer(3, 6, 2, dropout=0.5), th.randn(2, 6, 3), th.rand(2, 6) < 0.3
+    state = layers.init(2)
+    layers.eval()
+    th.testing.assert_close(whole(layers, x, state, starts), stepped(layers, x, state, starts)[0])
+    layers.train()
+    for run in (lambda: whole(layers, x, state, starts), lambda: stepped(layers, x, state, starts)[0]):
+        assert not th.equal(run(), run())
 
 
 # --- policies --------------------------------------------------------------------------------------------------------
@@ -153,12 +212,16 @@ def test_sequences_equal_steps_across_episode_starts(memory):
 @pytest.mark.usefixtures("traced")
 @kinds
 def test_compiled_training_is_the_same(memory):
-    assert_trained_alike(*(make(memory=memory, compile=compile).learn(64) for compile in (False, True)))
+    # One layer for actor and critic: a graph of half the size.
+    layer = {} if memory == "observations" else dict(n_lstm_layers=1, shared_lstm=True, enable_critic_lstm=False)
+    assert_trained_alike(
+        *(make(memory=memory, compile=compile, policy_kwargs=layer).learn(64) for compile in (False, True))
+    )
 
 
 @pytest.mark.exhaustive
 @needs_compiler
-@pytest.mark.parametrize("memory", LAYERS)
+@pytest.mark.parametrize("memory", ["LRU", "attention"])
 def test_inductor_compiles_the_layers(memory):
     # One layer for actor and critic: a graph of half the size.
     layer = dict(n_lstm_layers=1, shared_lstm=True, enable_critic_lstm=False)
@@ -170,11 +233,12 @@ def test_inductor_compiles_the_layers(memory):
 
 @needs_compiler
 @pytest.mark.usefixtures("traced")
-def test_compiled_training_leaves_out_steps_that_only_reset():
+@pytest.mark.parametrize("policy", ["MlpLruPolicy", "MlpLstmPolicy"])
+def test_compiled_training_leaves_out_steps_that_only_reset(policy):
     models = []
     for compile in (False, True):
         env = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
-        models.append(make(env, memory="LRU", compile=compile, n_steps=64, n_epochs=1).learn(128))
+        models.append(make(env, memory="LRU", policy=policy, compile=compile, n_steps=64, n_epochs=1).learn(128))
     assert models[1].rollout_buffer.valid is not None
     assert not models[1].compilation.functions["the update"].is_compiled
     for eager, compiled in zip(*(model.policy.parameters() for model in models), strict=True):
@@ -182,7 +246,7 @@ def test_compiled_training_leaves_out_steps_that_only_reset():
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", ["LRU", "attention"])
 def test_layers_take_the_arguments_of_recurrent_ones(kind, structure, tmp_path):
     model = make(memory=kind, policy_kwargs=STRUCTURES[structure]).learn(32)
     model.policy.save(tmp_path / "policy")

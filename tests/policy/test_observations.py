@@ -2,7 +2,6 @@
 
 import math
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -90,65 +89,14 @@ def test_canonical_space_is_the_space_where_sb3_can_handle_it(space):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Text(3), "Text.* is not supported"),
-        (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), "Dict.* is nested: flatten the inner"),
-        (spaces.Dict(a=spaces.Tuple([spaces.Discrete(2)])), "Dict.* is nested: flatten the inner"),
+        (spaces.Text(3), "=Text.* is not supported: .*TransformObservation"),
+        (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), r"\['a'\]=Dict.* is not supported: .*FlattenObservation"),
+        (spaces.Dict(a=IMAGE, mission=spaces.Text(3)), r"\['mission'\]=Text.* is not supported: .*FilterObservation"),
     ],
 )
 def test_unsupported_spaces_are_named_with_the_remedy(space, message):
-    with pytest.raises(ValueError, match=f"observation_space={message}"):
+    with pytest.raises(ValueError, match=f"observation_space{message}"):
         canonical_space(space)
-
-
-def test_an_unsupported_entry_is_named_with_the_remedy():
-    space = spaces.Dict(image=spaces.Box(0, 255, (7, 7, 3), np.uint8), mission=spaces.Text(3))
-    with pytest.raises(ValueError, match=r"observation_space\['mission'\]=Text.*FilterObservation.*ImgObsWrapper"):
-        canonical_space(space)
-    env = gym.wrappers.FilterObservation(RandomEnv(spaces.Discrete(2), space), ["image"])
-    canonical_space(env.observation_space)
-
-
-class Images(RandomEnv):
-    """Images of a shape, from 0 to 255 or scaled to floats."""
-
-    def __init__(self, *shape, scaled=False):
-        high, dtype = (1.0, np.float32) if scaled else (255, np.uint8)
-        super().__init__(spaces.Discrete(2), spaces.Box(0, high, shape, dtype))
-
-
-def channels_first(env):
-    space = env.observation_space
-    space = spaces.Box(0, space.high.max(), (space.shape[2], *space.shape[:2]), space.dtype)
-    return gym.wrappers.TransformObservation(env, lambda obs: np.moveaxis(obs, 2, 0), space)
-
-
-@pytest.mark.parametrize("is_entry", [False, True], ids=["alone", "entry"])
-@pytest.mark.parametrize(
-    ("env", "normalizes", "remedied"),
-    [
-        (Images(84, 84), True, lambda: Images(84, 84, 1)),
-        (Images(30, 30, 3), True, lambda: gym.wrappers.ResizeObservation(Images(30, 30, 3), (84, 84))),
-        (Images(84, 84, 3, scaled=True), True, lambda: Images(84, 84, 3)),
-        (Images(84, 84, 3, scaled=True), False, lambda: channels_first(Images(84, 84, 3, scaled=True))),
-    ],
-    ids=["no channel", "small", "floats", "channels last"],
-)
-def test_images_that_do_not_fit_are_explained(env, normalizes, remedied, is_entry):
-    def build(env):
-        policy = "MultiInputPolicy" if is_entry else "CnnPolicy"
-        if is_entry:
-            env = gym.wrappers.TransformObservation(
-                env, lambda obs: {"image": obs}, spaces.Dict(image=env.observation_space)
-            )
-        return PPO_Plus(policy, env, n_steps=8, device="cpu", policy_kwargs={"normalize_images": normalizes})
-
-    shape = env.observation_space.shape
-    if is_entry and normalizes and shape != (30, 30, 3):
-        build(env)  # SB3 takes it for a vector
-    else:
-        with pytest.raises(ValueError, match="observation_space=.*fit SB3's .*36 x 36 .*uint8 .*channels first"):
-            build(env)
-    build(remedied())
 
 
 @pytest.mark.parametrize(("policy", "space"), [(CnnPolicy, spaces.Dict(a=IMAGE)), ("MultiInputPolicy", IMAGE)])
@@ -175,22 +123,14 @@ def test_to_tensor_makes_or_keeps_a_batch(space):
         assert tensor.numpy().dtype == array.dtype
 
 
-def test_entries_of_different_numbers_of_rows_are_named():
-    space = spaces.Dict(a=spaces.Box(-1, 1, (3,)), b=spaces.Discrete(3))
-    with pytest.raises(
-        ValueError, match=r"entries of observation have different numbers of rows, .'a': 2, 'b': 1.: pass"
-    ):
-        to_tensor({"a": np.zeros((2, 3), np.float32), "b": 1}, space, CPU)
-
-
 @given(st.integers(0, 3), st.integers(1, 4))
 @settings(deadline=None, max_examples=20)
 def test_a_batch_is_known_by_its_shape(ndim, n):
     space = spaces.Box(-1.0, 1.0, (2, 3, 4)[:ndim])
-    assert not to_tensor(np.zeros(space.shape), space, "cpu")[1]
-    assert to_tensor(np.zeros((n, *space.shape)), space, "cpu")[1]
+    assert not to_tensor(np.zeros(space.shape), space, CPU)[1]
+    assert to_tensor(np.zeros((n, *space.shape)), space, CPU)[1]
     with pytest.raises(ValueError, match=r"observation of shape .* does not fit observation_space=Box.*: pass shape"):
-        to_tensor(np.zeros((n, n, *space.shape)), space, "cpu")
+        to_tensor(np.zeros((n, n, *space.shape)), space, CPU)
 
 
 @pytest.mark.parametrize("number", [2, np.int64(2), np.array(2)])

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import make_recurrent
 
-from ppo_plus.policy.scan import LRULayer, linear_recurrence
+from ppo_plus.formulas.losses import linear_recurrence
+from ppo_plus.policy.scan import LRULayer
 
 
 @given(st.integers(1, 3), st.integers(1, 40), st.integers(0, 2**32 - 1))

@@ -16,10 +16,10 @@ from envs import ACTIONS, RandomEnv, vec
 from gymnasium import spaces
 from models import make_model, weights
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from tensor_envs import twins
-from training import CopiesInHooks, make
+from training import At, CopiesInHooks, make
 
 from ppo_plus import PPO_Plus, as_vec_env
 
@@ -91,19 +91,6 @@ def test_callbacks_copy_a_model_in_every_hook(kind, duplicate, request):
     assert th.equal(weights(duplicate(model)), weights(model))
 
 
-class At(BaseCallback):
-    """Does something once, at a step."""
-
-    def __init__(self, step, action):
-        super().__init__()
-        self.step, self.action = step, action
-
-    def _on_step(self):
-        if self.n_calls == self.step:
-            self.action(self.model)
-        return True
-
-
 def test_evaluation_within_stacked_frames_keeps_the_last_frames():
     env = VecFrameStack(vec(ACTIONS["discrete"], n_envs=1), 2)
     model = make(env=env, n_steps=8, policy_kwargs={"ortho_init": False})
@@ -114,7 +101,7 @@ def test_evaluation_within_stacked_frames_keeps_the_last_frames():
         model.evaluate(1)
         seen.append(model.collector.pending.new_obs)
 
-    model.learn(8, At(4, evaluate))
+    model.learn(8, At(evaluate, [4]))
     # The observation behind the transition that the evaluation cut off.
     np.testing.assert_array_equal(*seen)
 
@@ -122,7 +109,7 @@ def test_evaluation_within_stacked_frames_keeps_the_last_frames():
 @pytest.mark.parametrize("step", [1, 8])
 def test_the_environment_may_be_replaced_in_a_rollout(step):
     model = make()
-    model.learn(32, At(step, lambda model: model.set_env(vec(ACTIONS["discrete"]))))
+    model.learn(32, At(lambda model: model.set_env(vec(ACTIONS["discrete"])), [step]))
     assert model.num_timesteps == 32
 
 
@@ -199,8 +186,6 @@ def test_a_loop_by_hand_as_for_sb3_learns_or_says_what_to_call():
     model = make_model()
     with pytest.raises(RuntimeError, match="the rollout has 0 of 8 steps: call collect_rollouts before train"):
         model.train()
-    with pytest.raises(RuntimeError, match="the callback is not initialized: call learn, or first _setup_learn"):
-        model.collect_rollouts(model.env, ConvertCallback(None), model.rollout_buffer, 8)
     _, callback = model._setup_learn(32)
     before = weights(model)
     assert model.collect_rollouts(model.env, callback, model.rollout_buffer, 8)

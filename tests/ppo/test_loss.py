@@ -94,17 +94,6 @@ def test_a_custom_loss_needs_no_diagnostics_without_kl_control():
     assert logged(model)["train/loss"] > 0
 
 
-def test_another_signature_of_compute_loss_raises_an_error_before_any_step():
-    class Other(PPO_Plus):
-        def compute_loss(self, batch):
-            return super().compute_loss(batch, None)
-
-    model = make(Other)
-    with pytest.raises(TypeError, match=r"compute_loss\(batch\) .* define compute_loss\(self, batch, coefficients\)"):
-        model.learn(16)
-    assert model.num_timesteps == 0
-
-
 def test_compute_loss_changes_nothing():
     model = make(Recording).learn(16)
     batch, coefficients, _ = model.record[0]

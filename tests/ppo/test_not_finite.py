@@ -100,8 +100,7 @@ def test_a_minibatch_that_is_not_finite_is_skipped_and_counted(kind):
 def test_ten_bad_minibatches_in_a_row_stop_training():
     model = make(Broken, n_epochs=3)
     model.bad = range(1, 100)
-    began = "10 minibatches in a row; .* It began in this update, in minibatch 2 of epoch 1: not finite are loss. "
-    with pytest.raises(FloatingPointError, match=began):
+    with pytest.raises(FloatingPointError, match="10 minibatches in a row; .* Not finite are loss. "):
         model.learn(32)
     # The rest of the epoch is skipped as well.
     assert 10 <= model.n < 12
@@ -113,7 +112,7 @@ def test_ten_bad_minibatches_in_a_row_stop_training():
 def test_bad_minibatches_in_a_row_are_counted_across_updates():
     model = make(Broken, n_epochs=1)
     model.bad = range(2, 100)
-    with pytest.raises(FloatingPointError, match="10 minibatches in a row; .* began [1-9] updates ago, in minibatch"):
+    with pytest.raises(FloatingPointError, match="10 minibatches in a row"):
         model.learn(80)
     assert model.n == 11
 

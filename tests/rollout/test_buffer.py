@@ -137,15 +137,6 @@ def test_epochs_differ_in_order():
     assert not th.equal(first, second)
 
 
-def test_minibatches_are_copies():
-    buffer, _ = filled(seed=0)
-    batch = epoch(buffer)[0]
-    batch = stored_fields(batch)
-    before = [field.clone() for field in batch]
-    refill(buffer, *random_steps(5, 3, seed=1))
-    assert all(map(th.equal, batch, before))
-
-
 @pytest.mark.parametrize("n_added", [0, 4])
 def test_an_incomplete_rollout_raises_an_error(n_added):
     buffer, steps = filled()

@@ -24,7 +24,6 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
-    SubprocVecEnv,
     VecEnv,
     VecEnvWrapper,
     VecFrameStack,
@@ -32,6 +31,7 @@ from stable_baselines3.common.vec_env import (
     VecTransposeImage,
 )
 from stream_envs import STREAMS, Counting, counting
+from training import At
 
 from ppo_plus import EvalAfterUpdates, PPO_Plus, SupervisedVecEnv
 from ppo_plus.rollout.evaluation import play
@@ -56,35 +56,6 @@ RETURN = 1 + 2 + 3 + 4
 def make(env=None, **kwargs):
     env = vec(ACTIONS["discrete"], env_class=CountingEnv, max_steps=4) if env is None else env
     return make_model(env=env, **kwargs)
-
-
-class At(BaseCallback):
-    """Calls ``function(model)`` at the given steps, or at the hooks that are named."""
-
-    def __init__(self, function, steps=(), hooks=()):
-        super().__init__()
-        self.function, self.steps, self.hooks = function, steps, hooks
-
-    def _on_step(self):
-        if self.n_calls in self.steps:
-            self.function(self.model)
-        return True
-
-    def _on_training_start(self):
-        if "training_start" in self.hooks:
-            self.function(self.model)
-
-    def _on_rollout_start(self):
-        if "rollout_start" in self.hooks:
-            self.function(self.model)
-
-    def _on_rollout_end(self):
-        if "rollout_end" in self.hooks:
-            self.function(self.model)
-
-    def _on_training_end(self):
-        if "training_end" in self.hooks:
-            self.function(self.model)
 
 
 # --- what it returns -------------------------------------------------------------------------------------------------
@@ -244,7 +215,7 @@ def test_an_environment_with_stacked_frames_is_wrapped_as_in_training():
 
 
 REFUSED = {
-    "an environment": (Monitor(CountingEnv()), {}, "n_eval_episodes=<.* is an environment: pass env="),
+    "an environment": (Monitor(CountingEnv()), {}, "n_eval_episodes=<.* must be an integer"),
     "none": (0, {}, "n_eval_episodes=0"),
     "a fraction": (2.5, {}, "n_eval_episodes=2.5"),
     "text": ("3", {}, "n_eval_episodes='3'"),
@@ -305,27 +276,6 @@ def test_statistics_of_the_training_environment_do_not_change(other):
     before = statistics(env)
     model.evaluate(3, env=other and other())
     np.testing.assert_equal(statistics(env), before)
-
-
-def test_statistics_are_unfrozen_again_after_an_exception():
-    class Breaks(CountingEnv):
-        broken = False
-
-        def step(self, action):
-            if self.broken:
-                raise KeyError
-            return super().step(action)
-
-    env = VecNormalize(vec(ACTIONS["discrete"], env_class=Breaks))
-    model = make(env=env).learn(16)
-    Breaks.broken = True
-    with pytest.raises(KeyError):
-        model.evaluate(1)
-    Breaks.broken = False
-    assert env.training and env.norm_reward
-    # Training begins its episodes anew.
-    model.learn(16, reset_num_timesteps=False)
-    assert model.num_timesteps == 32
 
 
 def test_the_policy_stays_in_evaluation_mode_while_collecting():
@@ -400,19 +350,6 @@ def test_a_terminated_episode_is_not_bootstrapped():
     assert rollout["rewards"].tolist() == [[1, 1]] * 8
 
 
-def test_advantages_are_those_of_separate_episodes():
-    rollout = rollout_with_evaluation_after(step=2, gamma=0.9, gae_lambda=0.8)
-    rewards, values, steps = rollout["rewards"][:, 0], rollout["values"][:, 0], rollout["observations"][:, 0, 0]
-    # The last episode goes on beyond the buffer: what is before its start can be computed from the buffer alone.
-    last = int(np.flatnonzero(steps == 0)[-1])
-    expected, following = np.zeros(last), 0.0
-    for t in reversed(range(last)):
-        goes_on = float(steps[t + 1] != 0)
-        following = rewards[t] + 0.9 * values[t + 1] * goes_on - values[t] + 0.9 * 0.8 * goes_on * following
-        expected[t] = following
-    np.testing.assert_allclose(rollout["advantages"][:last, 0], expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("hook", ["training_start", "rollout_start", "rollout_end", "training_end"])
 def test_an_evaluation_between_rollouts_restarts_the_episodes(hook):
     keep = KeepBuffer()
@@ -481,11 +418,6 @@ def test_render_shows_the_environment():
     assert Rendered.shown == 0
     model.evaluate(1, render=True)
     assert Rendered.shown == 4
-
-
-def test_an_environment_that_never_ends_by_itself_can_be_limited():
-    env = gym.wrappers.TimeLimit(CountingEnv(max_steps=None), 3)
-    assert make().evaluate(2, env=env) == (1 + 2 + 3, 0.0)
 
 
 class Lives(gym.Wrapper):
@@ -660,11 +592,10 @@ def test_an_evaluation_that_does_not_end_gives_a_warning(monkeypatch):
         model.evaluate(1, CountingEnv(max_steps=60))
 
 
-@pytest.mark.parametrize("what", ["observation", "reward"])
-def test_numbers_that_are_not_finite_raise_an_error(what):
+def test_an_observation_that_is_not_finite_raises_an_error():
     model = PPO_Plus("MlpPolicy", FaultyEnv("final", 99), n_steps=8, batch_size=8, device="cpu")
-    with pytest.raises(FloatingPointError, match=f"(?s){what}.* is not finite"):
-        model.evaluate(2, env=FaultyEnv(what, 3))
+    with pytest.raises(FloatingPointError, match="(?s)observation.* is not finite"):
+        model.evaluate(2, env=FaultyEnv("observation", 3))
 
 
 # --- what keeps statistics -------------------------------------------------------------------------------------------
@@ -676,8 +607,8 @@ def test_statistics_of_wrappers_do_not_change(fails, monkeypatch):
     env = VecNormalize(DummyVecEnv([lambda: rewards]))
 
     def state():
-        observed = rewards.env.obs_rms.mean
-        return copy.deepcopy((rewards.return_rms.var, rewards.discounted_reward, observed, env.obs_rms.mean))
+        own = (rewards.return_rms.var, rewards.discounted_reward, rewards.env.obs_rms.mean)
+        return copy.deepcopy((*own, env.obs_rms.mean, env.training, env.norm_reward))
 
     model = make(env, n_steps=32).learn(64)
     before = state()
@@ -720,12 +651,3 @@ def test_other_statistics_in_an_environment_give_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.evaluate(1, env=other)
-
-
-@pytest.mark.slow
-def test_statistics_in_worker_processes_give_a_warning():
-    env = make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv, wrapper_class=NormalizeObservation)
-    model = make(env, n_steps=32).learn(64)
-    with pytest.warns(UserWarning, match="worker processes have NormalizeObservation"):
-        model.evaluate(2)
-    env.close()

@@ -12,6 +12,7 @@ from parametrization import all_pairs, in_turn, sample
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin, Twin, twins
+from training import At, Noting
 
 from ppo_plus import ColoredNoise, PPO_Plus, TensorEnv, Transition, as_vec_env
 from ppo_plus.rollout import tensor_collector
@@ -128,28 +129,27 @@ def test_truncated_episodes_are_bootstrapped():
     assert not np.array_equal(raw.rollout_buffer.rewards, tensors.rollout_buffer.rewards)
 
 
-def test_without_final_observations_the_value_before_is_used():
-    env = TensorTwin(3, ACTIONS["discrete"], limit=3, final=False)
-    model = make(env, gamma=0.5)
-    with pytest.warns(UserWarning, match="ask for them") as caught:
-        model.learn(96)
-    assert len([each for each in caught if "does not return final observations" in str(each.message)]) == 1
+def test_without_a_final_observation_the_one_before_is_used():
+    class Sometimes(TensorTwin):
+        """Returns final observations in every other step."""
 
-    told = TensorTwin(3, ACTIONS["discrete"], limit=3)
-    other = make(told, gamma=0.5)
-    seen = []
-    step = told.step
-    told.step = lambda actions: seen.append(step(actions)) or seen[-1]
-    other.learn(48)
-    cut = th.stack([each.truncated & ~each.terminated for each in seen]).numpy()
-    assert cut.any()
-    fresh = make(env, gamma=0.5).learn(48)
-    buffer = fresh.rollout_buffer
-    raw = other.rollout_buffer.rewards
-    # The same rollout: they differ in the rewards of steps that were cut.
-    np.testing.assert_array_equal(buffer.actions, other.rollout_buffer.actions)
-    np.testing.assert_array_equal(buffer.rewards[~cut], raw[~cut])
-    assert not np.array_equal(buffer.rewards[cut], raw[cut])
+        n_steps = 0
+
+        def step(self, actions):
+            self.n_steps += 1
+            step = super().step(actions)
+            return step if self.n_steps % 2 else step._replace(final_obs=None)
+
+    model, noting = make(Sometimes(3, ACTIONS["discrete"], limit=3), gamma=0.5), Noting("rewards", "infos")
+    with pytest.warns(UserWarning, match="does not return final observations.*ask for them"):
+        model.learn(48, noting)
+    buffer = model.rollout_buffer
+    cut = np.array([[info.get("TimeLimit.truncated", False) for info in step["infos"]] for step in noting.seen])
+    gain = buffer.rewards - np.array([step["rewards"] for step in noting.seen])
+    lacks = cut & (np.arange(16) % 2 == 1)[:, None]
+    assert lacks.any() and (cut & ~lacks).any() and (gain[~cut] == 0).all()
+    np.testing.assert_allclose(gain[lacks], 0.5 * buffer.values[lacks], rtol=1e-4)
+    assert not np.isclose(gain[cut & ~lacks], 0.5 * buffer.values[cut & ~lacks], rtol=1e-2).all()
 
 
 def test_terminated_and_truncated_episodes_are_not_bootstrapped():
@@ -163,24 +163,14 @@ def test_terminated_and_truncated_episodes_are_not_bootstrapped():
     np.testing.assert_array_equal(model.rollout_buffer.rewards, other.rollout_buffer.rewards)
 
 
-class Looking(BaseCallback):
-    """Keeps what it sees at each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def _on_step(self):
-        names = ("new_obs", "rewards", "dones", "infos", "actions", "clipped_actions", "values", "log_probs")
-        self.seen.append({name: self.locals[name] for name in names} | {"n_steps": self.locals.get("n_steps")})
-        return True
+SEEN = ("new_obs", "rewards", "dones", "infos", "actions", "clipped_actions", "values", "log_probs", "n_steps")
 
 
 @pytest.mark.parametrize("kind", ["discrete_start", "box"])
 def test_callbacks_see_what_they_see_in_numpy(kind):
     seen = []
     for env in twins(ACTIONS[kind]):
-        callback = Looking()
+        callback = Noting(*SEEN)
         make(env).learn(48, callback)
         seen.append(callback.seen)
     assert len(seen[0]) == len(seen[1]) == 16
@@ -258,19 +248,16 @@ def test_the_host_asks_the_device_once_a_rollout(masks, normalizes, monkeypatch)
     assert counts == [["read"]] * 2
 
 
-class Interrupting(BaseCallback):
-    def _on_step(self):
-        if self.n_calls in (5, 7):
-            self.model.evaluate(2)
-        return True
+def evaluate(model):
+    model.evaluate(2)
 
 
 @pytest.mark.parametrize("looks", [False, True])
 def test_an_interrupted_rollout_matches_numpy(looks):
     models, seen = [], []
     for env in twins(ACTIONS["discrete"], limit=7):
-        looking = Looking()
-        callbacks = [Interrupting(), looking] if looks else Interrupting()
+        looking, interrupting = Noting(*SEEN), At(evaluate, [5, 7])
+        callbacks = [interrupting, looking] if looks else interrupting
         models.append(make(as_vec_env(env)).learn(96, callbacks))
         seen.append(looking.seen)
     # Evaluation steps each environment as often, in both.
@@ -315,7 +302,7 @@ def test_an_interruption_hides_no_numbers_that_are_not_finite():
     model = make(as_vec_env(Faulty("reward", 3)))
     before = weights(model)
     with pytest.raises(FloatingPointError, match="environment 1"):
-        model.learn(96, Interrupting())
+        model.learn(96, At(evaluate, [5, 7]))
     assert th.equal(before, weights(model))
 
 

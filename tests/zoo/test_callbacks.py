@@ -1,7 +1,5 @@
 """Saved models, progress."""
 
-import pytest
-
 from ppo_plus.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.callbacks import ProgressDisplay, SavedModels
 from ppo_plus.zoo.experiment import load_experiment, make_envs, make_model
@@ -26,14 +24,3 @@ def test_progress_as_bar(capsys):
     progress.on_training_end()
     shown = capsys.readouterr().err
     assert "100%" in shown and "mean return" in shown and "steps/s" in shown
-
-
-@pytest.mark.parametrize("bar", [False, True])
-def test_progress_of_continued_training_follows_the_models_count(capsys, bar):
-    model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640)
-    model.learn(640, ProgressDisplay(bar), reset_num_timesteps=False)
-    shown = capsys.readouterr().err
-    if bar:
-        assert "640/1.28k" in shown and "1.28k/1.28k" in shown
-    else:
-        assert [line.split("%")[0].strip() for line in shown.splitlines()] == ["60", "70", "80", "90", "100"]

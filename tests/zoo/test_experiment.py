@@ -194,7 +194,6 @@ def test_with_hyperparams_merges_policy_kwargs():
     [
         ("gama: 0.9", "unknown key 'gama': did you mean 'gamma'"),
         ("use_rms_prop: true", "unknown key 'use_rms_prop': valid keys are"),
-        ("normalize: {norm_observation: true}", "unknown key 'norm_observation' in normalize: did you mean 'norm_obs'"),
         ("5: 6", "unknown key 5: valid keys are .*, batch_size,"),
         ("seed: 5", "unknown key 'seed'"),
         ("n_envs: 0", "n_envs must be a positive whole number, not 0"),
@@ -260,7 +259,7 @@ def test_several_processes_share_environments_and_minibatches():
     part = whole.for_each_process(4)
     assert (part.n_envs, part.hyperparams["batch_size"], part.n_timesteps) == (2, 64, whole.n_timesteps)
     assert whole.for_each_process(1) is whole
-    with pytest.raises(ValueError, match="n_envs=8 cannot be divided among 3 processes: use .* such as n_envs=9, or"):
+    with pytest.raises(ValueError, match="n_envs=8 cannot be divided among 3 processes"):
         whole.for_each_process(3)
     # SB3's default batch size is divided, too.
     with pytest.raises(ValueError, match="batch_size=64 cannot be divided among 24"):
@@ -273,13 +272,13 @@ def test_kinds_and_numbers_of_environments(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.monitor.csv", "1.monitor.csv"]
     assert make_envs(CARTPOLE, 3).num_envs == 3
     assert make_envs(CARTPOLE, evaluation=True).num_envs == 1
-    in_processes = make_envs(CARTPOLE.replace(vec_env="subproc"))
-    assert isinstance(in_processes, SupervisedVecEnv)
-    np.testing.assert_array_equal(in_processes.reset(), make_envs(CARTPOLE).reset())
+    in_processes = make_envs(CARTPOLE.replace(vec_env="subproc"), restarts=3, evaluation=True)
+    assert isinstance(in_processes, SupervisedVecEnv) and (in_processes.restarts, in_processes.timeout) == (3, None)
+    np.testing.assert_array_equal(in_processes.reset(), make_envs(CARTPOLE, evaluation=True).reset())
     in_processes.close()
     with pytest.raises(ValueError, match="--env-workers 2 needs processes: pass --vec-env subproc"):
         make_envs(CARTPOLE, n_workers=2)
-    with pytest.raises(ValueError, match="vec_env='envpool' must be one of dummy, subproc.* passed to PPO_Plus in"):
+    with pytest.raises(ValueError, match="vec_env='envpool' must be one of 'dummy', 'subproc'"):
         make_envs(CARTPOLE.replace(vec_env="envpool"))
 
 
@@ -353,13 +352,6 @@ def test_arguments_of_the_environment():
 def test_mistakes_show_with_their_own_message(kind, change, message):
     with pytest.raises((gym.error.Error, TypeError), match=message):
         make_envs(CARTPOLE.replace(vec_env=kind, **change))
-
-
-def test_atari():
-    pytest.importorskip("ale_py", reason="ale-py is not installed")
-    env = make_envs(load_experiment("ALE/Pong-v5", overrides={"n_envs": 1}))
-    assert env.observation_space.shape == (4, 84, 84)
-    env.close()
 
 
 EXPERIMENT = load_experiment("CartPole-v1", seed=5, overrides={"n_envs": 2, "normalize": True, "compile": False})

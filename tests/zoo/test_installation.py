@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -12,7 +11,6 @@ import gymnasium as gym
 import pytest
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 
-from ppo_plus import __version__
 from ppo_plus.zoo import installation
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env, import_class, import_packages, is_atari
 
@@ -21,7 +19,7 @@ def test_environments_by_id():
     assert find_env("CartPole-v1").id == "CartPole-v1" and not is_atari("CartPole-v1")
     with pytest.raises(gym.error.Error, match="Did you mean"):
         find_env("CartPol-v1")
-    with pytest.raises(ImportError, match="'no_such_module' cannot be imported .*: give its whole name"):
+    with pytest.raises(ImportError, match="No module named 'no_such_module'"):
         find_env("no_such_module:Foo-v0")
     if find_spec("ale_py"):
         assert is_atari("PongNoFrameskip-v4")
@@ -40,15 +38,6 @@ def test_imports_the_module_in_front(tmp_path, monkeypatch):
     finally:
         gym.registry.pop("Mine-v0", None)
         sys.modules.pop("registers", None)
-
-
-@pytest.mark.parametrize("name", ["ALE/Pong-v5", "PongNoFrameskip-v4", "PongDeterministic-v0", "Pong-ram-v4"])
-def test_atari_games_without_their_package(monkeypatch, name):
-    monkeypatch.setitem(sys.modules, "ale_py", None)
-    monkeypatch.setattr(gym.envs.registration, "registry", {})
-    monkeypatch.setattr(installation.gym, "registry", {})
-    with pytest.raises(gym.error.Error, match=f"{name} needs .*install ale-py"):
-        find_env(name)
 
 
 #: Classes that settings may not name, the packages that they may import from, and what the message says.
@@ -86,7 +75,11 @@ def test_modules_in_the_current_folder_hide_no_packages(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("env_id", "module", "package"),
-    [("MiniGrid-Unlock-v0", "minigrid", "minigrid"), ("CartPoleNoVel-v1", "rl_zoo3.import_envs", "rl_zoo3")],
+    [
+        ("MiniGrid-Unlock-v0", "minigrid", "minigrid"),
+        ("CartPoleNoVel-v1", "rl_zoo3.import_envs", "rl_zoo3"),
+        *((name, "ale_py", "ale-py opencv-python") for name in ("ALE/Pong-v5", "PongNoFrameskip-v4", "Pong-ram-v4")),
+    ],
 )
 def test_an_environment_of_a_missing_package_is_an_error_that_names_it(monkeypatch, env_id, module, package):
     monkeypatch.setattr(installation, "find_spec", lambda _: None)
@@ -145,28 +138,6 @@ def test_a_choice_is_kept(no_screen, monkeypatch):
         assert "MUJOCO_GL" not in os.environ
 
 
-HERE = Path(sys.executable).parent
-
-
-@pytest.mark.parametrize(
-    ("path", "folder"),
-    [
-        (f"{HERE}:/usr/bin:/bin", "inside"),
-        ("/usr/bin:/bin", "outside"),
-    ],
-)
-def test_pasted_commands_work_whatever_the_path(monkeypatch, tmp_path, path, folder):
-    monkeypatch.setenv("PATH", path)
-    monkeypatch.chdir(HERE.parents[1] if folder == "inside" else tmp_path)
-    command = installation.command("--version")
-    if str(HERE) in path:
-        assert command == "ppo-plus --version"
-    done = subprocess.run(command, shell=True, text=True, capture_output=True, timeout=300)
-    assert done.stdout == f"ppo-plus {__version__}\n"
-    help = subprocess.run(f"{installation.pip_install('x')} --help", shell=True, text=True, capture_output=True)
-    assert "install" in help.stdout
-
-
 @pytest.mark.parametrize(
     ("word", "shown"),
     [
@@ -187,3 +158,22 @@ def test_the_command_is_the_one_that_was_given(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["scripts/tune.py", "--env", "x"])
     monkeypatch.setattr(sys, "orig_argv", ["python3", "scripts/tune.py", "--env", "x"])
     assert installation.this_command() == "python3 scripts/tune.py --env x"
+
+
+def test_pasted_commands_work_whatever_the_path(monkeypatch):
+    here = Path(sys.executable).parent
+    monkeypatch.setattr(shutil, "which", lambda name: str(here / name))
+    assert installation.command("enjoy", "-f", "my logs") == "ppo-plus enjoy -f 'my logs'"
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert installation.command("enjoy") == f"{sys.executable} -m ppo_plus enjoy"
+
+
+def test_an_environment_without_render_modes_is_an_error_with_the_remedy(monkeypatch):
+    class Plain(gym.Env):
+        pass
+
+    monkeypatch.setitem(gym.registry, "Plain-v0", gym.envs.registration.EnvSpec("Plain-v0", Plain))
+    with pytest.raises(ValueError, match="Plain-v0 has no render modes: its class needs metadata = .*--no-render"):
+        installation.require_render_modes("Plain-v0")
+    installation.require_render_modes("CartPole-v1")
+    installation.require_render_modes("pettingzoo:some_game_v0")

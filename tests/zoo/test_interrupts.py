@@ -5,16 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from parametrization import sample
 
 from ppo_plus.zoo import interrupts
-from ppo_plus.zoo.interrupts import check, deferred, ending_at_once, exit_codes, uninterrupted
+from ppo_plus.zoo.interrupts import check, deferred, exit_codes
 
 #: The module alone, without the package, which takes seconds to import.
 LOAD = f"import runpy; module = runpy.run_path({interrupts.__file__!r}); exit_codes = module['exit_codes']"
@@ -89,7 +86,7 @@ def test_python_callers_get_keyboard_interrupt(handlers):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     done = []
-    with pytest.raises(KeyboardInterrupt), deferred([signal.SIGINT]), deferred():
+    with pytest.raises(KeyboardInterrupt), deferred(), deferred():
         signal.raise_signal(signal.SIGINT)
         done.append(interrupts.came())
     assert done == [signal.SIGINT] and interrupts.came() is None
@@ -119,32 +116,6 @@ def test_an_ignored_signal_stays_ignored(handlers):
         check()
 
 
-@pytest.fixture
-def thread():
-    """Another thread, which may take this process's signals."""
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait)
-    thread.start()
-    yield
-    done.set()
-    thread.join()
-
-
-@pytest.mark.parametrize("number", interrupts.SIGNALS)
-def test_nothing_is_interrupted_in_a_shielded_block(number, handlers, thread):
-    """However often it comes; the next check raises it."""
-    done = []
-    with pytest.raises(SystemExit, match="130"), exit_codes({}):
-        with uninterrupted(), uninterrupted():
-            for _ in range(3):
-                os.kill(os.getpid(), number)
-                time.sleep(0.01)
-            done.append("started")
-        check()
-        done.append("not reached")
-    assert done == ["started"]
-
-
 def test_what_was_lost_is_raised_again(handlers):
     with pytest.raises(SystemExit, match="130"), exit_codes({}):
         check()
@@ -158,87 +129,6 @@ def test_what_was_lost_is_raised_again(handlers):
             for number in interrupts.SIGNALS:
                 signal.raise_signal(number)
         raise AssertionError("lost")
-
-
-def test_other_threads_have_no_handlers():
-    def work():
-        with deferred():
-            return signal.getsignal(signal.SIGINT)
-
-    with ThreadPoolExecutor() as pool:
-        assert pool.submit(work).result() == signal.getsignal(signal.SIGINT)
-
-
-#: A command that is sent Ctrl-C when it begins to import a module.
-COMMAND = """
-import os, signal, sys
-
-class Moment:
-    def find_spec(self, name, path=None, target=None):
-        if name == moment:
-            os.kill(os.getpid(), signal.SIGINT)
-
-moment, *sys.argv[1:] = sys.argv[1:]
-sys.meta_path.insert(0, Moment())
-from ppo_plus.zoo.cli import main
-main()
-"""
-
-#: Commands, and what they are about to import.
-MOMENTS = [
-    ("plot", "numpy"),
-    ("train", "gymnasium.envs.classic_control.cartpole"),  # when the run has its folder already
-    ("train", "torch"),
-    ("enjoy", "ppo_plus.zoo.cli.results"),
-    ("tune", "optuna"),
-]
-
-
-@pytest.mark.parametrize(("command", "moment"), sample(MOMENTS, 4))
-def test_one_line_while_importing(tmp_path, command, moment):
-    env = "-e" if command == "plot" else "--env"
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, moment, command, env, "CartPole-v1"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert (done.stdout, done.stderr, done.returncode) == ("", "interrupted\n", 130)
-    assert not list(tmp_path.glob("logs/*/*"))
-
-
-def test_code_that_catches_everything_does_not_stop_it():
-    code = f"""
-{LOAD}
-import os, signal
-with module["ending_at_once"]():
-    try:
-        os.kill(os.getpid(), signal.SIGINT)
-        input()
-    except BaseException as error:
-        raise ImportError("as NumPy's C code does") from error
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert (done.stderr, done.returncode) == ("interrupted\n", 130)
-
-
-@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN, lambda *_: None])
-def test_early_handlers_leave_those_of_others_alone(handler):
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        with ending_at_once():
-            assert (signal.getsignal(signal.SIGINT) is handler) == (handler is not signal.default_int_handler)
-        assert signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])

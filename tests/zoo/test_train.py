@@ -2,8 +2,6 @@
 
 import math
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +19,6 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.files import claim
 from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import Part, load_experiment, make_envs, saved_experiment
@@ -72,6 +69,10 @@ def test_layout_of_the_log_folder(finished):
     assert str(folder / "CartPole-v1.zip") in model
     assert str(folder / "learning_curve.png") in curve
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps == 512
+    # Evaluations are not recorded as training.
+    assert 0 < read_episodes(folder)[0][-1] <= 512
+    with np.load(folder / "evaluations.npz") as saved:
+        assert saved["timesteps"].tolist() == [256, 512] and saved["results"].shape == (2, 3)
 
 
 def test_arguments_are_recorded_and_read_back(finished):
@@ -79,28 +80,6 @@ def test_arguments_are_recorded_and_read_back(finished):
     assert saved_experiment(made.folder) == NORMALIZING
     arguments = yaml.safe_load((made.folder.settings / "args.yml").read_text())
     assert (arguments["seed"], arguments["eval_freq"], arguments["algo"]) == (11, 256, "ppo_plus")
-
-
-def test_checkpoints_are_removed_when_nothing_in_them_is_open(tmp_path, monkeypatch):
-    """Windows removes no open file, such as the lock."""
-    made, locked = set_up(SHORT, Options(log_folder=str(tmp_path), eval_freq=-1, progress=False)), []
-
-    def remove(path, ignore_errors):
-        with claim(path / ".lock") as acquired:
-            locked.append(not acquired)
-
-    monkeypatch.setattr("ppo_plus.zoo.train.shutil.rmtree", remove)
-    train(made)
-    assert locked == [False]
-
-
-def test_evaluations_are_not_recorded_as_training(finished):
-    made, _ = finished
-    timesteps, _ = read_episodes(made.folder.path)
-    assert 0 < timesteps[-1] <= 512
-    with np.load(made.folder.path / "evaluations.npz") as saved:
-        assert saved["timesteps"].tolist() == [256, 512]
-        assert saved["results"].shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +179,7 @@ def test_failed_set_up_leaves_no_folder(tmp_path, broken):
 
 
 SETTINGS = {"n_timesteps": 1024, "n_envs": 2, "n_steps": 64, "batch_size": 64, "n_epochs": 2, "compile": False}
-NORMALIZED = load_experiment("Pendulum-v1", overrides={**SETTINGS, "normalize": True, "use_sde": True}).replace(seed=7)
+NORMALIZED = load_experiment("CartPole-v1", overrides={**SETTINGS, "normalize": True, "use_sde": True}).replace(seed=7)
 
 
 class Stop(BaseCallback):
@@ -242,6 +221,7 @@ def assert_same_results(folder, other):
 @pytest.mark.parametrize("vec_env", ["dummy", pytest.param("subproc", marks=pytest.mark.slow)])
 def test_an_interrupted_run_resumes_with_identical_results(vec_env, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    monkeypatch.setattr("ppo_plus.zoo.callbacks.LAST_EPISODES", 0)
     Stop.left = 0
     whole = set_up(STOPPING.replace(vec_env=vec_env), options(tmp_path / "whole"))
     assert train(whole)
@@ -263,23 +243,20 @@ def command(*arguments):
 @pytest.mark.slow
 def test_a_killed_run_resumes_with_identical_results(tmp_path):
     """With environments in processes, and the other run, which is not killed, in one."""
-    options = ["--env", "CartPole-v1", *"-n 4000 --seed 3 --eval-freq 1000 --save-freq 400 --no-progress".split()]
+    options = ["--env", "CartPole-v1", *"-n 2000 --seed 3 --eval-freq 1000 --save-freq 400 --no-progress".split()]
     options += "-params n_envs:2 n_steps:128 batch_size:64 compile:False".split()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     main(["train", *options, "-f", str(tmp_path / "whole")])
     run = tmp_path / "cut" / "ppo_plus" / "CartPole-v1_1"
     arguments = [*options, "--vec-env", "subproc", "-f", str(tmp_path / "cut")]
-    for wait in np.random.default_rng(0).uniform(0, 0.5, size=2):
-        process = subprocess.Popen(command(*arguments), env=environment, start_new_session=True)
-        # So that it comes further each time; then at any moment.
-        before = names_of(run / "checkpoints")
-        while names_of(run / "checkpoints") <= before:
-            assert process.poll() is None
-            time.sleep(0.01)
-        time.sleep(wait)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        arguments = ["--resume", str(run), "--no-progress"]
+    process = subprocess.Popen(command(*arguments), env=environment, start_new_session=True)
+    while not names_of(run / "checkpoints"):
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(np.random.default_rng().uniform(0, 0.5))  # at any moment
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    arguments = ["--resume", str(run), "--no-progress"]
     subprocess.run(command(*arguments), check=True, env=environment)
     assert_same_results(open_run(run), open_run(tmp_path / "whole" / "ppo_plus" / "CartPole-v1_1"))
 
@@ -288,28 +265,15 @@ def names_of(folder):
     return {path.name for path in folder.glob("*.zip")}
 
 
-def test_a_finished_run_cannot_be_resumed(tmp_path):
+def test_a_run_without_a_checkpoint_cannot_be_resumed(tmp_path):
+    """One that is finished, and one that has not begun: the message has what to do for both."""
     run = set_up(NORMALIZED.replace(n_timesteps=128), options(tmp_path))
-    assert train(run)
-    said = "no checkpoint. .*train -i .*Pendulum-v1.zip --env Pendulum-v1"
-    with pytest.raises(FileNotFoundError, match=said) as raised:
-        resume(open_run(run.folder.path))
-    remedy = shlex.split(str(raised.value).rpartition("ppo_plus ")[2])
-    main([*remedy, "-n", "128", "-f", str(tmp_path / "further")])
-    assert any((tmp_path / "further").rglob("Pendulum-v1.zip"))
-    with pytest.raises(FileNotFoundError, match="config.yml --trust-config$"):
-        resume(open_run(run.folder.path), packages=None)
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_run_without_a_checkpoint_cannot_be_resumed(begun, tmp_path):
-    run = set_up(NORMALIZED, options(tmp_path))
-    if begun:
-        with run.folder.locked():
-            pass
-    with pytest.raises(FileNotFoundError, match="no checkpoint. The run ended before its first") as raised:
-        resume(open_run(run.folder.path))
-    assert str(raised.value).endswith(f"with its command: {run.folder.command.read_text()}")
+    remedy = f"with -i {run.folder.last_model}; if it had none yet, start it again: {run.folder.command.read_text()}"
+    for finished in (False, True):
+        assert not finished or train(run)
+        with pytest.raises(FileNotFoundError, match="no checkpoint. If the run is finished, ") as raised:
+            resume(open_run(run.folder.path))
+        assert str(raised.value).endswith(remedy)
 
 
 def test_progress_of_a_resumed_run_counts_from_its_start(tmp_path, monkeypatch, capsys):
@@ -321,7 +285,7 @@ def test_progress_of_a_resumed_run_counts_from_its_start(tmp_path, monkeypatch, 
     capsys.readouterr()
     assert train(resume(open_run(run.folder.path)))
     beginning, *lines = capsys.readouterr().err.splitlines()
-    assert beginning.startswith("Pendulum-v1: resuming after 768 of 1,024 timesteps, seed ")
+    assert beginning.startswith("CartPole-v1: resuming after 768 of 1,024 timesteps, seed ")
     assert [line.split("%")[0].strip() for line in lines] == ["80", "90", "100"]
 
 
@@ -333,16 +297,3 @@ def test_a_running_run_cannot_be_resumed(tmp_path):
             with pytest.raises(BlockingIOError, match=f"{run.folder.path}: another process is training this run"):
                 start(run.folder)
     assert resume(run.folder).model.num_timesteps == 0
-
-
-def test_an_interrupted_run_says_when_it_was_evaluated(tmp_path, capsys):
-    class Stop(BaseCallback):
-        def _on_step(self):
-            if self.num_timesteps > 300:
-                raise KeyboardInterrupt
-            return True
-
-    assert not train(set_up(SHORT.replace(callback=(Part("Stop", Stop, {}),)), Options(str(tmp_path), 256, 2)))
-    assert re.search(
-        r"2 evaluation episodes after 256 timesteps; trained for 3\d\d timesteps in", capsys.readouterr().out
-    )

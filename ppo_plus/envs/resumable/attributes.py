@@ -10,6 +10,7 @@ import json
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from typing import Any, SupportsFloat
 
@@ -92,8 +93,6 @@ REPLAYABLE = tuple(f"gymnasium.envs.{name}." for name in ("classic_control", "to
 #: Their worlds need to be new at each reset: what was in them before decides in which order Box2D sums up forces.
 WORLDS = ("gymnasium.envs.box2d.bipedal_walker.BipedalWalker", "gymnasium.envs.box2d.car_racing.CarRacing")
 
-#: Attributes of more numbers than that are not compared, because of the time that each reset would take.
-_LARGE = 1000
 #: What a file can contain.
 Plain = None | bool | float | str | bytes | np.generic | np.ndarray | Collection[Any]
 State = dict[str, Any]
@@ -179,27 +178,15 @@ def set_numbers(layer: Layer, numbers: State) -> None:
         setattr(layer, name, _restored(vars(layer)[name], numbers[name]))
 
 
-def visible(layer: Layer) -> State:
-    """Copies of the attributes of a layer that are plain values or flat containers or dataclasses of these, without
-    those that :func:`get_attributes` returns."""
-    left_out = changing(layer) or ()
-    found = {}
+def visible(layer: Layer) -> dict[str, str]:
+    """The digests of attributes of a layer: plain values and dataclasses of these, but of a known wrapper numbers and
+    texts alone, without what :func:`get_attributes` returns."""
+    listed, found = changing(layer), {}
     for name, value in vars(layer).items():
-        parts = vars(value) if is_dataclass(value) and hasattr(value, "__dict__") else value
-        if name not in left_out and _is_flat(parts):
-            found[name] = plain(parts)
+        if listed is None or (name not in listed and type(value) in IMMUTABLE):
+            with suppress(NotResumableError, TypeError):  # of keys that JSON does not have
+                found[name] = digest(plain(vars(value) if is_dataclass(value) else value))
     return found
-
-
-def _is_flat(value: Any) -> bool:
-    kind = type(value)
-    if kind is np.ndarray:
-        return value.size <= _LARGE and not value.dtype.hasobject
-    if kind is dict:
-        return _is_flat([*value, *value.values()])
-    if kind in (list, tuple, set, deque):
-        return len(value) <= _LARGE and IMMUTABLE.issuperset(map(type, value))
-    return kind in IMMUTABLE
 
 
 def digest(value: Plain) -> str:
@@ -265,16 +252,6 @@ def set_generator(env: gym.Env, state: State | None) -> None:
 def has_state(owner: Layer) -> bool:
     """Whether its class has ``get_state`` and ``set_state``; a wrapper also passes on those of what it wraps."""
     return all(callable(getattr(type(owner), name, None)) for name in ("get_state", "set_state"))
-
-
-def own_state(owner: Any) -> Plain:
-    """What ``get_state`` returns; raises :class:`NotResumableError` unless these are plain values."""
-    try:
-        return plain(owner.get_state())
-    except NotResumableError as error:
-        raise NotResumableError(f"{type(owner).__name__}.get_state() returned {error}") from None
-    except Exception as error:
-        raise NotResumableError(f"{type(owner).__name__}.get_state() raised {error!r}") from error
 
 
 def lacks_state(owners: Sequence[Layer]) -> str:

@@ -3,8 +3,7 @@
 :func:`get_state` returns the state as plain values, :func:`set_state` puts it into newly made environments, at any
 step, also in the middle of an episode. :class:`~ppo_plus.Resumable`, around each single environment, records what a
 *replay* of the present episode needs: the generator ``np_random`` before its reset, the arguments of the reset,
-and the actions since. What the replay returns last is compared with what the old environment returned last, bit by bit.
-What is replayed:
+and the actions since. What is replayed:
 
 - environments of ``gymnasium.envs``: classic control, toy text, Box2D and MuJoCo;
 - wrappers listed in ``ppo_plus.envs.resumable.attributes``, with the attributes that outlast an episode;
@@ -44,13 +43,11 @@ from ppo_plus.envs.resumable.attributes import (
     changed_numbers,
     changing,
     class_name,
-    differ,
     digest,
     get_attributes,
     get_generator,
     has_state,
     lacks_state,
-    own_state,
     plain,
     set_attributes,
     set_generator,
@@ -79,7 +76,7 @@ def get_state(vec_env: VecEnv) -> State:
         kept: State = {}
         try:
             if has_state(layer):
-                kept = {"own": own_state(layer)}
+                kept = {"own": plain(layer.get_state())}
             elif changing(layer) is None:
                 raise NotResumableError(lacks_state([layer]))
             else:
@@ -201,7 +198,7 @@ class Resumable(gym.Wrapper):
         if self._stateful is None:
             if not class_name(self._base).startswith(REPLAYABLE):
                 unknown.append(self._base)
-            unknown = [layer for layer in unknown if not getattr(type(layer), "replayable", False)]
+            unknown = [layer for layer in unknown if not getattr(layer, "replayable", False)]
         #: Why it can neither be replayed nor return its state; ``None``: it can.
         self._reason = lacks_state(unknown) if unknown else None
         self._replays = self._stateful is None and self._reason is None
@@ -262,13 +259,11 @@ class Resumable(gym.Wrapper):
             "generator": get_generator(self._base),
             "wrappers": [{}] * len(self._wrappers),
             "episode": None,
-            "reason": None,
+            "reason": self._reason,
         }
         try:
             state["wrappers"] = [*map(get_attributes, self._wrappers)]
-            if self._reason is not None:
-                raise NotResumableError(self._reason)
-            if self._episode.last:
+            if self._reason is None and self._episode.last:
                 state["episode"] = self._episode_state(self._episode)
         except Exception as error:
             state["reason"] = self._reason_of(error)
@@ -282,7 +277,7 @@ class Resumable(gym.Wrapper):
         if episode.reason is not None:
             raise NotResumableError(episode.reason)
         if self._stateful is not None:
-            return episode.start | {"own": own_state(self._stateful)}
+            return episode.start | {"own": plain(self._stateful.get_state())}
         if len(episode.actions) > MAX_STEPS:
             raise NotResumableError(f"{self.env} is in an episode of more than {MAX_STEPS} steps")
         return episode.start | {
@@ -336,11 +331,9 @@ class Resumable(gym.Wrapper):
                 f"the same actions led {self.env} elsewhere: it depends on more than its seed, or has other arguments"
             )
         for layer, attributes in zip(self._replayed, episode["attributes"], strict=True):
-            own = visible(layer)
-            for name in attributes:
-                if differ(own.get(name), attributes[name]):
-                    what = f"attribute {name!r} of {type(layer).__name__} in {self.env}"
-                    raise NotResumableError(f"{what} was set within the episode, or depends on more than its seed")
+            for name, _ in attributes.items() - visible(layer).items():
+                what = f"attribute {name!r} of {type(layer).__name__} in {self.env}"
+                raise NotResumableError(f"{what} was set within the episode, or depends on more than its seed")
 
     def _fingerprint(self) -> str:
         """Equal if what the environment returned last, without the info, and its generator are equal bit by bit."""

@@ -16,12 +16,9 @@ folder and ``os.environ``. An error restarts only the environment that raised it
 of its process are replaced, which counts as one restart.
 """
 
-import math
-import multiprocessing
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, NoReturn
 
@@ -35,17 +32,15 @@ from ppo_plus.envs.checks import TIMEOUT, described, row_of
 from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.envs.supervised import workers
 from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
-from ppo_plus.envs.supervised.workers import CallerError, Fault, Worker
+from ppo_plus.envs.supervised.workers import Fault, Worker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.process import usable_cores
-from ppo_plus.require import NotFinite, require_int, require_number, require_one_of
+from ppo_plus.require import NotFinite, require_int, require_number
 from ppo_plus.trees import mapped, tree_map
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"
-#: Seconds beyond the time limit that a process may take to start and to make its environment.
-STARTING = 60.0
 
 
 class EnvFault(RuntimeError):
@@ -70,7 +65,8 @@ class SupervisedVecEnv(VecEnv):
     :param env_fns: functions that make environments, called again at each restart; a ``Monitor`` appends to its file
     :param restarts: how many times environments that failed may be replaced, in total, at least 0. Attributes that
         were set are set again; what methods have changed is lost
-    :param timeout: seconds that an environment may take for a step or a reset, above 0; ``None``: no limit
+    :param timeout: seconds that an environment may take for a step or a reset, above 0, and those of one process
+        together so many times as much; ``None``: no limit
     :param start_method: how processes are started, as for SB3's ``SubprocVecEnv``
     :param report: called with a line about each restart; ``None``: ``warnings.warn``
     :param n_workers: number of processes, each with about as many environments, at least 1; ``None``: one for each
@@ -94,9 +90,7 @@ class SupervisedVecEnv(VecEnv):
         if n_workers is None or n_workers == "auto":
             n_workers = n if n_workers is None else usable_cores()
         require_int('n_workers (or "auto", or None)', n_workers, 1)
-        require_one_of("start_method", start_method, (None, *multiprocessing.get_all_start_methods()))
         self.restarts, self.timeout, self.n_workers = restarts, timeout, min(n_workers, n)
-        self._to_start = None if timeout is None else timeout + STARTING
         self.report = report or partial(warnings.warn, stacklevel=2)
         #: Restarts over all environments, and steps that each has taken.
         self.n_restarts = self.n_steps = 0
@@ -115,21 +109,16 @@ class SupervisedVecEnv(VecEnv):
             for part in np.array_split(np.arange(n), self.n_workers):
                 makes = [env_fns[i] for i in part]
                 self._workers.append(Worker(makes, start_method, int(part[0]), timeout))
-            made = self._collect(self._workers, self._to_start)
+            made = self._collect(self._workers)
             for i, fault in _faults(made).items():
                 self._fail(i, fault)
             self._names = [name for name, _ in made.values()]
             super().__init__(n, *made[0][1])
-            #: The last observations, ``N`` rows.
-            self.last_obs: Any = create_empty_array(self.observation_space, n)
             for worker in self._workers:
                 worker.share(self.observation_space, self.action_space)
-            with suppress(TypeError):  # it cannot be sent
-                self.metadata = self.get_attr("metadata", 0)[0]
-        except BaseException as error:
+            self.metadata = self.get_attr("metadata", 0)[0]
+        except BaseException:
             self.close()
-            if self.n_workers < n and not isinstance(error, EnvFault):
-                error.add_note(self._sharing)
             raise
 
     def reset(self) -> VecEnvObs:
@@ -144,7 +133,8 @@ class SupervisedVecEnv(VecEnv):
         self.reset_infos = [info for _, info in rows]
         self._reset_seeds()
         self._reset_options()
-        self.last_obs = _rows([worker.arrays for worker in self._workers], "obs")
+        #: The last observations, ``N`` rows.
+        self.last_obs: Any = create_empty_array(self.observation_space, self.num_envs)
         for i, (obs, _) in enumerate(rows):
             write_row(self.last_obs, i, obs)
         # Copied, since wrappers may write into observations.
@@ -169,7 +159,6 @@ class SupervisedVecEnv(VecEnv):
         stepping = [worker for worker in self._workers if not self._replaced.keys() >= {*worker.members}]
         rest = self._collect(stepping)
         self.n_steps += 1
-        replaced = self._replaced
         # Read before environments are replaced, which clears them.
         arrays = [worker.arrays for worker in self._workers]
         obs = _rows(arrays, "obs")
@@ -186,15 +175,13 @@ class SupervisedVecEnv(VecEnv):
                     unreset[i] = first
                 elif dones[i]:
                     self.reset_infos[i] = first
-        failed = self._replace(faults | unreset)
-        for i, (reason, (first_obs, self.reset_infos[i])) in {**replaced, **failed}.items():
+        failed = self._replaced | self._replace(faults | unreset)
+        for i, (reason, (first_obs, self.reset_infos[i])) in failed.items():
             write_row(obs, i, first_obs)
             if i not in unreset:
-                reason = replaced.get(i, (reason,))[0]
-                last = row_of(self.last_obs, i)
                 rewards[i], dones[i] = 0.0, True
-                infos[i] = {RESTART: reason, TIMEOUT: True, "terminal_observation": last}
-        if flags[:, 2].all() and not (failed or replaced):
+                infos[i] = {RESTART: reason, TIMEOUT: True, "terminal_observation": row_of(self.last_obs, i)}
+        if flags[:, 2].all() and not failed:
             self._masks = flags[:, 3:]
         self._replaced = {}
         self.last_obs = obs
@@ -225,11 +212,11 @@ class SupervisedVecEnv(VecEnv):
             if fault.loses_process:
                 worker.stop(time.monotonic() + workers.CLOSING)
                 worker.start(again=True)
-                answers = self._collect([worker], self._to_start)
+                answers = self._collect([worker])
                 if not any(fault.loses_process for fault in _faults(answers).values()):
                     worker.share(self.observation_space, self.action_space)
             else:
-                answers = self._exchange("make", {i: (True,)}, self._to_start)
+                answers = self._exchange("make", {i: (True,)})
             made = [j for j in group if not isinstance(answers.get(j), Fault)]
             for j in made:
                 for name, value in self._attributes[j].items():
@@ -237,9 +224,7 @@ class SupervisedVecEnv(VecEnv):
             resets = {j: ({"seed": self.env_seeds[j], **(options[j] if options else {})},) for j in made}
             answers |= self._exchange("reset", resets)
             faults = {j: other for j, other in faults.items() if j not in group} | _faults(answers)
-            reasons = dict.fromkeys(group, f"shared its process with environment {i}, which {fault.reason}")
-            reasons |= {i: fault.reason} | {j: reason for j, (reason, _) in firsts.items()}
-            firsts |= {j: (reasons[j], answers.get(j)) for j in group}
+            firsts |= {j: (firsts.get(j, (fault.reason,))[0], answers.get(j)) for j in group}
         return firsts
 
     def _fail(self, i: int, fault: Fault) -> NoReturn:
@@ -247,56 +232,44 @@ class SupervisedVecEnv(VecEnv):
         if self.restarts:
             remedy = f"All restarts={self.restarts} are used up"
         if self.n_workers < len(self._names):
-            remedy = self._sharing if self.n_steps == 0 else f"{remedy}. {self._sharing}"
+            remedy += f". Environments share processes (n_workers={self.n_workers}, --env-workers)"
         kind = NotFiniteFault if fault.not_finite else EnvFault
-        raise kind(f"{self._who(i)} {fault.reason}. {fault.remedy or remedy}") from fault.cause
-
-    @property
-    def _sharing(self) -> str:
-        return (
-            f"Environments share processes, with what their modules keep, because of n_workers={self.n_workers} "
-            "(--env-workers): without it, each has its own"
-        )
+        raise kind(f"{self._who(i)} {fault.reason}. {remedy}") from fault.cause
 
     def _who(self, i: int) -> str:
         return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"
 
-    def _exchange(
-        self, command: str, arguments: dict[int, tuple[Any, ...]], seconds: float | None = None
-    ) -> dict[int, Any]:
+    def _exchange(self, command: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
         """The answers of environments to a command, given the arguments of each."""
         called, self._masks = [], None
         for worker in self._workers:
             if own := {i: arguments[i] for i in worker.members if i in arguments}:
                 worker.send(command, own)
                 called.append(worker)
-        return self._collect(called, seconds)
+        return self._collect(called)
 
-    def _collect(self, called: Sequence[Worker], seconds: float | None = None) -> dict[int, Any]:
-        """The answers of environments, by number; each may take :attr:`timeout`, or so many seconds."""
+    def _collect(self, called: Sequence[Worker]) -> dict[int, Any]:
+        """The answers of environments, by number."""
         if self.closed:
             raise ValueError("the environments are closed: make new ones")
-        seconds = seconds or self.timeout
         answers: dict[int, Any] = {}
         for worker in called:
-            answers |= worker.receive(None if seconds == math.inf else seconds)
+            answers |= worker.receive()
         for answer in answers.values():
-            if isinstance(answer, CallerError):
-                raise answer.error
+            if isinstance(answer, Exception):
+                raise answer
         return answers
 
-    def _call(
-        self, command: str, arguments: tuple[Any, ...], indices: VecEnvIndices = None, seconds: float | None = None
-    ) -> list[Any]:
+    def _call(self, command: str, arguments: tuple[Any, ...], indices: VecEnvIndices = None) -> list[Any]:
         """Call environments between two steps; one that fails is replaced, and called again."""
         # Numbers from the end, as of a list.
         called = [range(self.num_envs)[i] for i in self._get_indices(indices)]
-        answers = self._exchange(command, dict.fromkeys(called, arguments), seconds)
+        answers = self._exchange(command, dict.fromkeys(called, arguments))
         while failed := self._replace(_faults(answers)):
             self._replaced |= failed
             answers = {i: answer for i, answer in answers.items() if i not in failed}
             again = [i for i in called if i in failed or i not in answers]
-            answers |= self._exchange(command, dict.fromkeys(again, arguments), seconds)
+            answers |= self._exchange(command, dict.fromkeys(again, arguments))
         return [answers[i] for i in called]
 
     def has_attr(self, attr_name: str) -> bool:
@@ -314,14 +287,15 @@ class SupervisedVecEnv(VecEnv):
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         """Call a method of the single environments, without a limit of time unless it is ``action_masks``. An error in
         it is raised here, except in ``action_masks``, where it is a fault of the environment."""
-        arguments = (method_name, args, kwargs)
-        if arguments == (METHOD, (), {}) and indices is None and self._masks is not None:
+        if (method_name, args, kwargs) != (METHOD, (), {}):
+            return self._call("env_method", (method_name, args, kwargs), indices)
+        if indices is None and self._masks is not None:
             return [*self._masks.copy()]
-        return self._call("env_method", arguments, indices, None if method_name == METHOD else math.inf)
+        return self._call(METHOD, (), indices)
 
     def resumable_method(self, name: str, *args: State, indices: VecEnvIndices = None) -> list[Any]:
         """Call a method of the :class:`~ppo_plus.Resumable` that records each environment."""
-        return self._call("resumable_method", (name, args), indices, math.inf)
+        return self._call("resumable_method", (name, args), indices)
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return self._call("is_wrapped", (wrapper_class,), indices)

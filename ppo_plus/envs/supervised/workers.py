@@ -5,7 +5,6 @@ message, with the actions in shared memory; the answer is empty, too, unless an 
 limit, an episode has ended, or an environment has failed.
 """
 
-import atexit
 import copy
 import multiprocessing
 import os
@@ -40,22 +39,26 @@ from ppo_plus.envs.checks import (
     check_obs,
     check_reward,
     check_spaces,
-    check_step_info,
     counted,
-    explanation,
 )
 from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.envs.resumable.state import as_resumable
 from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.process import assigned
-from ppo_plus.require import is_disk_full
+from ppo_plus.require import NotFinite, is_disk_full
 from ppo_plus.trees import mapped
 
 #: Seconds for which a process that has stepped looks for the next step without sleeping: to wake it takes longer.
 LOOKING = 3e-4
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
+#: Commands that an environment has to answer in time, and in which an error is its fault, and not the caller's; and
+#: seconds beyond the limit that it may take to be made again.
+DUTIES, STARTING = ("step", "reset", METHOD), 60.0
+# At its exit, Python ends processes that were not closed by a signal and waits for them. SDL, with which pygame draws,
+# would not let it through, in the processes of SB3 and Gymnasium, too.
+os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
 
 
 @dataclass(frozen=True)
@@ -68,40 +71,29 @@ class Fault:
     loses_process: bool = False
     #: Whether it returned NaN or infinity.
     not_finite: bool = False
-    #: What to do, if a fresh environment would not help.
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class CallerError:
-    """The answer if the caller's arguments or the machine, and not the environment, are the cause of an error."""
-
-    error: Exception
 
 
 class GuardedEnv:
-    """One environment, which answers commands and raises no errors, for another process."""
+    """One environment, which answers commands and raises no errors, for another process.
 
-    def __init__(self, make: Callable[[], gym.Env]):
-        self._make = make
+    :param row: its row of shared arrays
+    """
+
+    def __init__(self, make: Callable[[], gym.Env], row: int):
+        self._make, self._row = make, row
         self.env: Any = None
+        #: What is shared, once both processes have it.
+        self._arrays: Any = None
+        #: Whether action masks that fit were asked for: from then on, each step writes them.
+        self._is_masked = False
 
-    def answer(self, command: str, *arguments: Any) -> Any:
-        """The value, a :class:`Fault` or a :class:`CallerError`."""
+    def answer(self, command: str, *arguments: Any) -> bytes:
+        """The value, a :class:`Fault` or an error of the caller's, pickled; empty if a step is all in shared memory."""
         try:
-            return getattr(self, command)(*arguments)
-        except InvalidOutput as error:
-            return Fault(str(error), not_finite=error.not_finite)
+            value = getattr(self, command)(*arguments)
+            return b"" if command == "step" and value is None else _pickled(value)
         except Exception as error:
-            # A `Monitor` may fill the disk.
-            if not _is_duty(command, *arguments) or isinstance(error, MemoryError) or is_disk_full(error):
-                return CallerError(_sendable(error))
-            # Before the environment is made, there is none to name.
-            explained = None if command == "make" else explanation(error, self.env)
-            reason = f"raised {error!r}" if explained is None else f"made a mistake: {explained}"
-            remedy = "" if explained is None else "A fresh environment would do the same"
-            cause = RemoteTraceback("\n" + "".join(traceback.format_exception(error)))
-            return Fault(reason, cause, remedy=remedy)
+            return _pickled(_failure(error, command, *arguments))
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
@@ -118,32 +110,58 @@ class GuardedEnv:
         self._space = self.env.observation_space
         return str(self.env.unwrapped), (self._space, self.env.action_space)
 
+    def share(self, observation_space: spaces.Space, action_space: spaces.Space, k: int, name: str) -> None:
+        self._arrays = SharedArrays(observation_space, action_space, k, name)
+
     def reset(self, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         obs, info = self._resumable.reset(**arguments)
         check_info(info)
         return check_obs(obs, self._space), info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any], Any]:
-        """As a ``VecEnv``, except that an episode ends with its last observation, and the answer of the next reset."""
+    def step(self, action: Any = None) -> tuple[dict[str, Any], Any] | None:
+        """Write a step's result into shared memory, also the first observation of the next episode.
+
+        :param action: ``None``: it is shared, too
+        :return: what remains: the info, and at the end of an episode that of the next reset, or the fault in it;
+            ``None``: nothing
+        """
+        # A copy: an environment may keep its action.
+        action = self._arrays.actions[self._row].copy() if action is None else action
         obs, reward, terminated, truncated, info = self._resumable.step(action)
-        obs = check_obs(obs, self._space)
-        reward = check_reward(reward)
-        check_step_info(info)
+        obs, reward = check_obs(obs, self._space), check_reward(reward)
+        check_info(info)
+        first: dict[str, Any] | Fault | Exception | None = None
         done = bool(terminated or truncated)
         info[TIMEOUT] = bool(truncated and not terminated)
-        if not done:
-            return obs, reward, done, info, None
-        # Copied, since the reset may write into them.
-        info = copy.deepcopy(info) | {"terminal_observation": mapped(np.copy, obs)}
-        with counted(self.env, info):
-            first = self.answer("reset", {})
-        if isinstance(first, CallerError):
-            raise first.error
-        return obs, reward, done, info, first
+        if done:
+            # Copied, since the reset may write into them.
+            info = copy.deepcopy(info) | {"terminal_observation": mapped(np.copy, obs)}
+            with counted(self.env, info):
+                try:
+                    obs, first = self.reset({})
+                except Exception as error:
+                    first = _failure(error, "reset")
+                    if isinstance(first, Exception):
+                        raise
+        mask = self.action_masks() if self._is_masked else None
+        if has_mask := self._fits(mask):
+            self._arrays.flags[self._row, 3:] = mask
+        self._arrays.rewards[self._row], self._arrays.flags[self._row, :3] = reward, (done, info[TIMEOUT], has_mask)
+        write_row(self._arrays.obs, self._row, obs)
+        return (info, first) if done or len(info) > 1 else None
 
     def close(self) -> None:
         if self.env is not None:
             self.env.close()
+
+    def action_masks(self) -> Any:
+        mask = self.env.get_wrapper_attr(METHOD)()
+        self._is_masked |= self._fits(mask)
+        return mask
+
+    def _fits(self, mask: Any) -> bool:
+        """Whether shared memory can have an action mask."""
+        return isinstance(mask, np.ndarray) and (mask.dtype, mask.shape) == (bool, self._arrays.flags[0, 3:].shape)
 
     def env_method(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         return self.env.get_wrapper_attr(name)(*arguments, **named)
@@ -155,9 +173,15 @@ class GuardedEnv:
         return is_wrapped(self.env, wrapper_class)
 
 
-def _is_duty(*call: Any) -> bool:
-    """Whether an error in a call is the environment's fault, and not the caller's: also in making it again."""
-    return call[0] in ("step", "reset") or call[:2] in (("make", True), ("env_method", METHOD))
+def _failure(error: Exception, command: str, *arguments: Any) -> Fault | Exception:
+    """The answer if a command raised an error."""
+    if isinstance(error, InvalidOutput):
+        return Fault(error.args[0], not_finite=isinstance(error, NotFinite))
+    is_duty = command in DUTIES or (command, *arguments) == ("make", True)
+    # A `Monitor` may fill the disk.
+    if not is_duty or isinstance(error, MemoryError) or is_disk_full(error):
+        return _sendable(error)
+    return Fault(f"raised {error!r}", RemoteTraceback("\n" + "".join(traceback.format_exception(error))))
 
 
 def _sendable(error: Exception) -> Exception:
@@ -170,68 +194,9 @@ def _sendable(error: Exception) -> Exception:
     return sendable
 
 
-class Share:
-    """The environments of a worker, in its process.
-
-    :param makes: functions that make them
-    :param first: number of the first one among those of all workers
-    :param current: number of the environment that is called now, which the other process reads
-    """
-
-    def __init__(self, makes: Sequence[Callable[[], gym.Env]], first: int, current: c_int):
-        self.envs = dict(enumerate(map(GuardedEnv, makes), first))
-        self.first, self.current = first, current
-        #: What is shared, once both processes have it.
-        self.arrays: Any = None
-        #: Whether action masks that fit were asked for: from then on, each step writes them.
-        self.is_masked = False
-
-    def answer(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """The answers of the environments that are called, by number; in a step, those not in shared memory."""
-        if command == "share":
-            observation_space, action_space, name = arguments[self.first]
-            self.arrays = SharedArrays(observation_space, action_space, len(self.envs), name)
-            return {}
-        answers = {}
-        for i, own in arguments.items():
-            self.current.value = i
-            answer = self.envs[i].answer(command, *own)
-            self.is_masked |= command == "env_method" and own[0] == METHOD and self._fits(answer)
-            if command == "step" and not isinstance(answer, (Fault, CallerError)):
-                answer = self._shared(i, *answer)
-            if command != "step" or answer is not None:
-                answers[i] = answer
-        return answers
-
-    def _shared(self, i: int, obs: Any, reward: float, done: bool, info: dict[str, Any], first: Any) -> Any:
-        """Write a step's result into shared memory, also the first observation of the next episode.
-
-        :return: what remains: the info, and at the end of an episode that of the next reset, or the fault in it;
-            ``None``: nothing
-        """
-        arrays, row = self.arrays, i - self.first
-        mask = self.envs[i].answer("env_method", METHOD, (), {}) if self.is_masked else None
-        if has_mask := self._fits(mask):
-            arrays.flags[row, 3:] = mask
-        arrays.rewards[row], arrays.flags[row, :3] = reward, (done, info[TIMEOUT], has_mask)
-        if isinstance(first, tuple):
-            obs, first = first
-        write_row(arrays.obs, row, obs)
-        return (info, first) if done or len(info) > 1 else None
-
-    def _fits(self, mask: Any) -> bool:
-        """Whether shared memory can have an action mask."""
-        return isinstance(mask, np.ndarray) and (mask.dtype, mask.shape) == (bool, self.arrays.flags[0, 3:].shape)
-
-
 class Worker:
-    """Runs environments in a separate process, started as by SB3 by default.
-
-    :param makes: functions that make the environments
-    :param start_method: of the process; ``None``: SB3's
-    :param first: number of its first environment among those of all workers
-    :param timeout: seconds that a step may take; ``None``: no limit
-    """
+    """Runs environments in a separate process, started as by SB3 by default; ``first`` is the number of the first one
+    among those of all workers."""
 
     def __init__(
         self, makes: Sequence[Callable[[], gym.Env]], start_method: str | None, first: int, timeout: float | None
@@ -239,11 +204,6 @@ class Worker:
         default = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self.makes, self.members, self.timeout = makes, range(first, first + len(makes)), timeout
         self.context: Any = multiprocessing.get_context(start_method or default)
-        if multiprocessing.current_process().daemon:
-            raise RuntimeError(
-                "a daemonic process, such as those of multiprocessing.Pool, cannot start processes for environments: "
-                'use vec_env="dummy" in it, or a concurrent.futures.ProcessPoolExecutor instead'
-            )
         self.process: Any = None
         self.arrays: SharedArrays | None = None
         self.start()
@@ -260,73 +220,65 @@ class Worker:
         self.process.start()
         # At once: the end of the process is noticed only if no other process has this end of the pipe.
         theirs.close()
-        self.waiting = self.is_made = self.has_hung = False
+        self.waiting = self.has_hung = False
         self.send("make", dict.fromkeys(self.members, (again,)))
 
     def share(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
         """Share arrays with the process, once its environments are made."""
-        self.arrays = SharedArrays(observation_space, action_space, len(self.makes))
+        given = observation_space, action_space, len(self.makes)
+        self.arrays = SharedArrays(*given)
         try:
-            self.send("share", {self.members.start: (observation_space, action_space, self.arrays.memory.name)})
-            self.receive(None)
+            self.send("share", dict.fromkeys(self.members, (*given, self.arrays.memory.name)))
+            self.receive()
         finally:
             # Both have it, or the other one never will.
             self.arrays.memory.unlink()
 
     def send(self, command: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
         """Call environments, given the arguments of each by its number."""
-        self._send(_pickled((command, arguments)), next(iter(arguments)))
+        seconds = self.timeout if command in DUTIES else None
+        if command == "make" and self.timeout is not None:
+            seconds = self.timeout + STARTING
+        self._send(_pickled((command, arguments)), seconds)
 
     def step(self, actions: np.ndarray) -> None:
         """Step all environments, with actions in an array that is shared."""
         assert self.arrays is not None
         self._ready()
         self.arrays.actions[...] = actions
-        self._send(b"", self.members.start)
+        self._send(b"", self.timeout)
 
     def _ready(self) -> None:
         if self.waiting:
             # An interrupt came before the last answer was read, which would be taken for that of the next message.
-            self.receive(self.timeout)
+            self.receive()
             if self.waiting:
                 self.stop(time.monotonic())
 
-    def _send(self, message: bytes, first: int) -> None:
+    def _send(self, message: bytes, seconds: float | None) -> None:
         self._ready()
-        self.waiting, self._first, self._sent = True, first, time.monotonic()
-        try:
+        self.waiting = True
+        #: Seconds that each environment may take; ``None``: no limit.
+        self._seconds = seconds
+        with suppress(OSError):  # the process has ended, which `receive` notices
             self.remote.send_bytes(message)
-        except OSError:
-            """The process has ended, which `receive` notices."""
 
-    def receive(self, seconds: float | None) -> dict[int, Any]:
-        """The answers to the last message by number, or the fault of the environment that has lost the process.
-
-        :param seconds: that each environment may take; ``None``: no limit
-        """
+    def receive(self) -> dict[int, Any]:
+        """The answers to the last message by number, or the fault of the environment that has lost the process."""
         if self.process is None or self.has_hung:
             return {self.members.start: Fault("was ended because it hung", loses_process=True)}
         try:
-            if seconds is not None and (hanging := self._hanging(seconds)) is not None:
+            if self._seconds is not None and not self.remote.poll(self._seconds * len(self.members)):
                 self.has_hung = True
                 self.process.kill()
-                return {hanging: Fault(f"gave no answer within {seconds:g} s", loses_process=True)}
+                fault = Fault(f"gave no answer within {self._seconds:g} s", loses_process=True)
+                return {self._current.value: fault}
             message = self.remote.recv_bytes()
-            answers = pickle.loads(message) if message else {}
-            self.is_made = True
+            answers = {i: pickle.loads(answer) for i, answer in pickle.loads(message).items()} if message else {}
         except (EOFError, OSError):
             answers = {self._current.value: self._death()}
         self.waiting = False
         return answers
-
-    def _hanging(self, seconds: float) -> int | None:
-        """The environment that has taken longer than so many seconds; ``None``: there is an answer."""
-        current, wait = self._first, self._sent + seconds - time.monotonic()
-        while not self.remote.poll(max(0.0, wait)):
-            if self._current.value == current:
-                return int(current)
-            current, wait = self._current.value, seconds
-        return None
 
     def _death(self) -> Fault:
         self.process.join(CLOSING)
@@ -335,13 +287,7 @@ class Worker:
             # If all processes of a job are ended, this one is about to end, too, and the environment is not at fault.
             time.sleep(1.0)
         name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        if self.is_made:
-            return Fault(f"died with its process ({name})", loses_process=True)
-        remedy = (
-            'A script that starts processes has to be a file that runs its code within if __name__ == "__main__": '
-            '(or use vec_env="dummy")'
-        )
-        return Fault(f"died with its process ({name}) before it was made", loses_process=True, remedy=remedy)
+        return Fault(f"died with its process ({name})", loses_process=True)
 
     def end(self) -> None:
         """Ask the process to end."""
@@ -387,21 +333,21 @@ def _serve(
     random.seed(int(np.random.randint(2**31)))
     # `recv_bytes` notices that the parent has ended; an environment that hangs does not.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    share = Share(makes.var, first, current)
+    envs = {first + row: GuardedEnv(make, row) for row, make in enumerate(makes.var)}
     command, message = "", b"-"
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while command != "close":
             if not message:
                 _look_for_step(remote)
             message = remote.recv_bytes()
-            if message:
-                command, arguments = pickle.loads(message)
-            else:
-                # Copies: an environment may keep its action.
-                actions = ((action.copy(),) for action in share.arrays.actions)
-                command, arguments = "step", dict(enumerate(actions, first))
-            remote.send_bytes(_reply(command, arguments, share.answer(command, arguments)))
-    for env in share.envs.values():
+            command, arguments = pickle.loads(message) if message else ("step", dict.fromkeys(envs, ()))
+            answers = {}
+            for i, own in arguments.items():
+                current.value = i
+                if answer := envs[i].answer(command, *own):
+                    answers[i] = answer
+            remote.send_bytes(_pickled(answers) if answers else b"")
+    for env in envs.values():
         env.answer("close")
 
 
@@ -414,39 +360,6 @@ def _look_for_step(remote: Connection) -> None:
     end = time.perf_counter() + LOOKING
     while not poller.poll(0) and time.perf_counter() < end:
         os.sched_yield()
-
-
-def _reply(command: str, arguments: Mapping[int, tuple[Any, ...]], answers: dict[int, Any]) -> bytes:
-    try:
-        return _pickled(answers) if answers else b""
-    except Exception:
-        return _pickled({i: _sendable_answer(answer, command, *arguments[i]) for i, answer in answers.items()})
-
-
-def _sendable_answer(answer: Any, command: str, *arguments: Any) -> Any:
-    try:
-        _pickled(answer)
-    except Exception as error:
-        reason = f"returned what cannot be sent to another process: {error!r}"
-        if command == "make":
-            return Fault(reason)
-        if _is_duty(command, *arguments):
-            return Fault(reason, remedy="Return numbers, strings and arrays")
-        return CallerError(TypeError(f"{command}{arguments!r:.200} {reason}"))
-    return answer
-
-
-@atexit.register
-def _end_processes() -> None:
-    """End the processes of environments that were not closed, also those of SB3 and Gymnasium. After this function,
-    Python asks them to end and waits, but those that draw with pygame do not listen."""
-    processes = [process for process in multiprocessing.active_children() if process.daemon]
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + 1.0
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        process.kill()
 
 
 def _end_with_parent() -> None:

@@ -113,11 +113,7 @@ class TensorEnv:
 
 
 def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The action space with bounds for all its Boxes."""
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict([(key, bounded(sub)) for key, sub in space.items()])
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([bounded(sub) for sub in space])
+    """The action space, with bounds if it is a Box without."""
     if isinstance(space, spaces.Box) and not space.is_bounded():
         low, high = (np.nan_to_num(bound, posinf=UNBOUNDED, neginf=-UNBOUNDED) for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]

@@ -19,24 +19,19 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTranspose
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from ppo_plus.envs.checks import TIMEOUT, check_shape
-from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, as_numpy, as_tensor
+from ppo_plus.envs.tensors.env import Obs, TensorEnv, as_numpy, as_tensor
 from ppo_plus.envs.vec_env import BatchedVecEnv
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.trees import mapped, tree_map, widest
 
 
 class Stepped(NamedTuple):
-    """The result of a step, in tensors.
+    """The result of a step, in tensors; what a :class:`~ppo_plus.Transition` has, too, is as there.
 
-    :param obs: observations to act on next, ``N`` rows; the simulator may write into them at the next step
-    :param rewards: floats ``(N,)``, like ``obs``
     :param dones: which episodes have ended, booleans ``(N,)``
     :param timeouts: those that only a time limit has ended
-    :param final_obs: the last observations of episodes that have ended; ``None``: unknown, or none has ended
     :param returns: sums of rewards of the episodes so far, including this step, shape ``(N,)``
     :param lengths: numbers of their steps, integers ``(N,)``
-    :param log: numbers to log, or 0-d tensors, by name
-    :param infos: as of :class:`~ppo_plus.Transition`
     """
 
     obs: Obs
@@ -84,14 +79,8 @@ class TensorVecEnv(BatchedVecEnv):
         """Take a step; the actions are those of the simulator, on any device.
 
         :raises ValueError: the tensors that it returns have other shapes than its spaces
-        :raises TypeError: it returns something else than a :class:`~ppo_plus.Transition` of tensors
         """
         step = self.env.step(as_tensor(actions, self.device))
-        if not isinstance(step, Transition):
-            raise TypeError(f"env={self.env!r}: step() must return a ppo_plus.Transition, not {type(step).__name__}")
-        for name in ("rewards", "terminated", "truncated") if self._unchecked else ():
-            if not isinstance(value := getattr(step, name), th.Tensor):
-                raise TypeError(f"env={self.env!r}: step() returned {name}={value!r:.100}: return a tensor")
         obs, rewards = self._layout(step.obs), step.rewards.reshape(-1).float()
         terminated, truncated = step.terminated.reshape(-1).bool(), step.truncated.reshape(-1).bool()
         if self._unchecked:

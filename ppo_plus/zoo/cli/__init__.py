@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppo_plus.zoo.interrupts import INTERRUPTED, ending_at_once
+from ppo_plus.zoo.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.cli.arguments import Parser
@@ -20,24 +20,23 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line with some arguments; ``None`` for those of the process."""
     try:
-        # Everything else is imported inside, so that Ctrl-C also works during the imports.
-        with ending_at_once():
-            parser = make_parser()
-            args = parser.parse_args(arguments)
-            import gymnasium as gym
+        # Everything else is imported inside, so that Ctrl-C is one line during the imports, too.
+        parser = make_parser()
+        args = parser.parse_args(arguments)
+        import gymnasium as gym
 
-            # Only here: an error during the work, or in the user's code, is Python's to show.
-            try:
-                work = args.prepare(args)
-            except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
-                if "traceback" in args or passed_own_code(error):
-                    raise
-                parser.fail(str(error) or type(error).__name__)
+        # Only here: an error during the work, or in the user's code, is Python's to show.
+        try:
+            work = args.prepare(args)
+        except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
+            if "traceback" in args or passed_own_code(error):
+                raise
+            parser.error(str(error) or type(error).__name__)
         try:
             work()
         except (gym.error.DependencyNotInstalled, gym.error.UnsupportedMode) as error:
             # Many environments find out what they draw with, and how, only when they draw.
-            parser.fail(str(error))
+            parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -51,7 +50,7 @@ def passed_own_code(error: BaseException | None) -> bool:
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
         installed = {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, ours))
-        if not installed and not frame.filename.startswith("<"):
+        if not installed and path.is_absolute():  # else it is compiled, or has no file
             return True
     return passed_own_code(error.__cause__ or error.__context__)
 

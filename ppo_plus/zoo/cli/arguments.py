@@ -6,9 +6,10 @@ Torch and SB3 take seconds to load. Commands import them where they use them, so
 import argparse
 import re
 import sys
+from argparse import _ActionsContainer, _SubParsersAction
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import yaml
 
@@ -16,21 +17,13 @@ from ppo_plus.zoo.hyperparams import parse_literal, positive_int
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages, module_of
 from ppo_plus.zoo.runs import RunFolder
 
-if TYPE_CHECKING:
-    from argparse import _ActionsContainer, _SubParsersAction
-
-    #: What options are added to: a parser, or a group of its options.
-    Options: TypeAlias = _ActionsContainer
-    #: What subcommands are added to.
-    Commands: TypeAlias = _SubParsersAction["Parser"]
-
-#: Options of rl_zoo3, and what to use instead.
-INSTEAD = {"--n-trials": "--max-total-trials", "--n-jobs": "--workers"}
-INSTEAD |= dict.fromkeys(("-optimize", "--optimize-hyperparameters"), "ppo-plus tune")
+GYM_PACKAGES = "import these packages, or modules in the current folder, first: they register environments"
+#: What subcommands are added to.
+Commands: TypeAlias = "_SubParsersAction[Parser]"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, without the usage text, with the option that was meant."""
+    """An argument parser whose errors are one line, without the usage text."""
 
     words: Sequence[str] = ()
 
@@ -48,36 +41,8 @@ class Parser(argparse.ArgumentParser):
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End the program because of its arguments, and say which options they may have meant."""
-        from ppo_plus.require import nearest
-
-        options = self._option_string_actions
-        for name in (word.partition("=")[0] for word in self.words):
-            if name in INSTEAD:
-                message += f"; {name}: use {INSTEAD[name]}"
-            elif name.startswith("--") and not any(option.startswith(name) for option in options):
-                likely = nearest(name, options)
-                message += "" if likely is None else f"; {name}: did you mean {likely}?"
-        self.fail(message)
-
-    def fail(self, message: str) -> NoReturn:
         """End the program with a line and exit code 2."""
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
-
-
-class _Once(argparse.Action):
-    """An option that must not be repeated, since only its last value would count."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option: str | None = None,
-    ) -> None:
-        if getattr(namespace, self.dest) is not None:
-            parser.error(f"{option} takes one value here: run the command once for each")
-        setattr(namespace, self.dest, values)
 
 
 class Pairs(argparse.Action):
@@ -94,7 +59,7 @@ class Pairs(argparse.Action):
         setattr(namespace, self.dest, mapping)
 
 
-def add_option(group: "Options", spec: str, help: str, **kwargs: Any) -> None:
+def add_option(group: _ActionsContainer, spec: str, help: str, **kwargs: Any) -> None:
     """Add an option such as ``"-n --n-timesteps N"``; if its default is a number or a text, the help ends with it."""
     *names, last = spec.split()
     if last.startswith("-"):
@@ -106,27 +71,17 @@ def add_option(group: "Options", spec: str, help: str, **kwargs: Any) -> None:
     group.add_argument(*names, help=help, **kwargs)
 
 
-def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, several: bool = False) -> None:
+def add_env_arguments(command: argparse.ArgumentParser, log_folder: str) -> None:
     """Add the arguments of subcommands that create environments. ``log_folder`` is rl_zoo3's name of ``-f``."""
     add = partial(add_option, command)
-    help = "id of a Gymnasium environment, such as CartPole-v1"
-    if several:
-        add("--env ID", f"{help}; give it again for settings that are good in several", action="append", default=[])
-    else:
-        add("--env ID", help, action=_Once)
+    add("--env ID", "id of a Gymnasium environment, such as CartPole-v1")
     add(f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
-    add_gym_packages(command)
+    add("--gym-packages PKG", GYM_PACKAGES, nargs="+", action="extend", default=[])
     add("--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", action=Pairs, type=key_value)
     add("--device", "cpu, cuda or auto", default="auto")
 
 
-def add_gym_packages(command: argparse.ArgumentParser) -> None:
-    """Add ``--gym-packages``."""
-    help = "import these packages, or modules in the current folder, first: they register environments"
-    add_option(command, "--gym-packages PKG", help, nargs="+", action="extend", default=[])
-
-
-def add_fault_arguments(group: "Options", of: str = "") -> None:
+def add_fault_arguments(group: _ActionsContainer, of: str = "") -> None:
     """Add the arguments for environments that fail; ``of`` says what the number of restarts counts for."""
     help = (
         f"restart environments that raise, return invalid data, die or time out, up to N times{of}, and run them in "
@@ -134,10 +89,10 @@ def add_fault_arguments(group: "Options", of: str = "") -> None:
     )
     add_option(group, "--restart-envs N", help, type=whole_number)
     help = "limit the time of an environment's step or reset, and run environments in processes (default: no limit)"
-    add_option(group, "--env-timeout SECONDS", help, type=seconds)
+    add_option(group, "--env-timeout SECONDS", help, type=float)
 
 
-def add_deterministic(group: "Options") -> None:
+def add_deterministic(group: _ActionsContainer) -> None:
     """Add ``--deterministic`` and ``--stochastic``, for the actions of evaluations and of players."""
     help = "take the most likely actions to evaluate (default, except for Atari and MiniGrid)"
     add_option(group, "--deterministic", help, action="store_true", default=None)
@@ -153,8 +108,7 @@ def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
 def import_named(args: argparse.Namespace, folder: RunFolder | None = None) -> None:
     """Import the packages that the command names, also before the colon of ``--env``, and those that the command of a
     run named. These must be named again, unless the run is trusted."""
-    env_ids = [getattr(args, "env", None) or "", *getattr(args, "also", ())]
-    given = [*args.gym_packages, *map(module_of, env_ids)]
+    given = [*args.gym_packages, module_of(getattr(args, "env", None) or "")]
     named: list[str] = []
     if folder is not None:
         named = [*(folder.arguments().get("gym_packages") or []), module_of(folder.env_id)]
@@ -190,19 +144,3 @@ def whole_number(text: str) -> int:
 def interval(text: str) -> int:
     """A whole number, also as ``1e6``; 0 for numbers that are not positive."""
     return 0 if float(text) <= 0 else whole_number(text)
-
-
-def seconds(text: str) -> float:
-    """A time in seconds, above 0."""
-    number = float(text)
-    if not 0 < number <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds in (0, 1e6]")
-    return number
-
-
-def seed(text: str) -> int:
-    """A seed that NumPy, torch and SB3 accept; negative for a random one."""
-    number = int(text)
-    if number >= 2**32:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number below 2**32")
-    return number

@@ -1,4 +1,4 @@
-"""``ppo-plus train``, ``tune`` and ``tune worker``, with rl_zoo3's flags as far as they make sense for PPO_Plus.
+"""``ppo-plus train``, ``zoo`` and ``tune``, with rl_zoo3's flags as far as they make sense for PPO_Plus.
 
 Optuna is loaded when a study is: other subcommands do not need it.
 """
@@ -11,30 +11,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from secrets import randbelow
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ppo_plus.distributed.torchrun import launch, launched, require_any_gpu
+from ppo_plus.require import require_installed
 from ppo_plus.saving.files import file_name
 from ppo_plus.zoo.cli import arguments
-from ppo_plus.zoo.cli.arguments import Pairs, Parser, add_option, interval, key_value, seed, whole_number
+from ppo_plus.zoo.cli.arguments import Commands, Pairs, Parser, add_option, interval, key_value, whole_number
 from ppo_plus.zoo.hyperparams import builtin_file, measured_returns, read_entry, read_mapping, to_yaml
-from ppo_plus.zoo.installation import command, has_screen, import_options, pip_install, this_command, without_password
+from ppo_plus.zoo.installation import command, has_screen, import_options, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
-from ppo_plus.zoo.runs import ALGO, Options, RunFolder, open_run
+from ppo_plus.zoo.runs import ALGO, Options, open_run
 
 if TYPE_CHECKING:
-    from ppo_plus.zoo.cli.arguments import Commands
-    from ppo_plus.zoo.experiment import Experiment, Supervision
+    from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.train import Run
 
-    Prepare = Callable[[argparse.Namespace, Supervision], Callable[[], None]]
-
+#: Seconds that an interrupted worker of a study has to put its job back.
+END_PATIENCE = 60
 #: Options that change a run when it is resumed.
 CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "env_workers", "tensorboard_log")
 #: Arguments that may be given together with ``--resume``.
@@ -46,22 +46,18 @@ folder below -f. The settings are the package's tuned ones for the environment, 
 ends the training early and saves what was learned.
 """
 
-ZOO = """
-List the entries of the package's settings, ID or ID/VARIANT, with the return that was measured: of 20 episodes after
-training with the most likely actions (sampled on Atari and MiniGrid), the interquartile mean over seeds and its 95 %
-interval; of fewer than five seeds, each one.
-"""
 
-
-def add_parser(commands: "Commands") -> None:
-    """Add ``train``, ``zoo``, ``tune``, and ``worker`` below ``tune``."""
+def add_parser(commands: Commands) -> None:
+    """Add ``train``, ``zoo`` and ``tune``."""
     _add_train(commands)
-    help = "list the environments that have settings, and the returns that were measured"
-    commands.add_parser("zoo", help=help, description=ZOO).set_defaults(prepare=lambda args: print_zoo)
+    help = (
+        "list the environments that have settings, and what was measured: the mean return and its 95 percent interval"
+    )
+    commands.add_parser("zoo", help=help, description=help).set_defaults(prepare=lambda args: print_zoo)
     _add_tune(commands)
 
 
-def _add_train(commands: "Commands") -> None:
+def _add_train(commands: Commands) -> None:
     help = "train, evaluate and save a model, and plot its learning curve"
     command = commands.add_parser("train", help=help, description=TRAIN)
     command.set_defaults(prepare=partial(prepare_train, command))
@@ -84,8 +80,7 @@ def _add_train(commands: "Commands") -> None:
     help = "share environments and minibatches among N processes, as torchrun --nproc-per-node N -m ppo_plus train"
     add("--processes N", help, type=whole_number)
     add("--trust-model", "with -i: read SB3's pickles, which can run code", action="store_true")
-    help = "log to Weights & Biases (pip install wandb tensorboard) or, with --track mlflow, to MLflow"
-    add("--track {wandb,mlflow}", help, nargs="?", const="wandb", choices=["wandb", "mlflow"])
+    add("--track", "log to Weights & Biases (pip install wandb tensorboard)", action="store_true")
     help = "show progress: a bar in a terminal, lines elsewhere"
     add("-P --progress", help, action=argparse.BooleanOptionalAction)
     add("--verbose", "1: print SB3's tables of metrics, 2: also debug messages", type=int, choices=[0, 1, 2])
@@ -119,7 +114,7 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     add("--n-envs N", "number of environments (default: from the settings)", type=whole_number)
     help = 'settings to override, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"'
     add("-params --hyperparams K:V", help, nargs="+", action=Pairs, type=key_value, default={})
-    add("--seed N", "random seed; negative (train only): draw one and record it", type=seed, default=seed_default)
+    add("--seed N", "random seed; negative (train only): draw one and record it", type=int, default=seed_default)
     help = "dummy: step the environments one after another; subproc: in separate processes"
     add("--vec-env {dummy,subproc}", help, default="dummy")
     help = "arguments of the evaluation environments (default: those of --env-kwargs or the settings)"
@@ -165,10 +160,8 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
             print(to_yaml(experiment.settings()).rstrip(), file=sys.stderr)
             print(f"look for better ones: {command('tune', '--env', args.env)}", file=sys.stderr)
         else:
-            what = f"training with the entry {entry!r} of {source}"
-            if entry == "default":
-                what = f"{source} has no entry for {args.env}: training with its 'default'"
-            print(f"{what}, and the policy is {experiment.policy}", file=sys.stderr)
+            what = f"training with the entry {entry!r} of {source}, and the policy is {experiment.policy}"
+            print(what, file=sys.stderr)
     skipped = {**spec.kwargs, **experiment.env_kwargs}.get("frameskip", 1)
     if entry.partition("/")[0] == "atari" and skipped != 1:
         problem = f"{args.env} skips frames itself (frameskip={skipped}), and so do the settings"
@@ -182,11 +175,10 @@ def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], Non
     if args.resume is not None:
         names = [name for name, value in vars(args).items() if value != command.get_default(name)]
         if flags := [f"--{name.replace('_', '-')}" for name in names if name not in WITH_RESUME]:
-            raise ValueError(f"--resume continues the run with its own arguments: leave out {', '.join(flags)}")
+            own = f"--resume continues the run with its own arguments: leave out {', '.join(flags)}"
+            raise ValueError(f"{own}; a finished run's model is trained further with -i MODEL -n N")
     elif args.env is None:
         raise ValueError("the following arguments are required: --env, or --resume")
-    if args.trained_agent is not None and not Path(args.trained_agent).is_file():
-        raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     if args.trained_agent is not None and (kept := args.hyperparams.keys() & {"policy", "policy_kwargs"}):
         raise ValueError(f"-i keeps the networks of its model: leave out {' and '.join(sorted(kept))} of -params")
     folder = None if args.resume is None else open_run(Path(args.resume))
@@ -203,9 +195,15 @@ def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], Non
     if n_processes > 1 and not args.dry_run:
         require_any_gpu(device)
     start = partial(launch, n_processes, ["train", *command.words]) if n_processes > 1 else None
-    if folder is not None:
-        return start or _prepare_resumed(folder, args)
-    return _prepare_new(args, n_processes, start)
+    if folder is None:
+        return _prepare_new(args, n_processes, start)
+    if start:
+        return start
+    from ppo_plus.zoo.train import resume
+
+    arguments.import_named(args, folder)
+    changes = {name: getattr(args, name) for name in CHANGED_BY_RESUME if getattr(args, name) is not None}
+    return partial(_train, resume(folder, arguments.allowed_packages(args), **changes), args)
 
 
 def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[], None] | None) -> Callable[[], None]:
@@ -215,12 +213,9 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
     options = Options(**{name: value for name, value in values.items() if value is not None})
     run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
+        require_installed("wandb", "--track")
         args.tensorboard_log = args.tensorboard_log or f"runs/{run_name}"
         options = replace(options, tensorboard_log=args.tensorboard_log)
-    tracker = {"wandb": ["wandb"], "mlflow": ["mlflow", "pandas"]}.get(args.track, [])
-    for package in [*tracker, *(["tensorboard"] if options.tensorboard_log else [])]:
-        if find_spec(package) is None:
-            raise ImportError(f"{package} is not installed: {pip_install(package)}")
     from ppo_plus.zoo.train import check, set_up
 
     if args.dry_run or start:
@@ -230,55 +225,25 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
         return start if start and not args.dry_run else partial(print, to_yaml(settings), end="")
     with deferred():
         run = set_up(experiment, options)
-    upload = None
-    if run.model.ranks.leads:
-        if args.trained_agent is None:
-            _print_measured(experiment, args.variant)
-        logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
-        try:
-            upload = args.track and _start_tracking(args.track, run_name, logged)
-        except Exception as error:
-            shutil.rmtree(run.folder.path, ignore_errors=True)  # a run without a model
-            raise ConnectionError(f"--track {args.track}: {error}. {NO_TRACKER[args.track]}") from error
-    return partial(_train, run, args, upload)
-
-
-#: What to do where a tracker cannot be reached.
-NO_TRACKER = {
-    "wandb": "Log in (wandb login), or set WANDB_MODE=offline",
-    "mlflow": "If the server of MLFLOW_TRACKING_URI does not answer, start it, or unset the variable to log to a file",
-}
-
-
-def _start_tracking(tracker: str, name: str, settings: dict[str, Any]) -> Callable[[str], object]:
-    """Start a run of a tracker, which takes what is written for TensorBoard, and return what uploads a file."""
-    if tracker == "wandb":
+    if run.model.ranks.leads and args.trained_agent is None:
+        _print_measured(experiment, args.variant)
+    if run.model.ranks.leads and args.track:
         import wandb
 
+        logged = {**vars(run.model.settings), **experiment.settings(), "env": experiment.env_id}
         project = os.environ.get("WANDB_PROJECT", "ppo_plus")
-        logged = wandb.init(name=name, project=project, config=settings, sync_tensorboard=True)
-        return lambda path: logged.log_artifact(path, type={".gif": "video"}.get(path[-4:], "model"))
-    import mlflow.pytorch
-
-    mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ppo_plus"))
-    mlflow.start_run(run_name=name)
-    mlflow.log_params(settings)
-    mlflow.pytorch.autolog(log_every_n_step=1)
-    return mlflow.log_artifact
+        try:
+            wandb.init(name=run_name, project=project, config=logged, sync_tensorboard=True)
+        except Exception as error:
+            shutil.rmtree(run.folder.path, ignore_errors=True)  # a run without a model
+            raise ConnectionError(f"--track: {error}. Log in (wandb login), or set WANDB_MODE=offline") from error
+    return partial(_train, run, args)
 
 
-def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[], None]:
-    """Build an interrupted run in the state of its last checkpoint."""
-    from ppo_plus.zoo.train import resume
-
-    arguments.import_named(args, folder)
-    changes = {name: getattr(args, name) for name in CHANGED_BY_RESUME if getattr(args, name) is not None}
-    return partial(_train, resume(folder, arguments.allowed_packages(args), **changes), args)
-
-
-def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], object] | None = None) -> None:
-    """Train, upload the model, and print what can be done next. If training does not reach its end, the exit code says
-    why: 128 plus the signal's number, or the system's number of a full disk (28) or of too little memory (12)."""
+def _train(run: "Run", args: argparse.Namespace) -> None:
+    """Train, upload a tracked run's model, and print what can be done next. If training does not reach its end, the
+    exit code says why: 128 plus the signal's number, or the system's number of a full disk (28) or of too little
+    memory (12)."""
     from ppo_plus.distributed.ranks import RanksError
     from ppo_plus.saving.format.names import Refused
     from ppo_plus.zoo.train import train
@@ -287,24 +252,15 @@ def _train(run: "Run", args: argparse.Namespace, upload: Callable[[str], object]
     with exit_codes({RanksError: 1, Refused: 1, MemoryError: errno.ENOMEM}):
         try:
             finished = train(run)
-            if upload:
-                _upload(run, args, upload)
+            if run.model.ranks.leads and args.track:
+                import wandb
+
+                wandb.log_artifact(str(run.folder.last_model), type="model")
         finally:
             if run.model.ranks.leads:
                 _print_next_command(run, args, finished)
         if not finished:
             sys.exit(128 + (came() or signal.SIGINT))
-
-
-def _upload(run: "Run", args: argparse.Namespace, upload: Callable[[str], object]) -> None:
-    """Upload the last model and a GIF, which a separate process records: it may not be able to draw."""
-    model = run.folder.last_model
-    upload(str(model))
-    words = "record", "--env", run.experiment.env_id, "-f", str(run.folder.path), "-n", "300"
-    imports = import_options(run.options.gym_packages, args.trust_config)
-    subprocess.run([sys.executable, "-m", "ppo_plus", *words, *imports], check=False)
-    if model.with_suffix(".gif").is_file():
-        upload(str(model.with_suffix(".gif")))
 
 
 def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) -> None:
@@ -317,11 +273,8 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
         print(f"{what}:", command(play, "--env", run.experiment.env_id, "-f", run.folder.path, *imports))
     elif checkpoints := files(run.folder.checkpoints):
         again = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
-        # The run's folder has the values of its first command only, and never says where to log.
-        for name in CHANGED_BY_RESUME if args.resume else ("tensorboard_log",):
-            value = getattr(args, name)
-            option = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
-            again += [] if value is None else [option] if isinstance(value, bool) else [option, str(value)]
+        # The run's folder never says where to log.
+        again += ["-tb", args.tensorboard_log] if args.tensorboard_log else []
         resume = command("train", "--resume", run.folder.path, *imports, *again)
         print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)
 
@@ -343,108 +296,85 @@ COUNTS = {
 }
 
 
-def _add_tune(commands: "Commands") -> None:
+def _add_tune(commands: Commands) -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
-    arguments.add_env_arguments(command, "--log-folder", several=True)
+    arguments.add_env_arguments(command, "--log-folder")
     add_option(command, "--algo", "for rl_zoo3's commands; both tune PPO_Plus", choices=[ALGO, "ppo"], default=ALGO)
     add_experiment_arguments(command, seed_default=0)
-    command.set_defaults(prepare=partial(_guarded, prepare_tune))
+    command.set_defaults(prepare=partial(prepare_tune, command))
     add = partial(add_option, command.add_argument_group("search, score and confirmation"))
     help = "number of trials in the search, of all workers together; pruned and failed trials count"
     add("--max-total-trials N", help, type=whole_number, default=40)
     add("--sampler", "tpe, random or gp", default="tpe")
-    add("--pruner", "median (default for one environment), hyperband or none (default for several)")
+    add("--pruner", "median, hyperband or none", default="median")
     add("--search-space FILE", "YAML search space (default: the package's own)")
     for field, (option, default, help) in COUNTS.items():
         add(option, help, dest=field, type=int, default=default)
-    group = command.add_argument_group("study and workers")
-    _add_study_arguments(group, "study.db in the folder of the study, below -f")
-    add = partial(add_option, group)
-    add("--study-name NAME", "name of the study (default: the environment's id, with the variant)")
-    help = "number of worker processes on this machine; others join with `ppo-plus tune worker`"
-    add("--workers N", help, type=whole_number, default=1)
-    below = command.add_subparsers(metavar="worker", help="work on a study that was started elsewhere")
-    description = "Work on a study that `ppo-plus tune` has started with the same storage, on any machine."
-    worker = below.add_parser("worker", description=description)
-    worker.set_defaults(prepare=partial(_guarded, partial(prepare_worker, command)))
-    arguments.add_gym_packages(worker)
-    help = "allow the study to import from any package: anyone who can write to the storage can then run code here"
-    worker.add_argument("--trust-config", action="store_true", help=help)
-    _add_study_arguments(worker)
-    add_option(worker, "--study-name NAME", "name of the study", required=True)
-
-
-def _add_study_arguments(group: "arguments.Options", default: str = "") -> None:
-    """The arguments that the tuner and its workers have in common; ``default`` is the storage's in words."""
+    add = partial(add_option, command.add_argument_group("study and workers"))
     help = (
-        "where the study is kept: sqlite:///FILE for workers on one machine; FILE.log in a shared folder, or "
-        "postgresql+psycopg://USER@HOST/DATABASE with the password in PGPASSWORD, for workers on any number of machines"
+        "where the study is kept: sqlite:///FILE for one machine (default: study.db in the folder of the study, below "
+        "-f); FILE.log in a shared folder, or postgresql+psycopg://USER@HOST/DATABASE with the password in PGPASSWORD, "
+        "for any number of machines"
     )
-    help += f" (default: {default})" if default else ""
-    add_option(group, "--storage URL", help, required=not default)
+    add("--storage URL", help)
     help = "repeat the trial of a worker that sends no heartbeat for S seconds; the same for all workers of a study"
-    add_option(group, "--grace-period S", help, type=whole_number, default=60)
-    arguments.add_fault_arguments(group, of=" in each run")
+    add("--grace-period S", help, type=whole_number, default=60)
+    arguments.add_fault_arguments(add.args[0], of=" in each run")
+    add("--study-name NAME", "name of the study (default: the environment's id, with the variant)")
+    help = "number of processes on this machine; the same command elsewhere adds others"
+    add("--workers N", help, type=whole_number, default=1)
 
 
-def _guarded(prepare: "Prepare", args: argparse.Namespace) -> Callable[[], None]:
-    """Prepare the work and return it; errors of either end with exit codes. ``prepare`` gets the arguments, and those
-    of supervised environments."""
-    missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
-    if missing:
-        raise ImportError(f"tuning needs {' and '.join(missing)}: {pip_install(*missing)}")
-    # Imported while Ctrl-C still ends the process at once.
+def prepare_tune(parser: Parser, args: argparse.Namespace) -> Callable[[], None]:
+    """Create the study, or find it; return the function that works on it."""
+    for package in ("optuna", "scipy"):
+        require_installed(package, "ppo-plus tune")
     import optuna
 
-    from ppo_plus.zoo.tune.jobs import named_errors
-    from ppo_plus.zoo.tune.tuner import EXIT_CODES
+    from ppo_plus.zoo.tune.jobs import Heartbeats, is_done, named_errors, open_storage
+    from ppo_plus.zoo.tune.report import done_runs, entry_path, estimate, retraining
+    from ppo_plus.zoo.tune.space import read_space
+    from ppo_plus.zoo.tune.study import Study, create, is_over
+    from ppo_plus.zoo.tune.task import Plan, TuningTask
+    from ppo_plus.zoo.tune.tuner import EXIT_CODES, TuningWorker
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    resume = f"interrupted; resume with: {this_command()}"
-    with exit_codes({}, resume), named_errors():
-        work = prepare(args, {"restarts": args.restart_envs or 0, "timeout": args.env_timeout})
-
-    def guarded() -> None:
-        with exit_codes(EXIT_CODES, resume):
-            work()
-
-    return guarded
-
-
-def prepare_tune(args: argparse.Namespace, supervision: "Supervision") -> Callable[[], None]:
-    from ppo_plus.zoo.tune.jobs import is_done
-    from ppo_plus.zoo.tune.report import entry_path, retraining
-    from ppo_plus.zoo.tune.space import read_space
-    from ppo_plus.zoo.tune.study import Study, create
-    from ppo_plus.zoo.tune.task import Plan, TuningTask
-    from ppo_plus.zoo.tune.tuner import Workers, finish
-
-    if not args.env:
+    if args.env is None:
         raise ValueError("the following arguments are required: --env")
     if args.seed < 0:
         raise ValueError(f"--seed {args.seed}: a study with a random seed cannot be resumed; give a seed from 0")
-    args.env, *args.also = dict.fromkeys(args.env)
-    name = args.study_name or "/".join(filter(None, ("+".join([args.env, *args.also]), args.variant)))
-    args.pruner = args.pruner or ("none" if args.also else "median")
+    name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
     experiment = make_experiment(args)
     options = {name: getattr(args, name) for name in (*COUNTS, "sampler", "pruner")}
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
-    space = read_space(args.search_space)
-    packages = arguments.allowed_packages(args)
-    task = TuningTask(experiment, space, plan, packages, tuple(args.gym_packages), tuple(args.also)).checked()
-    study = Study.open(name, url, args.grace_period)
-    create(study, task, args.max_total_trials)
-    n_done = sum(map(is_done, study.screening().trials()))
+    space, packages = read_space(args.search_space), arguments.allowed_packages(args)
+    task = TuningTask(experiment, space, plan, packages, tuple(args.gym_packages)).checked()
+    with named_errors():
+        study = Study(name, open_storage(url), Heartbeats(args.grace_period))
+        create(study, task, args.max_total_trials)
+        n_done, printed = sum(map(is_done, study.screening().trials())), set[object](done_runs(study))
+        others = 0 if is_over(study, task) else args.workers - 1
     print(f"study {name!r} in {without_password(url)}: {n_done} of {study.budget} trials done")
     search, confirmation = task.plan.n_runs(study.budget, len(task.baselines()))
-    each = f"with {task.plan.n_timesteps:,} timesteps in each environment"
+    each = f"with {task.plan.n_timesteps:,} timesteps each"
     print(f"at most {search} runs of the search and {confirmation} of the confirmation, {each}")
 
+    def show() -> None:
+        lines: dict[object, str] = {line: line for line in done_runs(study)}
+        lines[len(study.begun_stages())] = estimate(study, task, args.workers)
+        for key, line in lines.items():
+            if line and key not in printed:
+                printed.add(key)
+                print(line, flush=True)
+
     def work() -> None:
-        verdict = finish(study, task, folder, Workers(args.workers, url, supervision))
+        supervision = {"restarts": args.restart_envs or 0, "timeout": args.env_timeout}
+        with exit_codes(EXIT_CODES, f"interrupted; resume with: {this_command()}"):
+            with same_command(["tune", *parser.words, "--workers", "1"], others):
+                verdict = TuningWorker(study, task, supervision, show).finish(folder)
         print(f"{verdict}\nreport: {folder / 'report.md'}")
         entry = entry_path(task, folder, verdict.winner is not None)
         if entry.is_file():
@@ -454,15 +384,20 @@ def prepare_tune(args: argparse.Namespace, supervision: "Supervision") -> Callab
     return work
 
 
-def prepare_worker(command: Parser, args: argparse.Namespace, supervision: "Supervision") -> Callable[[], None]:
-    if command.words[0] != "worker":
-        raise ValueError(f"{' '.join(command.words[:2])}: the options of a worker come after the word worker")
-    address = args.storage.removeprefix("sqlite:///").partition("?")[0]
-    if "://" not in address and not Path(address).is_file():
-        raise FileNotFoundError(f"--storage {args.storage}: there is no such file; `ppo-plus tune` creates it")
-    from ppo_plus.zoo.tune.study import Study, read_task
-    from ppo_plus.zoo.tune.tuner import TuningWorker
-
-    arguments.import_named(args)
-    study = Study.open(args.study_name, args.storage, args.grace_period)
-    return TuningWorker(study, read_task(study, arguments.allowed_packages(args)), supervision).work
+@contextmanager
+def same_command(words: Sequence[str], n: int) -> Iterator[None]:
+    """While the block runs, the same command runs ``n`` times, without output. One that hangs in the end is killed."""
+    command, nothing = [sys.executable, "-m", "ppo_plus", *words], subprocess.DEVNULL
+    processes = [subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing) for _ in range(n)]
+    try:
+        yield
+    except BaseException:
+        for process in processes:
+            process.terminate()  # so that it puts its job back and ends
+        raise
+    finally:
+        for process in processes:
+            try:
+                process.wait(END_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -10,22 +10,17 @@ from secrets import randbelow
 from typing import TYPE_CHECKING, Any
 
 from ppo_plus.zoo.cli import arguments
-from ppo_plus.zoo.cli.arguments import add_option, seed, whole_number
-from ppo_plus.zoo.installation import draw_without_screen, pip_install, require_drawing
+from ppo_plus.zoo.cli.arguments import Commands, add_option, whole_number
+from ppo_plus.zoo.installation import draw_without_screen, require_drawing, require_render_modes
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run, runs_of
 
 if TYPE_CHECKING:
-    from ppo_plus.zoo.cli.arguments import Commands
     from ppo_plus.zoo.enjoy import Player
 
 ALGOS, ALGO_HELP = [ALGO, *RL_ZOO3_ALGOS], "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm"
-PLOT = """
-Draw the mean learning curve of several runs. With five runs or more, the picture also shows the mean's 95 percent
-confidence interval; with fewer, it shows each run. Curves end where the shortest run ends.
-"""
 
 
-def add_parser(commands: "Commands") -> None:
+def add_parser(commands: Commands) -> None:
     """Add the five subcommands."""
     command = _add_player(commands, "enjoy", "watch a trained model play", prepare_enjoy)
     command.add_argument("--no-render", action="store_true", help="show no window, only print the returns")
@@ -40,7 +35,7 @@ def add_parser(commands: "Commands") -> None:
     command.add_argument("run", metavar="RUN", help="folder of the run, such as logs/ppo_plus/CartPole-v1_1")
     help = "an .onnx; a .pt2 and a .json with the same name are written, too (default: next to the model)"
     add_option(command, "-o --output FILE", help, type=Path)
-    arguments.add_gym_packages(command)
+    add_option(command, "--gym-packages PKG", arguments.GYM_PACKAGES, nargs="+", action="extend", default=[])
     _add_model_arguments(command)
 
     help = "upload a run to the Hugging Face Hub, with a card that shows settings and returns"
@@ -50,8 +45,8 @@ def add_parser(commands: "Commands") -> None:
     command.add_argument("repo", metavar="USER/NAME", help="repository, which is made if it does not exist")
     add_option(command, "-tb --tensorboard-log DIR", "upload this folder of TensorBoard's logs, too", type=Path)
 
-    help = "draw learning curves: means over runs, with confidence intervals"
-    command = commands.add_parser("plot", help=help, description=PLOT)
+    help = "draw learning curves: means over runs, with 95 percent intervals of five runs or more"
+    command = commands.add_parser("plot", help=help, description=help)
     command.set_defaults(prepare=prepare_plot)
     add = partial(add_option, command)
     add("--algo", ALGO_HELP, choices=ALGOS, default=ALGO)
@@ -64,7 +59,7 @@ def add_parser(commands: "Commands") -> None:
     add("-o --output FILE", "picture to write, a .png, .svg or .pdf", default="curves.png")
 
 
-def _add_player(commands: "Commands", name: str, help: str, prepare: Callable[..., Any]) -> argparse.ArgumentParser:
+def _add_player(commands: Commands, name: str, help: str, prepare: Callable[..., Any]) -> argparse.ArgumentParser:
     """Add a subcommand that plays with a model."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
     command.set_defaults(prepare=prepare)
@@ -77,7 +72,7 @@ def _add_player(commands: "Commands", name: str, help: str, prepare: Callable[..
     add("--repo USER/NAME", "use a model of the Hugging Face Hub; the pickles of SB3 and rl_zoo3 are not run")
     add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
     add("--n-envs N", "number of environments", type=whole_number, default=1)
-    add("--seed N", "seed of the environments", type=seed, default=0)
+    add("--seed N", "seed of the environments", type=int, default=0)
     arguments.add_deterministic(command)
     return command
 
@@ -96,10 +91,7 @@ def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
     folder, model = _find(args)
     from ppo_plus.zoo.enjoy import enjoy
 
-    player = _player(args, folder, model, {} if args.no_render else {"render_mode": "human"})
-    if not args.no_render:
-        require_drawing(folder.env_id, window=True)
-    return partial(enjoy, player, args.n_timesteps)
+    return partial(enjoy, _player(args, folder, model, None if args.no_render else "human"), args.n_timesteps)
 
 
 def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
@@ -110,12 +102,10 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
     if path.suffix.lower() not in (".gif", ".mp4"):
         raise ValueError(f"-o {path}: the name must end in .gif or .mp4")
     if path.suffix.lower() == ".mp4" and find_spec("imageio_ffmpeg") is None:
-        raise ImportError(f"-o {path}: an .mp4 needs {pip_install('imageio[ffmpeg]')}")
+        raise ImportError(f"-o {path}: an .mp4 needs a package: pip install 'imageio[ffmpeg]'")
     from ppo_plus.zoo.enjoy import record
 
-    player = _player(args, folder, model, {"render_mode": "rgb_array"})
-    require_drawing(folder.env_id, window=False)
-    return partial(record, player, args.n_timesteps, path)
+    return partial(record, _player(args, folder, model, "rgb_array"), args.n_timesteps, path)
 
 
 def prepare_export(args: argparse.Namespace) -> Callable[[], None]:
@@ -172,10 +162,13 @@ def _model(args: argparse.Namespace, folder: RunFolder) -> Path:
     return folder.last_model
 
 
-def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> "Player":
+def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render_mode: str | None) -> "Player":
     from ppo_plus.zoo.enjoy import make_player
 
-    return make_player(
+    render = {} if render_mode is None else {"render_mode": render_mode}
+    if render:
+        require_render_modes(folder.env_id)
+    player = make_player(
         folder,
         model,
         n_envs=args.n_envs,
@@ -186,6 +179,9 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
         packages=arguments.allowed_packages(args),
         trust_pickle=args.trust_config,
     )
+    if render:
+        require_drawing(folder.env_id, window=render_mode == "human")
+    return player
 
 
 def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
@@ -193,8 +189,6 @@ def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
     if not len(set(labels)) == len(labels) == len(args.exp_folders):
         raise ValueError(f"-l has {len(set(labels))} labels for {len(args.exp_folders)} folders: give each its own")
     path = Path(args.output)
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"-o {path}: the name must end in .png, .svg or .pdf")
     from ppo_plus.zoo.results import plot_curves, plot_learning_curve, read_curve
 
     curves: dict[str, dict[str, Any]] = {}

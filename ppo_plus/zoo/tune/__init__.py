@@ -4,6 +4,6 @@ from ppo_plus.zoo.tune.jobs import open_storage
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.study import Study
 from ppo_plus.zoo.tune.task import Plan
-from ppo_plus.zoo.tune.tuner import Workers, tune
+from ppo_plus.zoo.tune.tuner import tune
 
-__all__ = ["Plan", "Study", "Workers", "open_storage", "read_space", "tune"]
+__all__ = ["Plan", "Study", "open_storage", "read_space", "tune"]

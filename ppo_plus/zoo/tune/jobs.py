@@ -10,7 +10,7 @@ The trial of a job is found by going through the study's trials in the order of 
 job if it names the job's current trial as the one that it replaces. So all processes agree without a lock, and if two
 of them replace the same dead trial, the later one is ignored, as are trials that were added with Optuna itself.
 
-In the storages, claiming a trial is atomic, no signal interrupts a call, and servers may restart.
+In the storages, claiming a trial is atomic, and servers may restart.
 """
 
 import errno
@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
@@ -40,8 +40,8 @@ from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from ppo_plus.require import is_disk_full
 from ppo_plus.saving.files import append_lines
-from ppo_plus.zoo.installation import pip_install, without_password
-from ppo_plus.zoo.interrupts import check, uninterrupted
+from ppo_plus.zoo.installation import without_password
+from ppo_plus.zoo.interrupts import check
 
 #: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
@@ -64,7 +64,7 @@ def open_storage(url: str) -> BaseStorage:
     """
     with named_errors(f"cannot use the storage {without_password(url)!r}", (Exception,)):
         is_journal = url.endswith(".log") and "://" not in url
-        storage = _Journal(_JournalFile(Path(url).absolute())) if is_journal else _open_database(url)
+        storage = JournalStorage(_JournalFile(Path(url).absolute())) if is_journal else _open_database(url)
         patience = TIMEOUT if url.startswith("postgresql") else 0
         for name, method in vars(BaseStorage).items():
             if callable(method) and not name.startswith("_"):
@@ -77,9 +77,6 @@ class _JournalFile(JournalFileBackend):
     lock is one that network file systems have as well: a file that is created exclusively. Optuna removes the lock of a
     process that was killed after 30 seconds."""
 
-    #: Number of the line that is read.
-    line = 1
-
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.lock = path, JournalFileOpenLock(str(path))
@@ -89,44 +86,19 @@ class _JournalFile(JournalFileBackend):
         with get_lock_file(self.lock), self.path.open("r+b") as file:
             append_lines(file, "".join(f"{json.dumps(log)}\n" for log in logs).encode())
 
-    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        self.line = log_number_from + 1
-        for log in super().read_logs(log_number_from):
-            yield log
-            self.line += 1
-
-
-class _Journal(JournalStorage):
-    """A storage that is a file to which each change is appended; its errors name the line."""
-
-    _backend: _JournalFile
-
-    def _sync_with_backend(self) -> None:
-        try:
-            super()._sync_with_backend()
-        except (ValueError, TypeError, LookupError, AssertionError, AttributeError) as error:
-            where, why = f"line {self._backend.line} of {self._backend.path}", reason(error)
-            remedy = "delete the line, or choose another file"
-            raise StorageError(f"{where} is not a record of Optuna's ({why}): {remedy}") from error
-
 
 def _open_database(url: str) -> BaseStorage:
     kind = url.partition(":")[0]
     sqlite = kind.partition("+")[0] == "sqlite"
     if not sqlite and kind != "postgresql+psycopg":
-        postgresql = f"postgresql+psycopg://... ({pip_install('psycopg[binary]')})"
+        postgresql = "postgresql+psycopg://... (pip install 'psycopg[binary]')"
         raise ValueError(f"{kind} is not supported: use FILE.log, sqlite:///FILE or {postgresql}")
     address = make_url(url)
     if sqlite:
-        if address.database in (None, "", ":memory:"):
-            raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
         Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
     # SQLite's transactions are ours to begin.
     connection = {"timeout": TIMEOUT, "isolation_level": None} if sqlite else {"connect_timeout": TIMEOUT}
-    try:
-        database = RDBStorage(address.render_as_string(hide_password=False), {"connect_args": connection})
-    except ImportError as error:
-        raise ImportError(f"its driver is missing: {pip_install('psycopg[binary]')}") from error
+    database = RDBStorage(address.render_as_string(hide_password=False), {"connect_args": connection})
     if sqlite:
         # A transaction takes the lock at its first statement, not at its first *write*: two processes that read a
         # trial's state and then write it would both find it waiting. (PostgreSQL has SELECT ... FOR UPDATE.) From
@@ -161,30 +133,21 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _robust(method: Callable[P, R], patience: float) -> Callable[P, R]:
-    """A method of a storage that is called again if its connection is lost or refused.
-
-    A call may succeed before the connection drops, so it can run twice. That is safe: of two trials that
-    are added for one job, one counts; a trial that was set to running but that no process owns counts as dead after the
-    grace period; and a trial that has ended already stays unchanged. Calls are repeated for ``patience`` seconds.
-    """
+    """A method of a storage that is called again, for ``patience`` seconds, if its connection is lost or refused. What
+    a call did before is done twice, which is safe: of two trials of one job one counts, a running trial that no process
+    owns counts as dead after the grace period, and one that has ended stays unchanged."""
 
     @wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> R:
         deadline = time.monotonic() + patience
         while True:
             try:
-                with uninterrupted():
-                    return method(*args, **options)
+                return method(*args, **options)
             except STORAGE_ERRORS as error:
                 if not isinstance(_cause(error), (OperationalError, InterfaceError)) or time.monotonic() >= deadline:
                     raise
             except OSError as error:  # a journal's
                 raise StorageInternalError from error
-            except (ValueError, TypeError, LookupError, AssertionError) as error:
-                reads = method.__name__.startswith("get_") and method.__name__ != "get_study_id_from_name"
-                if not reads or isinstance(error, StorageError):
-                    raise  # an argument's, or one that says everything
-                raise StorageError(f"the storage is damaged: {reason(error)}") from error
             check()
             time.sleep(1)
 
@@ -310,7 +273,7 @@ class Jobs:
         self,
         trial: FrozenTrial,
         state: TrialState,
-        values: float | Sequence[float] | None = None,
+        value: float | None = None,
         reason: str | None = None,
         interrupted: bool = False,
     ) -> None:
@@ -321,10 +284,10 @@ class Jobs:
         :param interrupted: the worker was asked to end, so that it does not count as a death
         """
         with suppress(UpdateFinishedTrialError):
-            for name, value in ((REASON, reason), (INTERRUPTED, interrupted)):
-                if value:
-                    self.storage.set_trial_user_attr(trial._trial_id, name, value)
-            self.study().tell(trial.number, values, state, skip_if_finished=True)
+            for name, known in ((REASON, reason), (INTERRUPTED, interrupted)):
+                if known:
+                    self.storage.set_trial_user_attr(trial._trial_id, name, known)
+            self.study().tell(trial.number, value, state, skip_if_finished=True)
 
 
 def job_key(attributes: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -358,7 +321,7 @@ def outcome(trial: FrozenTrial) -> str:
     """Human-readable result of a trial whose job is done."""
     match trial.state:
         case TrialState.COMPLETE:
-            return f"complete {', '.join(f'{value:.2f}' for value in trial.values)}"
+            return f"complete {trial.value:.2f}"
         case TrialState.PRUNED:
             return f"pruned after {trial.last_step:,} steps"
     died = trial.user_attrs.get(DEATHS, 0) + 1

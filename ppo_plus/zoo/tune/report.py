@@ -16,7 +16,7 @@ from ppo_plus.zoo.hyperparams import to_yaml
 from ppo_plus.zoo.installation import import_options
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
-from ppo_plus.zoo.tune.study import BASELINE, RECORDED, SCORES, Study, ranked_candidates, ranking, scores_of
+from ppo_plus.zoo.tune.study import BASELINE, RECORDED, SCORES, Study, ranked_candidates, ranking
 from ppo_plus.zoo.tune.task import TuningTask
 
 #: How often a study may export settings that are no better than a baseline.
@@ -32,8 +32,6 @@ class Finalist:
     n_failed: int
     #: By baseline: how much higher its interquartile mean is; `None` if it cannot win.
     gains: Mapping[str, Estimate | None] = field(default_factory=dict)
-    #: The values of these runs: returns, one for each environment.
-    values: Sequence[Sequence[float]] = ()
 
     @property
     def name(self) -> str:
@@ -83,14 +81,13 @@ def decide(study: Study) -> TuningVerdict:
     """The verdict so far."""
     stages = study.begun_stages()
     runs = stages["confirmation"].trials() if "confirmation" in stages else []
-    scores = scores_of(runs)
     trials = {trial.user_attrs[JOB]: trial for trial in study.screening().trials()}
     # Baselines without runs as well: what was not compared with them is not confirmed.
     named = {trial.user_attrs[BASELINE]: trial for trial in trials.values() if BASELINE in trial.user_attrs}
-    baselines = {name: _finalist(trial, runs, scores) for name, trial in named.items()}
+    baselines = {name: _finalist(trial, runs) for name, trial in named.items()}
     tried = [trials[job] for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs)]
     candidates = [trial for trial in tried if BASELINE not in trial.user_attrs]
-    return compare(baselines, [_finalist(trial, runs, scores) for trial in candidates])
+    return compare(baselines, [_finalist(trial, runs) for trial in candidates])
 
 
 def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) -> TuningVerdict:
@@ -116,23 +113,22 @@ def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) ->
     return TuningVerdict(dict(baselines), compared, confidence)
 
 
-def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial], of_run: Mapping[int, float]) -> Finalist:
+def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
     own = [run for run in runs if run.user_attrs[CANDIDATE] == trial.user_attrs[JOB]]
     # The bootstrap depends on the order, and runs may have been added later.
     own = sorted(own, key=lambda run: run.user_attrs[SEED])
-    done = [run for run in own if run.number in of_run]
-    scores, values = [of_run[run.number] for run in done], [run.values for run in done]
-    return Finalist(trial, scores, len(own) - len(done), values=values)
+    scores = [run.values[0] for run in own if run.state == TrialState.COMPLETE]
+    return Finalist(trial, scores, len(own) - len(scores))
 
 
-def done_runs(study: Study) -> dict[tuple[str, int], str]:
-    """The runs that are done, by stage and number, and a line about each."""
-    lines = {}
+def done_runs(study: Study) -> list[str]:
+    """A line about each run that is done."""
+    lines = []
     for stage, jobs in study.begun_stages().items():
         for trial in filter(is_done, jobs.trials()):
             job = trial.user_attrs
             name = f"{job[CANDIDATE]}, seed {job[SEED]}" if CANDIDATE in job else job[JOB]
-            lines[stage, trial.number] = f"{stage}, trial {name}: {outcome(trial)}"
+            lines.append(f"{stage}, trial {name}: {outcome(trial)}")
     return lines
 
 
@@ -153,11 +149,6 @@ def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
 
 #: Trials that the report shows.
 N_SHOWN = 10
-#: What the report says of several environments.
-SEVERAL = (
-    "Each run is in all environments. Its score is the mean of its ranks in them, from 0 (the lowest return of all "
-    "runs) to 100. In the search, the best trials have the best mean of their ranks, too."
-)
 
 
 def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
@@ -167,9 +158,8 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     trials = study.screening().trials()
     entry = export_best(study, task, verdict, folder)
     parts = [
-        f"# Tuning {' and '.join(task.env_ids)}\n\n{verdict}\n",
-        *([f"{SEVERAL}\n"] if task.also else []),
-        *_confirmation(verdict, task.env_ids),
+        f"# Tuning {task.experiment.env_id}\n\n{verdict}\n",
+        *_confirmation(verdict),
         *([f"## {entry.name}\n", f"```yaml\n{entry.read_text('utf-8')}```\n"] if entry is not None else []),
         *_screening(trials),
         "## Settings of the study\n",
@@ -195,17 +185,17 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     origin = [f"Found by ppo-plus tune: study {study_name}, {name}, with {versions()}."]
     wins = verdict.winner is not None and verdict.winner.name == name
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
-    returns = " and ".join(map(repr, result[SCORES][:: plan.n_seeds]))
-    origin += [f"On seed {plan.seed} its return was {returns}, the mean of its last {plan.last_evals} evaluations."]
+    first = f"On seed {plan.seed} its return was {result[SCORES][0]!r}"
+    origin += [f"{first}, the mean of its last {plan.last_evals} evaluations."]
     origin += ["Train with these settings:", shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
-    entry = "".join(to_yaml({env_id: result[RECORDED]}) for env_id in task.env_ids)
+    entry = to_yaml({task.experiment.env_id: result[RECORDED]})
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return path
 
 
 def entry_path(task: TuningTask, folder: Path, confirmed: bool) -> Path:
     """Where an entry is written that is confirmed, or not."""
-    return folder / f"{file_name('+'.join(task.env_ids))}{'' if confirmed else '_not_confirmed'}.yml"
+    return folder / f"{file_name(task.experiment.env_id)}{'' if confirmed else '_not_confirmed'}.yml"
 
 
 def retraining(task: TuningTask, path: Path) -> list[str]:
@@ -219,14 +209,14 @@ def versions() -> str:
     return ", ".join(f"{name} {version_of(name)}" for name in (*PACKAGES, "optuna"))
 
 
-def _confirmation(verdict: TuningVerdict, env_ids: Sequence[str]) -> Iterator[str]:
+def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
     if not verdict.finalists:
         return
-    baselines, measure = list(verdict.baselines), "return" if len(env_ids) == 1 else "score"
+    baselines = list(verdict.baselines)
     yield "## Confirmation\n"
     yield (
         "The finalists and the baselines were trained on seeds that the search has not seen. The table shows "
-        f"interquartile means (IQM) of their {measure}s with 95 % intervals (percentile bootstrap, 10,000 resamples). "
+        f"interquartile means (IQM) of their returns with 95 % intervals (percentile bootstrap, 10,000 resamples). "
         f"A gain is the difference to a baseline ({' or '.join(f'the {name}' for name in baselines)}). With "
         f"{len(verdict.finalists)} finalists, its interval has {100 * verdict.confidence:.1f} % confidence: the chance "
         "of a winner that is no better than a baseline is then at most 5 %. A finalist can win if none of its "
@@ -236,10 +226,10 @@ def _confirmation(verdict: TuningVerdict, env_ids: Sequence[str]) -> Iterator[st
     for name, finalist in {**verdict.baselines, **{finalist.name: finalist for finalist in verdict.finalists}}.items():
         bold = "**" if finalist is winner else ""
         gains = [f"{bold}{gain or 'none'}{bold}" for gain in finalist.gains.values()] or [""] * len(baselines)
-        returns = ", ".join("/".join(f"{value:.2f}" for value in values) for values in finalist.values)
+        returns = ", ".join(f"{score:.2f}" for score in finalist.scores)
         rows.append([name, finalist.iqm if finalist.scores else "none", *gains, finalist.n_failed, returns])
     gains = [f"gain over {name}" for name in baselines]
-    columns = ["settings", f"{measure}, IQM", *gains, "failed runs", f"returns in {'/'.join(env_ids)}"]
+    columns = ["settings", "return, IQM", *gains, "failed runs", "returns"]
     yield from _table(columns, rows)
 
 
@@ -251,8 +241,7 @@ def _screening(trials: list[FrozenTrial]) -> Iterator[str]:
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
             for key, value in sorted(trial.user_attrs[RECORDED].items())
         )
-        scores = ", ".join(f"{value:.2f}" for value in trial.values)
-        rows.append([name, scores, len(trial.user_attrs[SCORES]) // len(trial.values), settings])
+        rows.append([name, f"{trial.value:.2f}", len(trial.user_attrs[SCORES]), settings])
     yield "## Screening\n"
     yield from _table(["trial", "score", "seeds", "settings"], rows)
     failed = [f"- trial {trial.user_attrs[JOB]} {outcome(trial)}" for trial in trials if trial.state == TrialState.FAIL]

@@ -10,13 +10,11 @@ from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.require import require_int
 from ppo_plus.zoo.hyperparams import shortened
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, Jobs, StorageError, open_storage, reason
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, Jobs
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 
 #: User attributes of a study.
@@ -32,11 +30,6 @@ class Study:
     name: str
     storage: BaseStorage
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
-
-    @classmethod
-    def open(cls, name: str, url: str, grace_period: float) -> "Study":
-        """A study in the storage with a URL, with the grace period in seconds; errors as of :func:`open_storage`."""
-        return cls(name, open_storage(url), Heartbeats(grace_period))
 
     def attributes(self) -> dict[str, Any]:
         """The user attributes of the study; ``KeyError`` if there is no such study."""
@@ -72,11 +65,9 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     :raises ValueError: a study of that name has another task
     """
     require_int("max_total_trials", max_total_trials, 1)
-    directions = [StudyDirection.MAXIMIZE] * len(task.env_ids)
-    optuna.create_study(study_name=study.name, storage=study.storage, directions=directions, load_if_exists=True)
+    optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize", load_if_exists=True)
     data = task.to_json()
-    known = read_task(study, task.packages).to_json() if TASK in study.attributes() else data
-    given, kept = by_name(data), by_name(known)
+    given, kept = by_name(data), by_name(study.attributes().get(TASK, data))
     pairs = {name: (given.get(name, "nothing"), kept.get(name, "nothing")) for name in kept | given}
     differences = [f"{name}={new} (the study has {old})" for name, (new, old) in pairs.items() if new != old]
     if differences:
@@ -84,7 +75,6 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
         raise ValueError(f"{problem}: give the same ones to resume it, or choose another name with --study-name")
     study.set(BUDGET, max(max_total_trials, study.budget))
     study.set(ERROR, None)
-    # Last: workers start only if it is set.
     study.set(TASK, data)
 
 
@@ -92,23 +82,6 @@ def by_name(data: dict[str, Any]) -> dict[str, Any]:
     """The values of a task's data, those of mappings one by one: ``plan seed``."""
     parts = {key: value if isinstance(value, dict) else {"": value} for key, value in data.items()}
     return {f"{key} {name}".strip(): value for key, part in parts.items() for name, value in part.items()}
-
-
-def read_task(study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> TuningTask:
-    """The task of a study, which may import from some packages; ``None``: from any.
-
-    :raises ValueError: there is no such study, or it is damaged or imports from other packages
-    """
-    try:
-        data = study.attributes()[TASK]
-    except KeyError:
-        raise ValueError(f"there is no study {study.name!r}: start it with the command tune") from None
-    try:
-        task = TuningTask.from_json(data, packages)
-        task.search_space()
-        return task
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(reason(error))}") from None
 
 
 def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
@@ -128,8 +101,7 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     baselines = [trial for trial in screening if {BASELINE, RECORDED} <= trial.user_attrs.keys()]
     chosen = [*baselines, *best] if best else []
     jobs = study.confirmation(budget)
-    directions = study.screening().study().directions
-    optuna.create_study(study_name=jobs.name, storage=jobs.storage, directions=directions, load_if_exists=True)
+    optuna.create_study(study_name=jobs.name, storage=jobs.storage, direction="maximize", load_if_exists=True)
     runs = [(trial.user_attrs, seed) for seed in plan.seeds("confirmation") for trial in chosen]
     jobs.fill([{CANDIDATE: tried[JOB], SEED: seed, RECORDED: tried[RECORDED]} for tried, seed in runs])
     return jobs
@@ -148,25 +120,10 @@ def is_over(study: Study, task: TuningTask) -> bool:
     return "confirmation" in study.begun_stages() and all(jobs.all_done() for jobs in stages(study, task))
 
 
-def scores_of(trials: Sequence[FrozenTrial]) -> dict[int, float]:
-    """The score of each trial that has one, by its number: the return; with several environments, the mean of its ranks
-    in them, from 0 (lowest return of all trials) to 100, so that one that fails badly counts no more than one rank.
-    (The value of a pruned one in Optuna is its last report.)"""
-    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    scores = [trial.values[0] for trial in done]
-    if any(len(trial.values) > 1 for trial in done):
-        from scipy.stats import rankdata  # takes a second
-
-        ranks = rankdata([trial.values for trial in done], axis=0).mean(axis=1)
-        scores = (100 * (ranks - 1) / max(len(done) - 1, 1)).tolist()
-    return {trial.number: score for trial, score in zip(done, scores, strict=True)}
-
-
 def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The trials that have a score, best first."""
-    scores = scores_of(trials)
-    done = [trial for trial in trials if trial.number in scores]
-    return sorted(done, key=lambda trial: (-scores[trial.number], trial.user_attrs[JOB]))
+    """The trials that have a score, best first. (The value of a pruned one in Optuna is its last report.)"""
+    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    return sorted(done, key=lambda trial: (-trial.values[0], trial.user_attrs[JOB]))
 
 
 def ranked_candidates(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -6,19 +6,21 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Unpack
+from functools import partial
+from typing import Any
 
 import numpy as np
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from stable_baselines3.common.callbacks import ConvertCallback
+from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
-from ppo_plus.require import require_int, require_number, require_one_of
+from ppo_plus.require import require_int, require_one_of
 from ppo_plus.zoo.callbacks import Interruptible
-from ppo_plus.zoo.experiment import BESIDE_SETTINGS, Experiment, Supervision, make_envs, make_model, parse_settings
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env, module_of
+from ppo_plus.zoo.experiment import Experiment, make_envs, make_model, parse_settings
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
 #: Between the seeds of two runs: the k-th environment has the run's seed plus k, and runs must not share episodes.
@@ -39,10 +41,6 @@ PRUNERS: dict[str, Callable[["Plan"], BasePruner]] = {
     "hyperband": lambda plan: HyperbandPruner(plan.eval_freq, plan.n_timesteps * plan.n_seeds, reduction_factor=3),
     "none": lambda _: NopPruner(),
 }
-#: The least that each whole number of a plan may be.
-LOWEST = dict.fromkeys(("confirm_seeds", "seed"), 0) | dict.fromkeys(
-    ("n_timesteps", "n_evals", "n_eval_episodes", "n_eval_envs", "last_evals", "n_seeds", "n_finalists"), 1
-)
 
 
 @dataclass(frozen=True)
@@ -66,15 +64,12 @@ class Plan:
     def __post_init__(self) -> None:
         require_one_of("sampler", self.sampler, SAMPLERS)
         require_one_of("pruner", self.pruner, PRUNERS)
-        for name, lowest in LOWEST.items():
-            require_int(name, getattr(self, name), lowest)
+        for name in vars(self).keys() - {"sampler", "pruner"}:
+            require_int(name, getattr(self, name), 0 if name in ("confirm_seeds", "seed") else 1)
         if 0 < self.confirm_seeds < 10:
             raise ValueError(
                 f"confirm_seeds={self.confirm_seeds} is too small for a conclusion: use at least 10, or 0 for none"
             )
-        require_number("n_seeds", self.n_seeds, 1, CONFIRMATION_SEED // SEED_STRIDE)
-        if self.seeds("confirmation").stop > 2**32:
-            raise ValueError(f"seed={self.seed} leaves no seeds below 2**32 for the confirmation: use a smaller one")
 
     def make_sampler(self, trial_number: int) -> BaseSampler:
         """A sampler for one trial, seeded with the study's seed and the trial's number: no two workers draw the same,
@@ -104,19 +99,13 @@ CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "
 
 @dataclass(frozen=True)
 class TuningTask:
-    """Everything that a worker must know about a study."""
+    """What a study is about."""
 
     experiment: Experiment  # what is tuned
     space: dict[str, Any]  # contents of the search-space file
     plan: Plan
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES  # what settings may import from; `None`: from anywhere
     gym_packages: tuple[str, ...] = ()  # packages imported because they register environments
-    also: tuple[str, ...] = ()  # ids of further environments that the same settings are for
-
-    @property
-    def env_ids(self) -> tuple[str, ...]:
-        """The environments of each run, separate objectives of the search: their returns have no common scale."""
-        return self.experiment.env_id, *self.also
 
     def baselines(self) -> dict[str, Experiment]:
         """What is tried before the search, and what a winner must beat, by name: the defaults of
@@ -127,13 +116,11 @@ class TuningTask:
     def fitted(self) -> "TuningTask":
         """The task with a budget, and intervals between evaluations, of whole rollouts of the experiment; the default's
         last one may exceed it. The budget can only grow; the number of evaluations may change."""
-        if self.also and self.plan.pruner != "none":
-            raise ValueError(f"pruner={self.plan.pruner!r} compares returns in one environment: use 'none' for several")
         plan, rollout = self.plan, int(setting(self.experiment, "n_steps")) * self.experiment.n_envs
         interval = math.ceil(plan.n_timesteps / plan.n_evals / rollout) * rollout
         n_evals = math.ceil(plan.n_timesteps / interval)
         plan = replace(plan, n_timesteps=n_evals * interval, n_evals=n_evals)
-        # As workers read it: names of choices are text.
+        # As the storage returns it: names of choices are text.
         space = json.loads(json.dumps(self.space))
         experiment = self.experiment.replace(seed=0, n_timesteps=plan.n_timesteps)
         task = replace(self, plan=plan, experiment=experiment, space=space)
@@ -153,11 +140,7 @@ class TuningTask:
 
         task.experiment.make_callbacks()
         for baseline in task.baselines().values():
-            for env_id in self.env_ids:
-                try:
-                    build(baseline.replace(env_id=env_id))
-                except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-                    raise ValueError(f"the settings do not fit {env_id}: {error}") from error
+            build(baseline)
         base = task.experiment.replace(vec_env="dummy")
         with closing(make_envs(base)) as envs:
             for name, value, settings in task.search_space().examples():
@@ -194,36 +177,21 @@ class TuningTask:
             adjusted["normalize"] = {**sampled.normalize, **dict.fromkeys(inside, False)}
         return self.experiment.with_hyperparams({**settings, **adjusted}, self.packages)
 
-    def read(self, settings: dict[str, Any], env_id: str) -> Experiment:
-        """The experiment that recorded settings describe, in one of the environments."""
-        return parse_settings(env_id, settings, self.packages).replace(**self.experiment.beside_settings())
+    def read(self, settings: dict[str, Any]) -> Experiment:
+        """The experiment that recorded settings describe."""
+        experiment = parse_settings(self.experiment.env_id, settings, self.packages)
+        return experiment.replace(**self.experiment.beside_settings())
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data, as a storage returns it."""
         data = {
             "env_id": self.experiment.env_id,
-            "also": self.also,
             "settings": self.experiment.settings(),
             "run": self.experiment.beside_settings(),
             "space": self.space,
             "plan": asdict(self.plan),
         }
         return json.loads(json.dumps(data))  # type: ignore[no-any-return]
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any], packages: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "TuningTask":
-        """The task that :meth:`to_json` wrote to a storage, which others can write to as well: if it imports from other
-        ``packages`` than the reader allows, that is an error before anything is imported."""
-        also = tuple(data["also"])
-        for env_id in (data["env_id"], *also):
-            module = module_of(env_id).partition(".")[0]
-            if module and packages is not None and module not in packages:
-                raise ValueError(f"the study imports {module}: use --gym-packages {module} if you trust it")
-            find_env(env_id)
-        # Read only known fields: an id, for example, would replace the one that was checked.
-        run = {name: value for name, value in data["run"].items() if name in BESIDE_SETTINGS}
-        experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
-        return cls(experiment, data["space"], Plan(**data["plan"]), packages, also=also)
 
 
 def largest_divisor(number: int, limit: int) -> int:
@@ -240,15 +208,18 @@ def score(
     plan: Plan,
     seed: int,
     report: Callable[[int, float], None],
-    **supervision: Unpack[Supervision],
+    restarts: int = 0,
+    timeout: float | None = None,
 ) -> float:
     """Train, evaluate after updates, and return the mean of the last evaluations.
 
     :param report: called with the timesteps and the mean return of each evaluation; an exception ends the run
-    :param supervision: arguments of :func:`ppo_plus.zoo.experiment.make_envs` for environments that may fail
+    :param restarts: how many failing environments to replace, as of :func:`ppo_plus.zoo.experiment.make_envs`
+    :param timeout: limit of seconds for a step or a reset of an environment
     :raises Diverged: the run has no score
     """
     experiment, returns = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps), list[float]()
+    make: Callable[..., VecEnv] = partial(make_envs, experiment, restarts=restarts, timeout=timeout)
 
     def after_evaluation(_locals: dict[str, Any], _globals: dict[str, Any]) -> bool:
         returns.append(float(evaluation.last_mean_reward))
@@ -259,8 +230,8 @@ def score(
 
     try:
         with (
-            closing(make_envs(experiment, **supervision)) as envs,
-            closing(make_envs(experiment, n_envs=plan.n_eval_envs, evaluation=True, **supervision)) as eval_envs,
+            closing(make()) as envs,
+            closing(make(n_envs=plan.n_eval_envs, evaluation=True)) as eval_envs,
         ):
             evaluation = EvalAfterUpdates(
                 eval_envs,
@@ -275,7 +246,7 @@ def score(
             model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
     except (FloatingPointError, EnvFault) as error:
         # A `NotFiniteFault` is both.
-        if not isinstance(error, FloatingPointError) and not supervision.get("restarts"):
+        if not isinstance(error, FloatingPointError) and not restarts:
             raise
         raise Diverged(str(error)) from None
     if not returns:

@@ -1,13 +1,10 @@
 """Environments that fail are named and replaced, and the others are not affected."""
 
-import ast
 import multiprocessing
 import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -28,7 +25,6 @@ from faulty_envs import (
     supervised,
 )
 from parametrization import sample
-from process_states import is_alive
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -76,31 +72,20 @@ def test_without_a_fault_it_is_sb3s_dummy_vec_env(cls, n_workers):
     ours.close()
 
 
-def test_options_are_for_one_reset():
-    class WithOptions(Failing):
-        def reset(self, *, seed=None, options=None):
-            obs, _ = super().reset(seed=seed)
-            return obs, {"options": options}
+def test_options_are_for_one_reset_and_left_out_where_there_are_none():
+    class Noting(Failing):
+        def reset(self, *, seed=None, **given):
+            return super().reset(seed=seed)[0], given
 
-    env = supervised(WithOptions, WithOptions, n_workers=1)
+    env = supervised(Noting, partial(Noting, "raise", 3), n_workers=1, restarts=1)
     env.set_options([{"a": 1}, {}])
     env.reset()
-    assert env.reset_infos == [{"options": {"a": 1}}, {"options": None}]
+    assert env.reset_infos == [{"options": {"a": 1}}, {}]
     env.reset()
-    assert env.reset_infos == [{"options": None}] * 2
-    env.close()
-
-
-def test_resets_without_options_get_none():
-    class SeedAlone(Failing):
-        def reset(self, seed=None):
-            return super().reset(seed=seed)
-
-    env = supervised(SeedAlone, partial(SeedAlone, "raise", 3), restarts=1)
-    env.reset()
+    assert env.reset_infos == [{}, {}]
     for _ in range(9):
         env.step(ACTIONS[:2])
-    assert env.n_restarts == 1
+    assert env.n_restarts == 1 and env.reset_infos == [{}, {}]
     env.close()
 
 
@@ -110,7 +95,7 @@ def test_resets_without_options_get_none():
         ({"restarts": -1}, "restarts=-1 must be at least 0"),
         ({"timeout": 0}, r"timeout=0 must be a number in \(0, 1e\+06\], or None"),
         ({"n_workers": 0}, r'n_workers \(or "auto", or None\)=0 must be at least 1'),
-        ({"start_method": "x"}, "start_method='x' must be one of"),
+        ({"start_method": "x"}, "cannot find context for 'x'"),
     ],
 )
 def test_bad_arguments_are_named(kwargs, message):
@@ -139,23 +124,12 @@ def test_a_fault_is_named_with_environment_seed_and_step(fault):
     env.step(ACTIONS)
     env.step(ACTIONS)
     message = f"environment 1, <Failing instance>, seed 6, step 3: {FAULTS[fault]}"
-    others = {"unsendable": "Return numbers", "old": "A fresh environment would do the same"}
-    remedy = others.get(fault, "With restarts=N .--restart-envs N. training")
-    with pytest.raises(EnvFault, match=f"^{re.escape(message)}.*{remedy}") as raised:
+    with pytest.raises(EnvFault, match=f"^{re.escape(message)}.*With restarts=N .--restart-envs N. training") as raised:
         env.step(ACTIONS)
     if fault == "raise":
-        assert "boom" in str(raised.value.__cause__)
+        assert re.search(r'(?s)Traceback .*in step\n.*raise ValueError\("boom"\)', str(raised.value.__cause__))
     env.close()
     assert not multiprocessing.active_children()
-
-
-def test_the_traceback_of_another_process_is_the_cause():
-    env = supervised(*fine_and("raise", 1))
-    env.reset()
-    with pytest.raises(EnvFault) as raised:
-        env.step(ACTIONS)
-    assert re.search(r'(?s)Traceback .*in step\n.*raise ValueError\("boom"\)', str(raised.value.__cause__))
-    env.close()
 
 
 def test_in_a_plain_dummy_vec_env_an_error_has_a_note():
@@ -292,22 +266,13 @@ def test_what_cannot_be_sent_is_an_error_of_the_caller():
 
     env = supervised(Locked, restarts=1)
     env.reset()
-    with pytest.raises(TypeError, match="get_wrapper_attr.*lock.*returned what cannot be sent to another process"):
+    with pytest.raises(TypeError, match="cannot pickle .*lock"):
         env.get_attr("lock")
     with pytest.raises((pickle.PicklingError, AttributeError)):
         env.set_attr("level", lambda: 0)
     assert env.n_restarts == 0
     os.kill(env._workers[0].process.pid, signal.SIGKILL)
     assert env.step([0])[2][0] and env.get_attr("level") == [1.0]
-    env.close()
-
-
-def test_it_has_the_metadata_of_its_environments():
-    class Rendered(Failing):
-        metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
-
-    env = supervised(Rendered)
-    assert env.metadata == Rendered.metadata
     env.close()
 
 
@@ -400,9 +365,8 @@ def test_no_statistics_count_it(fault):
 
 
 TRAINED = {
-    "memory, noise": (Failing, "MlpLstmPolicy", {"policy_kwargs": {"lstm_hidden_size": 8}, "use_sde": True}),
-    "masks, noise": (Masked, "MlpPolicy", {"use_sde": True, "sde_sample_freq": "episode"}),
-    "masks, memory": (Masked, "MlpGruPolicy", {"sequence_length": 4}),
+    "memory, masks, noise": (Masked, "MlpGruPolicy", {"sequence_length": 4, "use_sde": True}),
+    "noise of episodes": (Failing, "MlpPolicy", {"use_sde": True, "sde_sample_freq": "episode"}),
     "structures": (Structured, "MultiInputPolicy", {}),
 }
 
@@ -488,28 +452,28 @@ def faulty(fault):
     return VecFrameStack(VecNormalize(env), 2)
 
 
-@pytest.mark.parametrize("fault", sample(["kill", "raise", "nan"], 3))
+@pytest.mark.parametrize("fault", sample(["kill", "nan"], 2))
 def test_an_interrupted_run_with_faults_resumes_exactly(fault, tmp_path, monkeypatch):
     monkeypatch.setattr("ppo_plus.saving.checkpoint.checkpoint.SHARE", np.inf)
     whole = model_in(faulty(fault), use_sde=True)
-    whole.learn(240, callback=Checkpoints(tmp_path / "whole"))
+    whole.learn(120, callback=Checkpoints(tmp_path / "whole"))
     n_restarts = whole.env.unwrapped.n_restarts
     assert n_restarts > 3
 
     checkpoints = Checkpoints(tmp_path / "cut")
     model = model_in(faulty(fault), use_sde=True)
     seen = []
-    for after in (35, 40):
+    for after in (15, 20):
         with pytest.raises(KeyboardInterrupt):
-            model.learn(240, callback=[checkpoints, Stop(after)])
+            model.learn(120, callback=[checkpoints, Stop(after)])
         checkpoints.write()
         model.env.close()
         checkpoints = Checkpoints(tmp_path / "cut")
         model = PPO_Plus.resume(tmp_path / "cut", faulty(fault), device="cpu")
         seen.append(model.env.unwrapped.n_restarts)
     assert 0 < seen[0] < seen[1] < n_restarts
-    model.learn(240, callback=[checkpoints, Stop(0)])
-    assert model.env.unwrapped.n_restarts == n_restarts and model.env.unwrapped.n_steps == 80
+    model.learn(120, callback=[checkpoints, Stop(0)])
+    assert model.env.unwrapped.n_restarts == n_restarts and model.env.unwrapped.n_steps == 40
     for name, value in whole.policy.state_dict().items():
         assert th.equal(model.policy.state_dict()[name], value)
     assert equal(get_state(model.env)["vec_layers"][-1], get_state(whole.env)["vec_layers"][-1])
@@ -592,20 +556,13 @@ def test_by_default_environments_share_no_process(kind, tmp_path):
 
 
 def test_errors_in_a_shared_process_name_the_option(tmp_path):
-    with pytest.raises(RuntimeError, match="one engine per process") as raised:
-        supervised(*[lambda: Engine(tmp_path)] * 3, n_workers=1)
-    assert "because of n_workers=1 (--env-workers)" in raised.value.__notes__[-1]
     env = supervised(*[lambda: Engine(tmp_path, "reset")] * 3, n_workers=2)
-    with pytest.raises(
-        EnvFault, match=r"environment 1, .*one engine per process.*n_workers=2 .*--env-workers"
-    ) as raised:
+    with pytest.raises(EnvFault, match=r"environment 1, .*one engine per process.*n_workers=2, --env-workers"):
         env.reset()
-    assert "restarts" not in str(raised.value)
     env.close()
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 3, 9])
-@pytest.mark.parametrize("cls", [Failing, Masked, Structured])
+@pytest.mark.parametrize(("n_workers", "cls"), [(1, Failing), (2, Masked), (3, Structured), (9, Failing)])
 def test_however_many_share_a_process_the_numbers_are_the_same(n_workers, cls):
     ours, theirs = spread(n_workers, *[cls] * 5), plain(*[cls] * 5)
     assert ours.n_workers == min(n_workers, 5) == len(ours._workers)
@@ -638,12 +595,14 @@ def test_auto_is_a_process_for_each_core_but_not_more_than_environments():
 
 def test_pictures_are_in_the_order_of_the_environments():
     class Drawing(Failing):
+        metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
         render_mode = "rgb_array"
 
         def render(self):
             return np.full((2, 2, 3), self._np_random_seed, np.uint8)
 
     env = spread(2, *[Drawing] * 3)
+    assert env.metadata == Drawing.metadata
     env.reset()
     assert [image.max() for image in env.get_images()] == [5, 6, 7] and env.render(mode="rgb_array").max() == 7
     env.close()
@@ -681,40 +640,9 @@ def test_masks_come_with_the_step_that_precedes_them(kind):
     ours.close()
 
 
-class Talkative(Failing):
-    """Its infos have numbers of all kinds, then other keys, and sometimes what is no number."""
-
-    def step(self, action):
-        *result, info = super().step(action)
-        t = self.n
-        info |= {"float": t / 3, "single": np.float32(t / 3), "int": t, "flag": t % 2 == 0, "double": np.float64(t) / 7}
-        info["nanoseconds"] = np.int64(1_700_000_000_000_000_001)
-        if t % 5 == 0:
-            info["large"] = 2**60 + t
-        if t % 7 == 0:
-            info["nan"] = float("nan")
-        if t % 3 == 0:
-            info["text"] = "x" * t
-        return *result, info
-
-
-def test_infos_are_the_same_whatever_they_have():
-    ours, theirs = spread(2, *[Talkative] * 3), plain(*[Talkative] * 3)
-    ours.reset(), theirs.reset()
-    for _ in range(40):
-        for one, other in zip(ours.step(ACTIONS)[3], theirs.step(ACTIONS)[3], strict=True):
-            assert [*one] == [*other] and [*map(type, one.values())] == [*map(type, other.values())]
-            assert repr(one) == repr(other)
-        # Here Ctrl-C comes between a step and its answer.
-        ours.step_async(ACTIONS)
-        theirs.step(ACTIONS)
-    ours.close()
-
-
-@pytest.mark.parametrize("n_workers", [1, 2])
-def test_an_error_restarts_only_the_environment_that_raised_it(n_workers):
+def test_an_error_restarts_only_the_environment_that_raised_it():
     said = []
-    env = spread(n_workers, Failing, partial(Failing, "raise", 4), Failing, restarts=9, said=said)
+    env = spread(2, Failing, partial(Failing, "raise", 4), Failing, restarts=9, said=said)
     others = plain(Failing, Failing, Failing)
     env.reset(), others.reset()
     pids = [worker.process.pid for worker in env._workers]
@@ -747,25 +675,12 @@ def test_one_that_dies_or_hangs_takes_its_process_with_it(fault):
         restarted += [(t, i) for i in range(4) if RESTART in infos[i]]
         if restarted and restarted[-1][0] == t:
             assert dones[:2].all() and not rewards[:2].any() and equal(infos[0]["terminal_observation"], before[0])
-            assert "shared its process with environment 1, which" in infos[0][RESTART]
         before = obs
     assert [i for _, i in restarted] == [0, 1] and env.n_restarts == 1
     assert len(said) == 1 and said[0].startswith("environment 1, <Failing instance>, seed 6, step 4: ")
     assert "with the 1 others of its process (1 of 1" in said[0]
     assert env.get_attr("level") == [7.0, 1.0, 1.0, 1.0] and env.env_seeds[2:] == [7, 8]
     assert env.env_seeds[:2] == [_next_seed(5), _next_seed(6)]
-    env.close()
-
-
-def test_a_process_that_dies_between_steps_loses_all_its_environments():
-    env = spread(1, Failing, Failing, restarts=1)
-    env.reset()
-    env.step([1, 1])
-    os.kill(env._workers[0].process.pid, signal.SIGKILL)
-    assert env.get_attr("n") == [0, 0]
-    *_, dones, infos = env.step([1, 1])
-    assert dones.all() and all(RESTART in info for info in infos)
-    assert not any(RESTART in info for info in env.step([1, 1])[3])
     env.close()
 
 
@@ -782,30 +697,6 @@ def test_a_slow_environment_is_not_one_that_hangs():
     env.close()
 
 
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="looks where Linux has shared memory")
-@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_no_memory_is_left_after_the_trainer_was_killed(start_method, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import multiprocessing, time\nfrom ppo_plus import make_vec\n"
-        'if __name__ == "__main__":\n'
-        f'    multiprocessing.get_all_start_methods = lambda: ["{start_method}"]\n'
-        '    env = make_vec("CartPole-v1", 3, vec_env="subproc", n_workers=2)\n    env.reset()\n    env.step([0] * 3)\n'
-        "    print([(each.process.pid, each.arrays.memory.name) for each in env._workers], flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    trainer = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
-    pids, names = zip(*ast.literal_eval(trainer.stdout.readline()), strict=True)
-    assert not any(Path("/dev/shm", name).exists() for name in names)
-    trainer.kill()
-    trainer.wait()
-    deadline = time.monotonic() + 10
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert not any(Path("/dev/shm", name).exists() for name in names)
-
-
 def test_environments_are_numbered_from_the_end_too():
     env = spread(2, *[Failing] * 3)
     env.set_attr("level", 3.0, indices=[-1])
@@ -815,10 +706,10 @@ def test_environments_are_numbered_from_the_end_too():
     env.close()
 
 
-@pytest.mark.parametrize("call", [lambda env: env.step([1]), lambda env: env.reset(), lambda env: env.get_attr("n")])
-def test_closed_environments_say_so(call):
+def test_closed_environments_say_so():
     env = supervised(Failing)
     env.reset()
     env.close()
-    with pytest.raises(ValueError, match="the environments are closed: make new ones"):
-        call(env)
+    for call in (lambda: env.step([1]), env.reset, lambda: env.get_attr("n")):
+        with pytest.raises(ValueError, match="the environments are closed: make new ones"):
+            call()

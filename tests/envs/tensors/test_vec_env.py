@@ -98,12 +98,11 @@ def test_evaluation_and_callbacks_work():
     np.testing.assert_array_equal(other.obs_rms.mean, model.env.obs_rms.mean)
 
 
-@pytest.mark.parametrize("force_reset", [True, False])
-def test_a_saved_model_continues(tmp_path, force_reset):
+def test_a_saved_model_continues(tmp_path):
     env = TensorTwin(3, ACTIONS["box"])
     model = PPO_Plus("MlpLstmPolicy", env, use_sde=True, sequence_length=4, **SMALL).learn(48)
     model.save(tmp_path / "model")
-    loaded = PPO_Plus.load(tmp_path / "model", env=env, device="cpu", force_reset=force_reset)
+    loaded = PPO_Plus.load(tmp_path / "model", env=env, device="cpu", force_reset=False)
     for name, weight in model.policy.state_dict().items():
         assert th.equal(weight, loaded.policy.state_dict()[name])
     loaded.learn(48, reset_num_timesteps=False)
@@ -152,8 +151,3 @@ def test_what_does_not_fit_its_space_is_an_error():
     env.step = lambda actions: Transition(env.observe(), th.zeros(6), *[th.zeros(3, dtype=th.bool)] * 2)
     with pytest.raises(ValueError, match="one number for each"):
         PPO_Plus("MlpPolicy", env, **SMALL).learn(24)
-    for name, other in {"rewards": np.zeros(3), "terminated": [False] * 3, "truncated": None}.items():
-        step = Transition(env.observe(), th.zeros(3), *[th.zeros(3, dtype=th.bool)] * 2)._replace(**{name: other})
-        env.step = lambda actions, step=step: step
-        with pytest.raises(TypeError, match=rf"step\(\) returned {name}=.*: return a tensor"):
-            PPO_Plus("MlpPolicy", env, **SMALL).learn(24)

@@ -6,13 +6,7 @@ import pytest
 import torch as th
 
 from ppo_plus.zoo.cli import main, make_parser
-from ppo_plus.zoo.cli.arguments import Parser, import_named, interval, key_value
-
-
-def test_the_modules_of_all_environments_are_imported():
-    args = argparse.Namespace(env="CartPole-v1", also=["json:Some-v0", "Acrobot-v1"], gym_packages=["csv"])
-    import_named(args)
-    assert args.gym_packages == ["csv", "json"]
+from ppo_plus.zoo.cli.arguments import Parser, interval, key_value
 
 
 @pytest.mark.parametrize(

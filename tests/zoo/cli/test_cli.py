@@ -150,27 +150,23 @@ def test_another_error_shows_its_traceback_on_demand(folder, check_one_line_erro
 
 
 @pytest.mark.parametrize(
-    ("command", "likely"),
+    ("command", "message"),
     [
-        ("train --evn CartPole-v1", "--evn: did you mean --env?"),
-        ("train --env CartPole-v1 --timesteps 100", "--timesteps: did you mean --n-timesteps?"),
+        ("train --env CartPole-v1 --timesteps 100", "unrecognized arguments: --timesteps 100"),
         ("export x --deterministc", "unrecognized arguments: --deterministc"),
         ("train CartPole-v1", "unrecognized arguments: CartPole-v1 (see ppo-plus train --help)"),
-        ("tune --env CartPole-v1 --max-trials 3", "--max-trials: did you mean --max-total-trials?"),
-        ("tune --env CartPole-v1 --n-trials 3", "--n-trials: use --max-total-trials"),
-        ("train --env CartPole-v1 -optimize", "-optimize: use ppo-plus tune"),
         ("fly", "fly"),
-        ("train --env CartPole-v1 --env Acrobot-v1", "--env takes one value here"),
         ("", "the following arguments are required: COMMAND"),
     ],
 )
-def test_a_misspelled_option_is_suggested(folder, check_one_line_error, command, likely):
-    check_one_line_error(command.split(), likely)
+def test_a_misspelled_option_is_one_line(folder, check_one_line_error, command, message):
+    check_one_line_error(command.split(), message)
 
 
-def test_version(tmp_path):
-    done = run(["-m", "ppo_plus", "--version"], tmp_path, capture_output=True)
-    assert done.stdout == f"ppo-plus {__version__}\n"
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"ppo-plus {__version__}\n"
 
 
 def test_every_argument_is_explained():
@@ -185,10 +181,11 @@ def test_every_argument_is_explained():
 
 
 def test_rl_zoo3s_algorithm(folder, capsys):
-    main([*TRAIN, "--algo", "ppo", "-n", "64", "-params", "n_steps:64", "--eval-freq", "64", "--no-progress"])
-    main("enjoy --algo ppo --env CartPole-v1 --no-render -n 600".split())
-    main("plot --algo ppo -e CartPole-v1".split())
+    """Runs of `train --algo ppo` are ours, and the other commands find them."""
+    main([*TRAIN, "--algo", "ppo", "-n", "64", "-params", "n_steps:64", "n_envs:1", "--no-progress"])
     assert (folder / "logs" / "ppo_plus" / "CartPole-v1_1").is_dir()
+    main("enjoy --algo ppo --env CartPole-v1 --no-render -n 9".split())
+    main("plot --algo ppo -e CartPole-v1 -y train".split())
 
 
 #: Help, and mistakes that are told before anything is built.
@@ -201,12 +198,10 @@ train
 train --env CartPol-v1
 train --env CartPole-v1 -conf nope.yml
 train --env CartPole-v1 -params policy_kwargs:f(x)
-train --env CartPole-v1 -i nope.zip
 train --env CartPole-v1 -n many
 enjoy --env CartPole-v1
 record --env CartPole-v1 --exp-id 3
-plot -e CartPole-v1
-plot -e CartPole-v1 -o x.txt"""
+plot -e CartPole-v1"""
 
 
 def test_help_and_most_mistakes_load_nothing_slow(tmp_path):

@@ -1,6 +1,7 @@
 """Models on the Hugging Face Hub: real ``huggingface_hub`` against a stand-in of the hub."""
 
 import pickle
+import shutil
 import sys
 import warnings
 import zipfile
@@ -50,16 +51,27 @@ def hub(tmp_path, monkeypatch):
     forget()
 
 
-def train(*settings):
-    main([*ARGUMENTS.split(), "-params", "n_steps:64", "n_envs:1", *settings])
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """A function: copy a run, which normalizes or not, into the current folder, as its run of this number."""
+    folders = {}
+    for normalizes in (True, False):
+        folders[normalizes] = tmp_path_factory.mktemp("run")
+        settings = ["-f", str(folders[normalizes]), "-params", "n_steps:64", "n_envs:1", f"normalize:{normalizes}"]
+        main([*ARGUMENTS.split(), *settings])
+
+    def copy(normalizes=False, number=1):
+        shutil.copytree(folders[normalizes] / "ppo_plus/CartPole-v1_1", f"logs/ppo_plus/CartPole-v1_{number}")
+
+    return copy
 
 
 def observations(env_id="CartPole-v1"):
     return np.array([gym.make(env_id).reset(seed=seed)[0] for seed in range(20)])
 
 
-def test_pushed_and_loaded(hub, capsys):
-    train("normalize:true")
+def test_pushed_and_loaded(hub, train, capsys):
+    train(True)
     run = "logs/ppo_plus/CartPole-v1_1"
     main(["push", run, REPO])
     assert f"{hub.address}/{REPO}/commit/" in capsys.readouterr().out
@@ -123,12 +135,12 @@ def test_a_model_is_pushed_in_python(hub, normalizes):
     assert "mean_reward" not in hub.repositories[REPO]["README.md"].decode()
 
 
-def test_another_push_replaces_all_files_of_the_first(hub):
-    train("normalize:true")
+def test_another_push_replaces_all_files_of_the_first(hub, train):
+    train(True)
     main(["push", "logs/ppo_plus/CartPole-v1_1", REPO])
     hub.repositories[REPO]["notes.md"] = b"mine"
     main(["enjoy", "--repo", REPO, "--no-render", "-n", "9"])
-    train()
+    train(number=2)
     main(["record", "--env", "CartPole-v1", "-n", "3"])
     Path("runs").mkdir()
     Path("runs", "events.out.tfevents").write_bytes(b"curves")
@@ -142,7 +154,7 @@ def test_another_push_replaces_all_files_of_the_first(hub):
     assert PPO_Plus.from_hub(REPO, "CartPole-v1", n_steps=32, batch_size=32).learn(32).n_steps == 32
 
 
-def test_a_file_that_is_missing_here_is_named_before_the_hub_is_asked(hub, check_one_line_error):
+def test_a_file_that_is_missing_here_is_named_before_the_hub_is_asked(hub, train, check_one_line_error):
     train()
     Path("logs/ppo_plus/CartPole-v1_1/CartPole-v1/command.txt").unlink()
     check_one_line_error(["push", "logs/ppo_plus/CartPole-v1_1", REPO], "command.txt")
@@ -267,7 +279,7 @@ def test_several_models_are_named(hub):
     assert PPO_Plus.from_hub(REPO).num_timesteps == 64
 
 
-def test_mistakes_are_one_line(hub, check_one_line_error, monkeypatch):
+def test_mistakes_are_one_line(hub, train, check_one_line_error, monkeypatch):
     train()
     run = "logs/ppo_plus/CartPole-v1_1"
     check_one_line_error(["enjoy", "--repo", "../x/y"], "Repo id must")
@@ -286,7 +298,7 @@ def test_mistakes_are_one_line(hub, check_one_line_error, monkeypatch):
     check_one_line_error(["push", run, REPO], "log in: hf auth login")
 
 
-def test_without_a_network_files_that_were_downloaded_are_read(hub, check_one_line_error, monkeypatch):
+def test_without_a_network_files_that_were_downloaded_are_read(hub, train, check_one_line_error, monkeypatch):
     train()
     run = "logs/ppo_plus/CartPole-v1_1"
     main(["push", run, REPO])

@@ -3,8 +3,6 @@ error of one line, without its password."""
 
 import errno
 import os
-import signal
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -16,14 +14,11 @@ import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
-from optuna.storages import JournalStorage
 from optuna.trial import TrialState, create_trial
 from parametrization import sample
-from processes import start
 from sqlalchemy.exc import OperationalError
 from storages import close
 
-from ppo_plus.zoo.interrupts import check, deferred
 from ppo_plus.zoo.tune import jobs as jobs_module
 from ppo_plus.zoo.tune.jobs import (
     DEATHS,
@@ -38,7 +33,6 @@ from ppo_plus.zoo.tune.jobs import (
     StorageError,
     holders,
     is_done,
-    is_lost,
     named_errors,
     open_storage,
 )
@@ -152,25 +146,6 @@ def test_heartbeats_keep_a_trial_and_silence_loses_it(jobs):
     assert states(jobs) == ["FAIL", "COMPLETE"]
 
 
-@pytest.mark.parametrize("beats", [[1, 2, 3], [3, 2, 1], ["2026", None, {"a": [1]}]])
-def test_values_of_heartbeats_mean_nothing(jobs, beats):
-    """A worker lives as long as they change, and no longer."""
-    jobs.fill([{}])
-    claimed = jobs.claim()
-    for beat in beats:
-        jobs.storage.set_trial_user_attr(claimed._trial_id, HEARTBEAT, beat)
-        assert jobs.claim() is None
-        # On a busy machine time passes besides.
-        pass_by(jobs, GRACE / 2)
-        assert jobs.claim() is None
-    # However long nobody looked, what has changed meanwhile is alive.
-    pass_by(jobs, 100 * GRACE)
-    jobs.storage.set_trial_user_attr(claimed._trial_id, HEARTBEAT, "changed")
-    assert jobs.claim() is None
-    pass_by(jobs, GRACE + 1)
-    assert jobs.claim().user_attrs[REPLACES] == claimed.number
-
-
 @pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
 def test_an_end_that_was_written_but_not_confirmed_is_one(jobs, state, monkeypatch):
     jobs.fill([{}])
@@ -186,6 +161,7 @@ def test_an_end_that_was_written_but_not_confirmed_is_one(jobs, state, monkeypat
     assert states(jobs) == [state.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", sample(["SELECT", "INSERT INTO trial_user_attributes", "UPDATE trials"], 3))
 def test_a_connection_that_is_cut_in_a_transaction_loses_nothing(postgres, at):
     """As a server that is shut down does it: here by ending the session at the first statement of a kind."""
@@ -218,36 +194,6 @@ def test_what_kills_its_workers_is_given_up(jobs):
     assert [is_done(trial) for trial in jobs.trials()] == [True]
 
 
-def test_killed_between_claim_and_first_heartbeat(jobs, url):
-    """Not even this leaves a trial running forever."""
-    code = f"""
-import os, signal
-from ppo_plus.zoo.tune.jobs import Jobs
-from ppo_plus.zoo.tune.jobs import open_storage
-Jobs(open_storage({url!r}), {jobs.name!r}).claim()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    jobs.fill([{}])
-    process = start(code)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert states(jobs) == ["RUNNING"] and jobs.claim() is None
-    pass_by(jobs, GRACE + 1)
-    assert jobs.claim() is not None
-    assert states(jobs) == ["FAIL", "RUNNING"]
-
-
-def test_two_that_replace_the_same_trial(jobs):
-    """The later one counts for nothing."""
-    jobs.fill([{}])
-    lost = jobs.claim()
-    jobs.finish(lost, TrialState.FAIL, interrupted=True)
-    for _ in range(2):
-        jobs.study().add_trial(create_trial(state=TrialState.WAITING, user_attrs={JOB: 0, REPLACES: lost.number}))
-    jobs.finish(jobs.claim(), TrialState.COMPLETE, 1.0)
-    assert jobs.claim() is None and states(jobs) == ["FAIL", "COMPLETE", "WAITING"]
-
-
 def numbered(trials):
     """Frozen trials from pairs of job and what is replaced."""
     frozen = []
@@ -272,43 +218,6 @@ def test_all_agree_on_the_current_trial_of_a_job(trials, random):
         assert changed <= {job}
         if changed and before.get(job) is not None:
             assert new.user_attrs[REPLACES] == before[job].number
-
-
-def test_lost_is_what_failed_without_a_reason():
-    def trial(state=TrialState.FAIL, **attrs):
-        return create_trial(state=state, value=1.0 if state == TrialState.COMPLETE else None, user_attrs=attrs)
-
-    assert is_lost(trial())
-    assert is_lost(trial(deaths=MAX_DEATHS - 2))
-    assert not is_lost(trial(deaths=MAX_DEATHS - 1))
-    assert is_lost(trial(deaths=MAX_DEATHS - 1, interrupted=True))
-    assert not is_lost(trial(reason="NaN"))
-    assert not is_lost(trial(TrialState.COMPLETE))
-    assert is_done(trial(reason="NaN")) and is_done(trial(TrialState.COMPLETE)) and not is_done(trial())
-
-
-def test_an_interrupt_ends_no_call_in_the_middle(storage, handlers, monkeypatch):
-    jobs = Jobs(storage, next(names))
-    optuna.create_study(study_name=jobs.name, storage=storage, direction="maximize")
-    jobs.fill([{}])
-    claimed = jobs.claim()
-    interrupted = []
-
-    def interrupt(*_):
-        if not interrupted:
-            interrupted.append(signal.raise_signal(signal.SIGINT))
-
-    if isinstance(storage, JournalStorage):
-        monkeypatch.setattr(os, "fsync", interrupt)  # while it has the lock
-    else:
-        sqlalchemy.event.listen(storage._backend.engine, "before_cursor_execute", interrupt)
-    with pytest.raises(KeyboardInterrupt), deferred():
-        storage.set_trial_user_attr(claimed._trial_id, "written", True)
-        check()
-    jobs.finish(claimed, TrialState.FAIL, interrupted=True)
-    (trial,) = jobs.study().get_trials()
-    assert (trial.state, trial.user_attrs["written"], is_lost(trial)) == (TrialState.FAIL, True, True)
-    assert interrupted
 
 
 def wait_for(condition):
@@ -348,16 +257,11 @@ UNUSABLE = [
     ("mysql://me@127.0.0.1:1/x?password=secret", None, "mysql is not supported: use FILE.log, sqlite:///FILE or "),
     ("sqlite:////proc/nowhere/study.db", None, "/proc/nowhere"),
     ("/proc/nowhere/study.log", None, "/proc/nowhere"),
-    ("sqlite://", None, "memory"),
     ("study.db", None, "study.db is not supported: use FILE.log, sqlite:///FILE or "),
     ("sqlite:study.db", None, "URL"),
     ("sqlite:///study.db", "something else " * 100, "not a database"),
     *(
-        (
-            "train.log",
-            f"{line}\n" * 2,
-            "line 1 of .*train.log is not a record of Optuna's .*: delete the line, or choose",
-        )
+        ("train.log", f"{line}\n" * 2, "train.log': .")
         for line in ("something else", "7", "[]", "{}", '{"op_code": 99}', '{"op_code": 4}', "ä\0")
     ),
 ]
@@ -373,23 +277,15 @@ def test_unusable(tmp_path, monkeypatch, url, contents, message):
     assert "\n" not in str(error.value) and "secret" not in str(error.value)
 
 
-def test_a_driver_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(StorageError, match="its driver is missing: .*install 'psycopg.binary.'"):
-        open_storage("postgresql+psycopg://me@127.0.0.1:1/x")
-
-
-def test_a_line_that_damages_a_journal_is_named(tmp_path):
+def test_a_line_that_damages_a_journal_is_an_error(tmp_path):
     """Without the line, the study continues; an editor may have removed the end of the last one."""
     journal = tmp_path / "study.log"
     study = optuna.create_study(storage=(storage := open_storage(str(journal))), study_name="a")
     study.set_user_attr("a", 1)
     whole = journal.read_text()
-    journal.write_text(whole + '{"op_code": 2, "wor{"op_code": 2}\n')
-    place = f"line 3 of {journal} is not a record of Optuna's"
-    for use in (lambda: study.set_user_attr("a", 2), lambda: study.trials, lambda: open_storage(str(journal))):
-        with pytest.raises(StorageError, match=f"{place} .*: delete the line, or choose another file"):
-            use()
+    journal.write_text('{"op_code": 2, "wor{"op_code": 2}\n' + whole)
+    with pytest.raises(StorageError, match="cannot use the storage .*study.log': .*delimiter"):
+        open_storage(str(journal))
     journal.write_text(whole.removesuffix("\n"))
     study = optuna.load_study(storage=open_storage(str(journal)), study_name="a")
     study.set_user_attr("b", 2)
@@ -409,19 +305,6 @@ def test_what_an_unfinished_line_holds_back_is_nothing(tmp_path, part):
     optuna.load_study(storage=open_storage(str(journal)), study_name="a").set_user_attr("a", 1)
     for other in (storage, open_storage(str(journal))):
         assert optuna.load_study(storage=other, study_name="a").user_attrs == {"a": 1}
-
-
-@pytest.mark.parametrize(("column", "value"), [("state", "RUNNI"), ("datetime_start", "x")])
-def test_a_damaged_database_is_an_error_of_one_line(tmp_path, column, value):
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    optuna.create_study(storage=(storage := open_storage(url)), study_name="a").ask()
-    close(storage)
-    with sqlalchemy.create_engine(url).begin() as connection:
-        connection.exec_driver_sql(f"UPDATE trials SET {column} = '{value}'")
-    with pytest.raises(StorageError, match="the storage is (damaged|unavailable)") as raised, named_errors():
-        assert optuna.load_study(study_name="a", storage=(storage := open_storage(url))).trials
-    close(storage)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_full_disk_is_one(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from ppo_plus.zoo.tune.report import (
     export_best,
     retraining,
 )
-from ppo_plus.zoo.tune.study import RECORDED, SCORES
+from ppo_plus.zoo.tune.study import RECORDED
 from ppo_plus.zoo.tune.task import TuningTask
 
 ROOT = Path(__file__).parents[3]
@@ -133,16 +133,6 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
     # The same settings, if they have not won.
     export(won.trial, against(finalist(HIGH), won), task, "my study", path)
     assert "NOT CONFIRMED: trial 7" in path.read_text() and load_experiment("CartPole-v1", path) == candidate
-
-
-def test_the_exported_returns_are_those_of_the_first_seed(tmp_path):
-    """Scores are listed environment by environment."""
-    plan = Plan(50_000, n_seeds=2, pruner="none")
-    task = TuningTask(load_experiment("CartPole-v1"), read_space(), plan, also=("Acrobot-v1",)).fitted()
-    tried = finalist(HIGH, 7, settings=task.experiment.settings())
-    tried.trial.set_user_attr(SCORES, [500.0, 400.0, -80.0, -90.0])
-    path = export(tried.trial, against(finalist(LOW), tried), task, "my study", tmp_path / "both.yml")
-    assert "its return was 500.0 and -80.0, the mean" in path.read_text()
 
 
 @pytest.mark.slow

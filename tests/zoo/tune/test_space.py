@@ -35,13 +35,6 @@ def test_what_a_sampler_suggests_builds_a_model():
     assert set(DEFAULT.with_hyperparams(settings).policy_kwargs) == {"net_arch", "activation_fn"}
 
 
-def test_policy_kwargs_merge_into_those_of_the_file():
-    space = parse_space({"policy_kwargs": {"net_arch": {"choices": {"small": [32]}}}})
-    experiment = DEFAULT.replace(policy_kwargs={"ortho_init": False, "net_arch": [8]})
-    merged = experiment.with_hyperparams(space.sample(FixedTrial({"net_arch": "small"})))
-    assert merged.policy_kwargs == {"ortho_init": False, "net_arch": [32]}
-
-
 def test_choices_are_widened_by_what_they_lack():
     choices = Choices({"minibatch": True, "off": False})
     assert choices.including(True) is choices
@@ -94,8 +87,6 @@ def test_defaults_of_a_policy_are_found_in_its_bases(policy):
 def test_mistakes_in_a_space():
     with pytest.raises(ValueError, match="clip_range_schedule needs clip_range in the search space"):
         parse_space({"clip_range_schedule": {"choices": ["constant"]}})
-    with pytest.raises(ValueError, match="must differ .1 is true"):
-        parse_space({"n_epochs": {"choices": [1, True]}})
 
 
 def test_schedules():
@@ -131,12 +122,10 @@ def test_examples_are_all_choices_and_the_ends_of_ranges():
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ({}, "empty"),
         ({"gama": {"choices": [1]}}, "unknown key 'gama': did you mean 'gamma'"),
         ({"n_timesteps": {"choices": [1]}}, "'n_timesteps'"),
         ({"gamma": {"choices": []}}, "not empty"),
         ({"gamma": {"low": 0.9}}, "must have choices"),
-        ({"gamma": {"low": 0.9, "high": "1e-1"}}, "must be a finite number"),
         (
             {"gamma": {"low": 0.9, "high": 1, "scale": "near_one"}},
             "a near_one range from 0.9 to 1 is impossible: it needs low < high < 1",

@@ -1,47 +1,36 @@
-"""The jobs of each stage, which follow from the results of the one before, and what a worker reads from a storage."""
+"""The jobs of each stage, which follow from the results of the one before."""
 
-import json
 import re
-import sqlite3
-import sys
-from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
-import numpy as np
-import optuna
 import pytest
-import yaml
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import Experiment, load_experiment
-from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, StorageError, open_storage
-from ppo_plus.zoo.tune.report import decide, export_best
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, open_storage
+from ppo_plus.zoo.tune.report import decide, estimate, export_best
 from ppo_plus.zoo.tune.study import (
     BUDGET,
     ERROR,
     RECORDED,
     SCORES,
-    TASK,
     Study,
     create,
     prepare_confirmation,
     prepare_screening,
-    read_task,
-    scores_of,
 )
 from ppo_plus.zoo.tune.task import Plan, TuningTask
-from ppo_plus.zoo.tune.tuner import StudyStopped, TuningWorker, estimate, tune
+from ppo_plus.zoo.tune.tuner import StudyStopped, TuningWorker, tune
 
 PLAN = Plan(2048, n_finalists=2)
 SMALL_TASK = TuningTask(load_experiment("CartPole-v1"), {"gamma": {"choices": [0.9, 0.99]}}, PLAN).fitted()
 
 
 @pytest.fixture
-def study(tmp_path):
-    study = Study("study", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+def study():
+    study = Study("study", InMemoryStorage())
     create(study, SMALL_TASK, 6)
     return study
 
@@ -113,75 +102,6 @@ def test_the_settings_file_decides(study):
     assert verdict.winner is None and str(verdict).startswith("No winner: none of the finalists")
 
 
-def test_settings_for_several_environments(tmp_path):
-    """Their returns are not comparable: what counts is the rank in each."""
-    study = Study("both", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
-    task = replace(SMALL_TASK, plan=replace(PLAN, pruner="none", n_finalists=1), also=("Acrobot-v1",))
-    create(study, task, 6)
-    assert read_task(study).env_ids == ("CartPole-v1", "Acrobot-v1")
-    # By ranks, trial 4 is the best of the candidates; the mean of its returns is not.
-    do_all(prepare_screening(study, task, 6), [[9, -500], [500, -80], [100, -90], [400, -500], [300, -70], [450, -499]])
-    confirmation = prepare_confirmation(study, task.plan, 6)
-    returns = {0: [10, -500], 1: [500, -80], 4: [300, -70]}
-    while (run := confirmation.claim()) is not None:
-        confirmation.finish(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]])
-    verdict = decide(study)
-    (best,) = verdict.finalists
-    assert best.name == "trial 4" and best.scores == pytest.approx([100 * 19.5 / 29] * 10)
-    scores = [baseline.scores[0] for baseline in verdict.baselines.values()]
-    assert scores == pytest.approx([100 * 4.5 / 29, 100 * 19.5 / 29])
-    assert best.values == [[300, -70]] * 10
-
-
-def test_one_run_that_fails_badly_does_not_hide_a_loss_in_its_environment():
-    def done(number, candidate, values):
-        attrs = {CANDIDATE: candidate, SEED: number % 10}
-        return create_trial(state=TrialState.COMPLETE, values=values, user_attrs=attrs)
-
-    worse = [done(i, 1, [230.0 + i, -200.0 - i]) for i in range(10)]
-    default = [done(i, 0, [200.0 + i, -80.0 - i]) for i in range(10)]
-    for low in (-80.0, -20_000.0):
-        default[3].values = [203.0, low]
-        runs = [*worse, *default]
-        for number, run in enumerate(runs):
-            run.number = number
-        scores = [*scores_of(runs).values()]
-        assert np.mean(scores[10:]) == pytest.approx(50, abs=5) and np.mean(scores[:10]) == pytest.approx(50, abs=5)
-
-
-@pytest.mark.exhaustive
-def test_a_study_of_several_environments_writes_their_entries(tmp_path, capsys):
-    options = "--max-total-trials 3 --confirm-seeds 0 -n 256 -params n_steps:64 n_envs:1 -f".split()
-    command = ["tune", "--env", "CartPole-v1", "--env", "MountainCar-v0", *options, str(tmp_path)]
-    main(command)
-    assert "with 256 timesteps in each environment" in capsys.readouterr().out
-    folder = tmp_path / "tune" / "CartPole-v1+MountainCar-v0"
-    entries = yaml.safe_load((folder / "CartPole-v1+MountainCar-v0_not_confirmed.yml").read_text())
-    assert entries["CartPole-v1"] == entries["MountainCar-v0"] and len(entries) == 2
-    report = (folder / "report.md").read_text()
-    assert report.startswith("# Tuning CartPole-v1 and MountainCar-v0") and "in all environments" in report
-    assert len(re.findall(r"^\| \d+[, a-z]* \| \d+.\d\d, -200.00 \| 1 \|", report, re.MULTILINE)) == 3
-    with pytest.raises(SystemExit):
-        main([*command, "--study-name", "other", "--pruner", "median"])
-    assert "pruner='median' compares returns in one environment" in capsys.readouterr().err
-
-
-def test_runs_that_are_added_later_are_the_same_for_all(study):
-    """Two processes at the same time: of the two trials that they add for a run, one counts, whatever its number."""
-    do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 8.0, 5.0, None, 4.0, 3.0])
-    confirmation = prepare_confirmation(study, PLAN, 6)
-    wanted = [{key: trial.user_attrs[key] for key in (CANDIDATE, SEED, RECORDED)} for trial in confirmation.trials()]
-    other = Study("other", study.storage).confirmation(6)
-    optuna.create_study(study_name=other.name, storage=study.storage, direction="maximize")
-    other.fill([run for run in wanted if run[CANDIDATE] != 1])
-    for number in (1, 7):
-        other.study().add_trial(create_trial(state=TrialState.WAITING, user_attrs={JOB: number, **wanted[1]}))
-    assert len(other.trials()) == 31
-    assert set(runs(other)) < set(runs(confirmation))
-    other.fill(wanted)
-    assert len(other.trials()) == 40 and set(runs(other)) == set(runs(confirmation))
-
-
 def test_a_larger_budget_leaves_the_confirmation_of_the_smaller_one(study):
     do_all(prepare_screening(study, SMALL_TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
     create(study, SMALL_TASK, 8)
@@ -207,24 +127,6 @@ def test_another_task_is_an_error_that_names_the_difference(study):
         create(study, other, 6)
 
 
-def test_a_worker_that_counted_as_dead_leaves_its_trial_in_several_environments(tmp_path, monkeypatch):
-    study = Study("both", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
-    task = replace(SMALL_TASK, plan=replace(PLAN, pruner="none"), also=("Acrobot-v1",))
-    create(study, task, 1)
-    jobs = prepare_screening(study, task, 1)
-    reported = []
-
-    def run(_experiment, _plan, _seed, report):
-        report(64, 1.0)
-        jobs.storage.set_trial_state_values(jobs.trials()[0]._trial_id, TrialState.FAIL)
-        report(128, 1.0)
-        reported.append(128)
-
-    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.score", run)
-    TuningWorker(study, task)._do(jobs, jobs.claim())
-    assert reported == []
-
-
 def test_an_estimate_follows_the_baselines(study, monkeypatch):
     """At most 6 runs of the search and 40 of the confirmation; 2 are done, in 30 seconds each."""
     monkeypatch.setattr(FrozenTrial, "duration", timedelta(seconds=30))
@@ -241,109 +143,7 @@ def test_without_a_winner_the_best_trial_is_exported(study, tmp_path):
     assert path.name == "CartPole-v1_not_confirmed.yml" and "trial: 3" in path.read_text()
 
 
-ROOT = Path(__file__).parents[3]
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "scale": "log"}}
-ONE_EVALUATION = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, confirm_seeds=10, pruner="none")
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory):
-    """A study with a finished trial and a waiting one."""
-    path = tmp_path_factory.mktemp("study") / "study.db"
-    storage = open_storage(f"sqlite:///{path}")
-    study = Study("study", storage)
-    create(study, TuningTask(Experiment("CartPole-v1", 2048), SPACE, ONE_EVALUATION), 2)
-    study.screening().fill([{}, {}])
-    claimed = study.screening().claim()
-    trial = study.screening().trial(claimed)
-    trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
-    trial.set_user_attr(RECORDED, {"n_timesteps": 2048})
-    trial.set_user_attr(SCORES, [1.5])
-    study.screening().finish(claimed, TrialState.COMPLETE, 1.5)
-    storage._backend.engine.dispose()
-    return path
-
-
-@pytest.fixture
-def edit(database, tmp_path, monkeypatch):
-    """Copy the study, edit a row of it, and open it as another process does."""
-    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.score", lambda *_: pytest.fail("something runs"))
-    path = tmp_path / "study.db"
-    path.write_bytes(database.read_bytes())
-
-    def change(statement, *values):
-        with closing(sqlite3.connect(path)) as connection, connection:
-            assert connection.execute(statement, values).rowcount > 0
-        return Study("study", open_storage(f"sqlite:///{path}"))
-
-    return change
-
-
-OF_STUDY = "UPDATE study_user_attributes SET value_json = ? WHERE key = ?"
-
-
-def nested(path, value):
-    """A change within the task."""
-
-    def apply(task):
-        *parents, last = path.split("/")
-        for name in parents:
-            task = task[name]
-        if value is ...:
-            del task[last]
-        else:
-            task[last] = value
-
-    return apply
-
-
-TASKS = {
-    "no plan": (nested("plan", ...), "cannot be worked on: 'plan'"),
-    "environment is a number": (nested("env_id", 7), "cannot be worked on: "),
-    "unknown key of the plan": (nested("plan/x", 1), "cannot be worked on: .*unexpected keyword argument 'x'"),
-    "number as text": (nested("plan/n_evals", "ten"), "n_evals='ten' must be an integer"),
-    "unknown sampler": (nested("plan/sampler", "os.system"), "sampler='os.system' must be one of"),
-    "bad setting": (nested("settings/env_wrapper", "os.system"), "'os.system' is in none of the packages"),
-    "space is unknown": (nested("space", {"os.system": {"choices": [1]}}), "unknown key 'os.system'"),
-    "a package": (nested("env_id", "evil:Nice-v0"), "the study imports evil: use --gym-packages evil"),
-}
-
-
-def edited(edit, database, change):
-    """The study with a change within its task."""
-    with closing(sqlite3.connect(database)) as connection:
-        ((text,),) = connection.execute("SELECT value_json FROM study_user_attributes WHERE key = ?", [TASK])
-    task = json.loads(text)
-    change(task)
-    return edit(OF_STUDY, json.dumps(task), TASK)
-
-
-@pytest.mark.parametrize(("change", "message"), TASKS.values(), ids=TASKS)
-def test_tasks(edit, database, change, message):
-    with pytest.raises(StorageError, match=message) as error:
-        read_task(edited(edit, database, change))
-    assert "\n" not in str(error.value) and len(str(error.value)) < 1_000
-
-
-def test_what_a_worker_finds_instead_of_a_study(edit):
-    study = edit(OF_STUDY, "7", TASK)
-    with pytest.raises(StorageError, match="the study 'study' cannot be worked on"):
-        read_task(study)
-    for name in ("none", "of another program"):
-        with pytest.raises(ValueError, match=f"there is no study '{name}': start it"):
-            read_task(Study(name, study.storage))
-        optuna.create_study(study_name="of another program", storage=study.storage, load_if_exists=True)
-    study.set(ERROR, " \n ")
-    with pytest.raises(StudyStopped):
-        TuningWorker(study, SMALL_TASK).work()
-
-
-@pytest.mark.parametrize(("name", "value"), [("env_id", "evil_module:Env-v0"), ("callback", ["os.system"])])
-def test_a_run_replaces_nothing_that_was_checked(edit, database, name, value):
-    """Gymnasium imports what stands before the colon."""
-    task = read_task(edited(edit, database, nested(f"run/{name}", value)))
-    assert (task.experiment.env_id, task.experiment.callback) == ("CartPole-v1", ())
-    assert "evil_module" not in sys.modules
 
 
 @pytest.mark.slow
@@ -356,7 +156,7 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
         with pytest.raises(ZeroDivisionError):
             tune(experiment, SPACE, study, plan, 2, tmp_path)
         assert "ZeroDivisionError" in study.attributes()[ERROR]
-        with pytest.raises(Exception, match="ZeroDivisionError"):
-            TuningWorker(study, read_task(study)).work()
+        with pytest.raises(StudyStopped, match="ZeroDivisionError"):
+            TuningWorker(study, SMALL_TASK).finish(tmp_path)
     tune(experiment, SPACE, study, plan, 2, tmp_path)
     assert [trial.state for trial in study.screening().trials()] == [TrialState.COMPLETE] * 2

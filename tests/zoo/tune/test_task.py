@@ -2,9 +2,9 @@
 imports nothing, and the score of a run: evaluations after updates, the last one included."""
 
 import errno
+import json
 from unittest.mock import Mock
 
-import gymnasium as gym
 import numpy as np
 import optuna
 import pytest
@@ -14,9 +14,7 @@ from optuna.distributions import FloatDistribution
 from stable_baselines3.common.callbacks import BaseCallback
 from tuning_envs import FailingAt150, NotFinite
 
-from ppo_plus.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, make_envs, make_model
-from ppo_plus.zoo.tune import task as task_module
 from ppo_plus.zoo.tune.space import read_space, setting
 from ppo_plus.zoo.tune.task import SAMPLERS, Diverged, Plan, TuningTask, score
 
@@ -38,11 +36,11 @@ def test_a_space_is_the_same_for_the_workers():
     """JSON has text as keys; YAML reads ``on`` and ``off`` as true and false."""
     space = {"normalize_advantage": {"choices": {True: True, False: False}}, "n_epochs": {"choices": {1: 3, 2: 10}}}
     task = TuningTask(CARTPOLE, space, Plan(10_000)).fitted()
-    assert TuningTask.from_json(task.to_json()) == task
+    assert task.to_json()["space"] == task.space == json.loads(json.dumps(space))
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for baseline in task.baselines().values():
         study.enqueue_trial(task.search_space().params(baseline))
-        TuningTask.from_json(task.to_json()).search_space().sample(study.ask())
+        task.search_space().sample(study.ask())
 
 
 @pytest.mark.parametrize(
@@ -75,8 +73,6 @@ def test_seeds_do_not_overlap():
         ({"n_timesteps": 0}, "n_timesteps=0"),
         ({"confirm_seeds": 5}, "at least 10"),
         ({"confirm_seeds": -1}, "confirm_seeds=-1"),
-        ({"n_seeds": 1001}, r"n_seeds=1001 must be a number in \[1, 1000\]"),
-        ({"seed": 2**32 - 1}, "a smaller one"),
         ({"sampler": "best"}, "'best' must be one of"),
         ({"pruner": "best"}, "'best' must be one of"),
     ],
@@ -151,39 +147,19 @@ def test_default_is_what_the_algorithm_does_by_itself():
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCarContinuous-v0"])
-def test_a_task_travels_as_plain_data(env_id):
+def test_recorded_settings_are_read_back(env_id):
     task = TuningTask(load_experiment(env_id, vec_env="subproc"), SPACE, Plan(50_000)).fitted()
-    again = TuningTask.from_json(task.to_json())
-    assert again == task
-    assert again.read(task.experiment.settings(), again.experiment.env_id) == task.experiment
+    assert task.read(json.loads(json.dumps(task.experiment.settings()))) == task.experiment
 
 
-@pytest.mark.parametrize(
-    ("wanted", "remedy"),
-    [
-        ({}, "--gym-packages surprise, or --trust-config"),
-        ({"env_id": "surprise.envs:Nice-v0"}, "--gym-packages surprise"),
-    ],
-)
-def test_a_study_imports_nothing_that_the_worker_does_not_allow(wanted, remedy, tmp_path, monkeypatch):
+def test_a_study_imports_nothing_that_the_worker_does_not_allow(tmp_path, monkeypatch):
     """Access to the database does not let anyone run code on the workers' machines."""
     (tmp_path / "surprise.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.syspath_prepend(tmp_path)
-    data = TuningTask(CARTPOLE, SPACE, Plan(50_000)).fitted().to_json()
-    with pytest.raises(gym.error.Error, match="If your own module registers it, add --gym-packages MODULE"):
-        TuningTask.from_json({**data, "env_id": "Unregistered-v0"})
-    data["settings"]["env_wrapper"] = "surprise.Wrapper"
-    with pytest.raises(ValueError, match=remedy):
-        TuningTask.from_json({**data, **wanted})
+    task = TuningTask(CARTPOLE, SPACE, Plan(50_000)).fitted()
+    with pytest.raises(ValueError, match="--gym-packages surprise, or --trust-config"):
+        task.read({**task.experiment.settings(), "env_wrapper": "surprise.Wrapper"})
     assert not (tmp_path / "ran").exists()
-
-
-def test_settings_that_do_not_fit_the_second_environment_are_an_error():
-    wrapper = {"gymnasium.wrappers.RescaleAction": {"min_action": -1.0, "max_action": 1.0}}
-    experiment = load_experiment("Pendulum-v1", overrides={"env_wrapper": wrapper, "n_envs": 1})
-    task = TuningTask(experiment, read_space(), Plan(4096, pruner="none"), also=("CartPole-v1",))
-    with pytest.raises(ValueError, match="the settings do not fit CartPole-v1: "):
-        task.checked()
 
 
 def test_a_full_disk_is_not_a_fault_of_the_settings(monkeypatch):
@@ -230,20 +206,6 @@ def test_score_is_the_mean_of_the_last_evaluations():
     assert run(SMALL) == (value, reports) != run(SMALL, seed=1)
 
 
-def test_each_evaluation_follows_an_update(monkeypatch):
-    """However long a rollout is: nothing is evaluated before the first update, and the last one is."""
-    updates = []
-    record = EvalAfterUpdates._record
-
-    def record_and_count(self, *results):
-        updates.append(self.model._n_updates)
-        record(self, *results)
-
-    monkeypatch.setattr(EvalAfterUpdates, "_record", record_and_count)
-    run(SMALL.replace(hyperparams={"n_steps": 512, "n_epochs": 1, "compile": False}))
-    assert updates == [1]
-
-
 class Stop(BaseCallback):
     """Ends training before the first update."""
 
@@ -256,19 +218,7 @@ def test_no_update_no_score():
         run(SMALL.replace(callback=(Part("Stop", Stop, {}),)))
 
 
-def test_a_run_whose_evaluation_is_not_finite_has_no_score(monkeypatch):
-    make = task_module.make_envs
-
-    def make_envs(experiment, **kwargs):
-        part = Part("NotFinite", NotFinite, {})
-        return make(experiment.replace(env_wrapper=(part,)) if kwargs.get("evaluation") else experiment, **kwargs)
-
-    monkeypatch.setattr(task_module, "make_envs", make_envs)
-    with pytest.raises(Diverged, match="observation=.* is not finite"):
-        run(SMALL)
-
-
-@pytest.mark.parametrize("supervision", [{}, {"timeout": 60.0}], ids=["dummy", "processes"])
+@pytest.mark.parametrize("supervision", [{}, pytest.param({"timeout": 60.0}, marks=pytest.mark.slow)])
 def test_a_run_whose_environments_are_not_finite_has_no_score(supervision):
     diverging = SMALL.replace(env_wrapper=(Part("NotFinite", NotFinite, {}),), n_envs=1)
     with pytest.raises(Diverged, match="is not finite"):

@@ -1,7 +1,6 @@
 """Whole studies, as users run them: processes on a real database, one of them killed."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,17 +16,15 @@ import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 from parametrization import part
-from process_states import is_alive, state
+from process_states import state
 
-from ppo_plus.zoo.cli import main
+from ppo_plus.zoo.cli import experiments, main
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.interrupts import exit_codes
-from ppo_plus.zoo.tune import tuner
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, STORAGE_ERRORS, WORKER, open_storage
-from ppo_plus.zoo.tune.study import RECORDED, Study, create, is_over, read_task
+from ppo_plus.zoo.tune.study import RECORDED, Study, create
 from ppo_plus.zoo.tune.task import Plan
-from ppo_plus.zoo.tune.tuner import finish as finish_study
-from ppo_plus.zoo.tune.tuner import tune
+from ppo_plus.zoo.tune.tuner import TuningWorker, tune
 
 ROOT = Path(__file__).parents[3]
 #: What processes import from: the package, and the environment of these tests.
@@ -123,41 +120,38 @@ def wait_for_study(url, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("url", part(["sqlite", "journal", "postgres"], ["sqlite"]), indirect=True)
 def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path, request):
-    """Two workers, one killed -9 in the middle of a trial: exactly the budget, each trial once, none left running.
+    """The same command twice, one killed -9 in the middle of a trial: exactly the budget, each trial once.
 
     A server was stopped before, for some seconds while both are in the middle of trials: they wait, and continue."""
     command = ["tune", *SEARCH, *ALONE, "--study-name", "kill", "--search-space", write_space(tmp_path)]
     # Short of the default, so that a dead worker is found soon.
-    tuning = start(tmp_path, url, *command, "--workers", "2", "--grace-period", "20")
+    tuning = [start(tmp_path, url, *command, "--grace-period", "20") for _ in range(2)]
     study = wait_for_study(url, "kill")
     if url.startswith("postgresql"):
-        study = restarted(request.getfixturevalue("server"), study, tuning)
+        study = restarted(request.getfixturevalue("server"), study, tuning[0])
     killed, pid = stop_in_a_trial(study)
     os.kill(pid, signal.SIGKILL)
-    out = finish(tuning)
-    assert "No confirmation: no runs on unseen seeds." in out
-    line = r"worker process \d+ was killed by signal 9: its trial, if it had one, is run again\n"
-    assert len(re.findall(line, out)) == 1
+    for process in tuning:
+        if process.pid == pid:
+            process.communicate()
+        else:
+            assert "No confirmation: no runs on unseen seeds." in finish(process)
 
     trials = study.get_trials(deepcopy=False)
     assert sorted(trial.user_attrs[JOB] for trial in trials if trial.state == TrialState.COMPLETE) == [0, 1, 2, 3]
-    assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.FAIL}
+    assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.FAIL, TrialState.WAITING}
     dead = trials[killed]
     # Two workers may have queued the same job at the same time; then one of the two never starts.
     ran = [trial for trial in trials if trial.datetime_start is not None]
     others = [trial.state for trial in ran if trial.user_attrs[JOB] != dead.user_attrs[JOB]]
     assert others == [TrialState.COMPLETE] * 3
     assert dead.state == TrialState.FAIL and REASON not in dead.user_attrs
-    again = next(trial for trial in trials if trial.user_attrs.get(REPLACES) == killed)
+    again = next(trial for trial in ran if trial.user_attrs.get(REPLACES) == killed)
     assert again.params == dead.params and again.user_attrs[DEATHS] >= 1
     assert again.user_attrs[RECORDED] == dead.user_attrs[RECORDED]
     # What the dead one had reported is what the other reported again.
     step, value = next(iter(dead.intermediate_values.items()))
     assert again.intermediate_values[step] == value
-
-    opened = Study("kill", open_storage(url))
-    assert is_over(opened, read_task(opened))
-    assert len(study.get_trials()) == len(trials)
 
 
 def restarted(server, study, tuning):
@@ -173,33 +167,30 @@ def restarted(server, study, tuning):
 
 
 @pytest.mark.exhaustive
-def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
-    """Ctrl-C, twice, in the middle of a trial: the worker puts its job back, and the line says how to go on."""
+def test_interrupted_and_grown(tmp_path):
+    """Ctrl-C, twice, in the middle of a trial: the workers put their jobs back, and the line says how to go on."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
-    process = start(tmp_path, url, *command)
+    process = start(tmp_path, url, "tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path), "--workers", "2")
     study = wait_for_study(url, "CartPole-v1")
     interrupted, pid = stop_in_a_trial(study)
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)
-    # Stopped, it finds the tuner's signal when it continues, before it can end its trial.
-    wait_until(has_a_sigterm_to_come, pid)
     os.kill(pid, signal.SIGCONT)
-    resume = interruption(process)
+    _, err = process.communicate(timeout=600)
+    line = "interrupted; resume with: "
+    assert process.returncode == 130 and err.startswith(line) and err.count("\n") == 1, err
     assert not running(study)
 
-    finish(start(tmp_path, url, "tune", "worker", "--study-name", "CartPole-v1"))
-    lost, *others = sorted(study.get_trials(), key=lambda trial: trial.number != interrupted)
-    assert lost.state == TrialState.FAIL and REASON not in lost.user_attrs
-    assert sorted(trial.user_attrs[JOB] for trial in others) == [0, 1, 2, 3]
-    assert {trial.state for trial in others} == {TrialState.COMPLETE}
-    (again,) = (trial for trial in others if trial.user_attrs.get(REPLACES) == interrupted)
-    assert again.user_attrs[JOB] == lost.user_attrs[JOB] and again.user_attrs[DEATHS] == 0
     # The line is for a shell, in the same folder and environment.
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    grown = f"{resume} --max-total-trials 5"
+    grown = f"{err.strip().removeprefix(line)} --max-total-trials 5"
     subprocess.run(grown, shell=True, check=True, cwd=tmp_path, env=environment, capture_output=True, timeout=600)
-    assert sorted(trial.state.name for trial in study.get_trials()) == [*["COMPLETE"] * 5, "FAIL"]
+    lost, *others = sorted(study.get_trials(), key=lambda trial: trial.number != interrupted)
+    assert lost.state == TrialState.FAIL and REASON not in lost.user_attrs
+    done = [trial for trial in others if trial.state == TrialState.COMPLETE]
+    assert sorted(trial.user_attrs[JOB] for trial in done) == [0, 1, 2, 3, 4]
+    (again,) = (trial for trial in done if trial.user_attrs.get(REPLACES) == interrupted)
+    assert again.user_attrs[JOB] == lost.user_attrs[JOB] and again.user_attrs[DEATHS] == 0
 
 
 def test_a_lost_interrupt_ends_the_trial(tmp_path, handlers, loses_interrupt):
@@ -213,45 +204,11 @@ def test_a_lost_interrupt_ends_the_trial(tmp_path, handlers, loses_interrupt):
     assert trial.state == TrialState.FAIL and REASON not in trial.user_attrs
 
 
-@pytest.mark.exhaustive
-def test_workers_end_with_their_tuner(tmp_path):
-    """Even if it is killed: nobody would see what they do, and the same command starts others."""
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    process = start(tmp_path, url, "tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path))
-    study = wait_for_study(url, "CartPole-v1")
-    wait_for_report(study)
-    (worker,) = children(process.pid)
-    process.kill()
-    wait_until(lambda pid: not is_alive(pid), worker)
-    process.communicate(timeout=600)
-    assert not running(study)
-
-
-def interruption(process):
-    """The command in the line of an interrupted tuner, which is the only one."""
-    _, err = process.communicate(timeout=600)
-    line = "interrupted; resume with: "
-    assert process.returncode == 130 and err.startswith(line) and err.count("\n") == 1, err
-    return err.strip().removeprefix(line)
-
-
 def wait_until(condition, pid):
     deadline = time.monotonic() + 600
     while not condition(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def has_a_sigterm_to_come(pid):
-    """Whether a process was sent one that it has not received yet."""
-    (mask,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return bool(int(mask, 16) >> signal.SIGTERM - 1 & 1)
-
-
-def children(pid):
-    """Worker processes."""
-    listed = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return [child for child in listed if "run_worker" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def write_space(folder):
@@ -286,7 +243,7 @@ def test_a_whole_study(tuned):
     assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
     (folder / "report.md").unlink()
     create(study, task, 3)
-    assert str(finish_study(study, task, folder, None)) == str(verdict) and (folder / "report.md").is_file()
+    assert str(TuningWorker(study, task).finish(folder)) == str(verdict) and (folder / "report.md").is_file()
     assert [len(jobs.study().trials) for _, jobs in study.begun_stages().items()] == [3, 30]
     with pytest.raises(ValueError, match=r"plan n_timesteps=8192 \(the study has 1024\)"):
         create(study, replace(task, plan=Plan(8192)), 3)
@@ -320,16 +277,38 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     )
     going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
     assert going_on == f"study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
-    assert plan == "at most 3 runs of the search and 30 of the confirmation, with 1,024 timesteps in each environment"
+    assert plan == "at most 3 runs of the search and 30 of the confirmation, with 1,024 timesteps each"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
     assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
     assert command.endswith("train --env Aiming-v0 -conf 'my logs/tune/whole/Aiming-v0.yml' --gym-packages tuning_envs")
 
 
-def test_a_worker_that_does_not_end_is_killed(monkeypatch):
-    """Ctrl-C would wait for a hanging one for ever."""
-    monkeypatch.setattr(tuner, "END_PATIENCE", 0)
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
-    tuner._end(process)
-    assert process.returncode == -9
+def test_workers_run_the_same_command(tmp_path, monkeypatch):
+    """They put their jobs back when it is interrupted, and one that hangs then is killed."""
+    monkeypatch.setattr(experiments, "END_PATIENCE", 0)
+    started, begin = [], subprocess.Popen
+
+    def hanging(command, **options):
+        started.append((command, begin([sys.executable, "-S", "-c", HANGS], stdout=subprocess.PIPE)))
+        started[-1][1].stdout.read(1)
+        return started[-1][1]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", hanging)
+    monkeypatch.setattr(TuningWorker, "finish", interrupt)
+    words = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path), "-f", str(tmp_path)]
+    with pytest.raises(SystemExit, match="130"):
+        main([*words, "--workers", "3"])
+    assert [command for command, _ in started] == [
+        [sys.executable, "-m", "ppo_plus", *words, "--workers", "3", "--workers", "1"]
+    ] * 2
+    assert [process.wait() for _, process in started] == [-signal.SIGKILL] * 2
+
+
+#: A process that does not end when it is asked to.
+HANGS = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(end='.', flush=True); time.sleep(600)"
+)
