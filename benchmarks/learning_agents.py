@@ -158,20 +158,23 @@ def results(model: PPO_Plus, env: VecEnv, n_games: int) -> list[float]:
     return found
 
 
-#: Steps and arguments, by game.
-SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
+#: Steps, share of random opponents, and arguments, by game.
+SETTINGS: dict[str, tuple[int, float, dict[str, Any]]] = {
     "tictactoe": (
         300_000,
+        0.4,
         {
             "n_steps": 64,
-            "batch_size": 256,
-            "n_epochs": 6,
-            "learning_rate": "lin_2e-3",
+            "batch_size": 128,
+            "n_epochs": 10,
+            "learning_rate": "lin_1e-3",
             "ent_coef": "lin_0.1",
+            "policy_kwargs": {"net_arch": [128, 128], "activation_fn": nn.ReLU},
         },
     ),
     "connect_four": (
-        1_500_000,
+        1_000_000,
+        0.2,
         {
             "n_steps": 128,
             "batch_size": 512,
@@ -187,8 +190,8 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
 def play_itself(task: str, opponents: dict[str, Move | None], seed: int, n_games: int) -> dict[str, Any]:
     """Train by self-play, and play against ``opponents`` from both seats."""
     game: Any = {"tictactoe": tictactoe, "connect_four": ConnectFour}[task]
-    timesteps, arguments = SETTINGS[task]
-    league = League(every=10, share_random=0.2)
+    timesteps, share_random, arguments = SETTINGS[task]
+    league = League(every=10, share_random=share_random)
     env = make_vec(partial(SelfPlay, game), 16, seed)
     model = PPO_Plus("MlpPolicy", env, seed=seed, device="cpu", **arguments)
     start = time.process_time()

@@ -183,7 +183,7 @@ class PPO_Plus(ModelFiles):
         self.built_layout = None
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
-        self._warned_of_masks = self._warned_of_schedules = False
+        self._warned_of_masks = False
         if not self.ranks.leads:
             verbose, tensorboard_log = 0, None
         if env is not None:

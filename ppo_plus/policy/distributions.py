@@ -503,9 +503,8 @@ def _check_box(space: spaces.Box, name: str) -> None:
     infinite = [bound for bound in ("low", "high") if not np.isfinite(getattr(space, bound)).all()]
     if infinite:
         which = " and ".join(infinite)
-        raise ValueError(
-            f"{name}={space} has an infinite {which}: give the environment's Box finite ones (a ClipAction wrapper removes them)"
-        )
+        remedy = "give the environment's Box finite ones (a ClipAction wrapper removes them)"
+        raise ValueError(f"{name}={space} has an infinite {which}: {remedy}")
     bounds = [space.low.astype(np.float64), space.high.astype(np.float64)]
     if np.issubdtype(space.dtype, np.integer) and np.abs(bounds).max(initial=0) > 2**53:
         raise ValueError(

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ppo_plus.require import require_kind
 from ppo_plus.saving.format.container import MEMBERS, read_parts
 from ppo_plus.saving.statistics import SB3_NAMES, find_statistics, read_statistics, statistics_path
 
@@ -53,10 +52,7 @@ def explained(repo: str) -> Iterator[Any]:
 
 
 def push_run(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | None = None) -> str:
-    """Upload the folder of a run, see :func:`push`.
-
-    :param settings: the folder in it with the settings
-    """
+    """Upload the folder of a run, of which ``settings`` is the folder with the settings; see :func:`push`."""
     score = ""
     if (evaluations := folder / "evaluations.npz").is_file():
         with np.load(evaluations) as saved:
@@ -71,16 +67,12 @@ def push_run(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | 
 
 
 def push(repo: str, model: Path, env_id: str, score: str, usage: str, settings: str, logs: Path | None = None) -> str:
-    """Upload the folder of a model with a card, in place of what was there, and return the address.
+    """Upload the folder of a model with a card, in place of what was there, and return the address. The card, and the
+    parts of the model, which the hub can show, are also written into the folder.
 
-    The card, and the parts of the model, which the hub can show, are also written into the folder.
-
-    :param repo: ``"user/name"``, which is made if it does not exist
     :param score: the mean return and its standard deviation, ``"1.00 +/- 0.50"``, of which episodes; ``""``: unknown
-    :param usage: how it is used, and how it was trained
     :param settings: its arguments, as YAML
     :param logs: a folder that TensorBoard reads, which is uploaded, too
-    :raises ValueError: the model is not one of ours; other errors as in :func:`explained`
     """
     folder, results = model.parent, None
     about = f"Mean return {score}.\n\n" if score else ""
@@ -107,13 +99,8 @@ def push(repo: str, model: Path, env_id: str, score: str, usage: str, settings: 
 
 
 def fetch(repo: str, filename: str | None = None) -> Path:
-    """Download a model with its statistics and settings, and return its path.
-
-    :param filename: a ``.zip`` in the repository; ``None``: the last model of a run of ours, or else the only one
-    :raises ValueError: there is no such model, or there are several; other errors as in :func:`explained`
-    """
-    if filename is not None:
-        require_kind("filename", filename, str, 'the name of a file in the repository, such as "best_model.zip"')
+    """Download a model with its statistics and settings, and return its path; without a name, that of the last model of
+    a run of ours, or else of the only one. Raises :class:`ValueError` if there are none or several."""
     with explained(repo) as hub:
         files = Path(hub.snapshot_download(repo, allow_patterns=READ, ignore_patterns=LEFT_OUT))
         if filename is not None:  # which may be one of those that are left out

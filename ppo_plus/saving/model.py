@@ -9,33 +9,27 @@ from contextlib import suppress
 from dataclasses import astuple
 from operator import attrgetter
 from pathlib import Path
-from types import CellType, FunctionType
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import CompileStatus
 from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.formulas.exploration import NoiseProcess
-from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.schedules import Sampled, Schedule, Unknown, value_at
 from ppo_plus.model import Model
 from ppo_plus.policy.arguments import SHAPING
-from ppo_plus.policy.normalization import OPTIONS, normalization_options
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.require import ATTRIBUTES, require_spaces, unknown_argument
 from ppo_plus.rollout.collector import Position
 from ppo_plus.saving.format import container, names
 from ppo_plus.saving.format.container import PathOrFile, naming
-from ppo_plus.saving.format.names import Damaged, Refused, name_of
-from ppo_plus.saving.format.values import Optional, Undescribable, describe, require_form, restore, unknown_names
-from ppo_plus.saving.sb3.pickles import of_closure
+from ppo_plus.saving.format.names import Damaged, Refused, decoding, name_of
+from ppo_plus.saving.format.values import Undescribable, describe, restore
 from ppo_plus.settings import Settings
 from ppo_plus.update.minibatch import FUSED, PER_PARAMETER, is_elementwise
 from ppo_plus.update.update import Trainer
@@ -58,63 +52,45 @@ class SavedModel(Model):
     #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
     _expects_masks: bool
     _last_episode_starts: np.ndarray | None
-    _warned_of_schedules: bool
 
 
 M = TypeVar("M", bound=SavedModel)
 KIND = "model"
-#: SB3's heading above the versions with which a model was saved.
-SAVED_WITH = "== SAVED MODEL SYSTEM INFO =="
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and bool(0 <= value < math.inf)
-
-
-def _is_kl_memory(value: Any) -> bool:
-    is_pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], KLControl)
-    return is_pair and isinstance(value[1], tuple) and [*map(type, value[1])] == [float] * len(KLState._fields)
-
-
-def _is_policy_class(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, SB3ActorCriticPolicy)
-
-
-#: What a model is never without, and its forms: the names in a file, which are those of attributes too.
-ALWAYS = {"policy_class": _is_policy_class, "observation_space": spaces.Space, "action_space": spaces.Space}
-#: The state of a model beside its arguments: the names in a file, the attributes that have it, and its forms.
+#: What a model is never without: the names in a file, which are those of attributes too.
+ALWAYS = ("policy_class", "observation_space", "action_space")
+#: The state of a model beside its arguments: the names in a file, and the attributes that have it.
 STATE = {
-    "n_envs": ("n_envs", _is_count),
-    "num_timesteps": ("num_timesteps", _is_count),
-    "total_timesteps": ("_total_timesteps", _is_count),
-    "timesteps_at_start": ("_num_timesteps_at_start", _is_count),
-    "progress_remaining": ("_current_progress_remaining", object),
-    "start_time": ("start_time", object),
-    "n_updates": ("_n_updates", _is_count),
-    "n_episodes": ("_episode_num", _is_count),
-    "episode_infos": ("ep_info_buffer", object),
-    "episode_successes": ("ep_success_buffer", object),
-    "expects_masks": ("_expects_masks", object),
-    "trained_normalized": ("_trained_normalized", (None, bool, str)),
-    "observations": ("_last_obs", object),
-    "episode_starts": ("_last_episode_starts", (None, np.ndarray, th.Tensor)),
-    "carry": ("position.carry", object),
-    "stream_sums": ("position.stream_sums", (None, th.Tensor)),
-    "kl_memory": ("trainer.kl_memory", (None, _is_kl_memory)),
-    "skipped_minibatches": ("trainer.n_skipped", object),
-    "planned_gradient_steps": ("compilation.n_planned", object),
-    "compile_decision": ("compilation.decision", lambda it: type(it) is list and [*map(type, it)] == [bool, str, bool]),
-    "compile_required": ("compilation.strict", object),
-    "compile_obstacles": ("compilation.unable", object),
+    "n_envs": "n_envs",
+    "num_timesteps": "num_timesteps",
+    "total_timesteps": "_total_timesteps",
+    "timesteps_at_start": "_num_timesteps_at_start",
+    "progress_remaining": "_current_progress_remaining",
+    "start_time": "start_time",
+    "n_updates": "_n_updates",
+    "n_episodes": "_episode_num",
+    "episode_infos": "ep_info_buffer",
+    "episode_successes": "ep_success_buffer",
+    "expects_masks": "_expects_masks",
+    "trained_normalized": "_trained_normalized",
+    "observations": "_last_obs",
+    "episode_starts": "_last_episode_starts",
+    "carry": "position.carry",
+    "stream_sums": "position.stream_sums",
+    "kl_memory": "trainer.kl_memory",
+    "skipped_minibatches": "trainer.n_skipped",
+    "planned_gradient_steps": "compilation.n_planned",
+    "compile_decision": "compilation.decision",
+    "compile_required": "compilation.strict",
+    "compile_obstacles": "compilation.unable",
 }
-#: Arguments of policies that change nothing of what a trained one computes, or whose weights then do not fit.
-CHANGEABLE = {"net_arch", "optimizer_class", "optimizer_kwargs", "autocast"}
+#: Arguments of policies that change nothing of what a trained one computes.
+CHANGEABLE = frozenset({"optimizer_class", "optimizer_kwargs", "autocast", "exploration", "streams"})
 #: Where files have the values of a schedule, in equal steps of the remaining progress.
 POINTS = [i / 1024 for i in range(1025)]
 #: Options of how an optimizer computes, which are those of this machine.
 IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
-#: What classes among ``policy_kwargs`` must be subclasses of, unless they are registered.
-CLASSES = {"features_extractor_class": BaseFeaturesExtractor, "optimizer_class": th.optim.Optimizer}
 
 
 def argument_attributes(cls: type[Any]) -> dict[str, str]:
@@ -124,16 +100,16 @@ def argument_attributes(cls: type[Any]) -> dict[str, str]:
     return {name: ATTRIBUTES.get(name, name) for name in sorted(arguments)}
 
 
-def changed_attributes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Changed arguments of a saved model, by attribute; raises :class:`TypeError` if a model has no such argument."""
-    arguments = argument_attributes(cls)
-    known = {*arguments, *ALWAYS}
-    if not kwargs.keys() <= known:
-        known |= vars(cls("MlpPolicy", None, device="cpu", _init_setup_model=False)).keys()
-    for name, value in kwargs.items():
-        if name not in known:
-            raise unknown_argument(cls.__name__, name, value, {known: known for known in arguments})
-    return {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
+def changed_attributes(
+    cls: type[Any], arguments: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a caller gives in place of what a file has, by attribute; raises :class:`TypeError` if a model has no such
+    argument."""
+    known = argument_attributes(cls)
+    for name, value in arguments.items():
+        if name not in {*known, *known.values(), *ALWAYS, *STATE.values()}:
+            raise unknown_argument(cls.__name__, name, value, {known: known for known in known})
+    return {ATTRIBUTES.get(name, name): value for name, value in {**(custom_objects or {}), **arguments}.items()}
 
 
 def base_of(cls: type[Any]) -> type[Any]:
@@ -143,22 +119,7 @@ def base_of(cls: type[Any]) -> type[Any]:
 
 def attributes_of(cls: type[Any]) -> dict[str, dict[str, str]]:
     """The attributes of a model that have what is in the parts of a file: by part, and by name in the file."""
-    arguments = {name: name for name in ALWAYS} | argument_attributes(base_of(cls))
-    return {"arguments": arguments, "state": {name: attribute for name, (attribute, _) in STATE.items()}}
-
-
-def form_of(cls: type[Any]) -> dict[str, Any]:
-    """The form of a model in a file, see :func:`~ppo_plus.saving.format.values.require_form`."""
-    kinds = ALWAYS | {"policy_kwargs": dict}
-    return {
-        "class": str,
-        # Nothing else is valid: no form fits.
-        "arguments": Optional({str: ()} | dict.fromkeys(attributes_of(cls)["arguments"], object) | kinds),
-        "state": Optional({str: ()} | {name: form for name, (_, form) in STATE.items()}),
-        "attributes": {str: object},
-        "missing": {str: str},
-        "parameters": {"policy": {str: th.Tensor}, str: object},
-    }
+    return {"arguments": {name: name for name in ALWAYS} | argument_attributes(base_of(cls)), "state": STATE}
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------
@@ -170,19 +131,20 @@ def save_model(
     """Save a :class:`~ppo_plus.PPO_Plus`; see :meth:`ppo_plus.PPO_Plus.save`."""
     state = state_of(model, {*(exclude or ())} - {*(include or ())})
     _require_rebuildable(model)
-    container.write(container.path_to_save(path), KIND, state)
+    container.write(path, KIND, state)
     notes, arguments = [], state["arguments"]
     if state["missing"]:
-        notes.append(f"the model is saved {_without(state['missing'])}; or pass it to load in custom_objects=")
+        names_and_reasons = f"{' and '.join(state['missing'])}: {'; '.join(state['missing'].values())}"
+        notes.append(f"the model is saved without {names_and_reasons}; or pass it to load in custom_objects=")
     sampled = [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]
-    if sampled and not model._warned_of_schedules:
-        model._warned_of_schedules = True
+    if sampled:
         values = f"the function's values at {len(POINTS):,} points of the remaining progress"
         remedy = "to save the function itself, call ppo_plus.register"
         notes.append(f"{' and '.join(sampled)}: the file has {values}, with straight lines between them; {remedy}")
-    if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
-        titles = ", ".join(name.rpartition(":")[2] for name in unknown)
-        notes.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")
+    try:
+        restore(*describe({part: state[part] for part in ("arguments", "attributes")}))
+    except Refused as error:
+        notes.append(f"load would raise an error: {error}")
     if notes:
         warnings.warn("; ".join(notes), stacklevel=3)
 
@@ -211,7 +173,7 @@ def _not_attributes(model: SavedModel) -> set[str]:
 
 
 def state_of(model: SavedModel, exclude: Collection[str] = ()) -> dict[str, Any]:
-    """A model as a value of :func:`form_of`: ``"arguments"`` and ``"state"`` by their names in files, the other
+    """A model as the value of a file: ``"arguments"`` and ``"state"`` by their names in files, the other
     ``"attributes"`` by their own, and under ``"missing"``, by name, why what has no description is left out."""
     saved: dict[str, Any] = {"class": name_of(type(model))}
     for part, paths in attributes_of(type(model)).items():
@@ -249,15 +211,14 @@ def storable(name: str, schedule: Schedule | str | float | None) -> Any:
     """
     if isinstance(schedule, Unknown):
         raise Undescribable(schedule.reason)
-    schedule = of_closure(schedule)
-    with suppress(Undescribable):
-        if not unknown_names(schedule):
-            return schedule
+    with suppress(Undescribable, Refused):
+        restore(*describe(schedule))
+        return schedule
     remedy = "use a function of the remaining progress alone, or a schedule such as ppo_plus.linear(3e-4)"
     try:
         function: Any = schedule
         with suppress(Exception):
-            function = _copied(function)  # calls may change it
+            function = copy.deepcopy(function)  # calls may change it
         values = [value_at(point, name, function, -math.inf) for point in POINTS]
         if values[-1] != value_at(1.0, name, function, -math.inf):
             raise ValueError("it returns different numbers for the same progress")
@@ -267,79 +228,50 @@ def storable(name: str, schedule: Schedule | str | float | None) -> Any:
     return Sampled(th.tensor(values, dtype=th.float64, device="cpu"))
 
 
-def _copied(schedule: Schedule) -> Schedule:
-    """A copy of a schedule with its state. That of a function is what its closure has of numbers and containers, since
-    copies of other objects, such as environments, may have effects."""
-    if not isinstance(schedule, FunctionType):
-        return copy.deepcopy(schedule)
-    known = (int, float, list, dict, np.ndarray)
-    contents = [cell.cell_contents for cell in schedule.__closure__ or ()]
-    cells = tuple(CellType(copy.deepcopy(each) if isinstance(each, known) else each) for each in contents)
-    copied = FunctionType(schedule.__code__, schedule.__globals__, schedule.__name__, None, cells)
-    copied.__defaults__, copied.__kwdefaults__ = copy.deepcopy((schedule.__defaults__, schedule.__kwdefaults__))
-    return copied
-
-
-def _without(missing: Mapping[str, Any]) -> str:
-    """What is missing, and why, with the remedies."""
-    return f"without {' and '.join(missing)}: {'; '.join(map(str, missing.values()))}"
-
-
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def load_model(
-    cls: type[M],
-    path: PathOrFile,
-    env: GymEnv | None,
-    device: th.device | str,
-    custom_objects: Mapping[str, Any],
-    print_system_info: bool,
-    force_reset: bool,
-    changes: dict[str, Any],
-) -> M:
-    """See :meth:`ppo_plus.PPO_Plus.load`, of which ``cls`` is a class."""
+def read_model(cls: type[SavedModel], path: PathOrFile, changes: Mapping[str, Any], show: bool) -> dict[str, Any]:
+    """The value of :func:`state_of` in a file, in which what is changed need not be readable; ``show``: print the
+    versions that wrote it."""
     head, arrays = container.read_parts(path, KIND)
-    if print_system_info:
-        print(SAVED_WITH, *map(": ".join, head["packages"].items()), sep="\n")
-    arguments = attributes_of(cls)["arguments"] | argument_attributes(cls)
-    passed_by_caller = {*custom_objects, *changes}
-    with naming(path, "saved model"), names.passed(custom_objects.values()):
-        saved = _restored(cls, head["value"], arrays, passed_by_caller)
-        needed = {*arguments.values()} - passed_by_caller - cls.scheduled
-        lacking = {name: reason for name, reason in saved["missing"].items() if arguments.get(name) in needed}
-        if lacking:
-            raise Refused(f"it was saved {_without(lacking)}. Pass {', '.join(f'{name}=' for name in lacking)}")
-        # Other custom objects are classes that the file names within its arguments.
-        named = saved["attributes"] | saved["missing"]
-        attributes = {*arguments.values(), *named, *attributes_of(cls)["state"].values()}
-        replacing = {name: value for name, value in custom_objects.items() if name in attributes}
-        model = assemble(cls, saved, env, device, force_reset, replacing | changes)
-    if env is not None:
-        warn_of_statistics(model._trained_normalized, model.env)
-    return model
-
-
-def _restored(
-    cls: type[SavedModel], written: dict[str, Any], arrays: Mapping[str, th.Tensor], passed_by_caller: Collection[str]
-) -> dict[str, Any]:
-    """The value of :func:`state_of` from its description; what the caller passes need not be readable."""
-    with names.decoding("the model"):
+    if show:
+        print("== SAVED MODEL SYSTEM INFO ==", *map(": ".join, head["packages"].items()), sep="\n")
+    with naming(path, "saved model"), decoding():
+        written = head["value"]
         saved = {name: restore(written[name], arrays) for name in ("class", "missing", "parameters")}
         saved["missing"] = dict(saved["missing"])
         for part, paths in {**attributes_of(cls), "attributes": {}}.items():
             saved[part] = {}
             for name, description in written[part].items():
-                if name == "kl_memory" and "kl_control" in passed_by_caller:
+                if name == "kl_memory" and "kl_control" in changes:
                     continue  # another control has no use for it
                 try:
                     saved[part][name] = restore(description, arrays)
                 except Refused as error:
                     is_needed = isinstance(error, Damaged) or name not in cls.scheduled
-                    if is_needed and paths.get(name, name) not in passed_by_caller:
+                    if is_needed and paths.get(name, name) not in changes:
                         raise type(error)(f"{name}: {error}") from error
                     saved["missing"][name] = f"{name}: {error}"
-    return saved
+        return saved
+
+
+def load_model(
+    cls: type[M],
+    saved: dict[str, Any],
+    path: PathOrFile,
+    env: GymEnv | None,
+    device: th.device | str,
+    force_reset: bool,
+    changes: dict[str, Any],
+) -> M:
+    """The model of a file, from which ``saved`` was read; see :meth:`ppo_plus.PPO_Plus.load`."""
+    with naming(path, "saved model"):
+        model = assemble(cls, saved, env, device, force_reset, changes)
+    model.compilation.n_planned = 0
+    if env is not None:
+        warn_of_statistics(model._trained_normalized, model.env)
+    return model
 
 
 def assemble(
@@ -350,16 +282,17 @@ def assemble(
     force_reset: bool,
     changes: dict[str, Any],
 ) -> M:
-    """The model of a file, made in SB3's order, with these attributes in place of those in the file.
-
-    :raises Damaged: the file describes no model
-    """
-    require_form(saved, form_of(cls))
-    names.require_attributes(cls, saved["attributes"])
-    in_file, weights = _by_attribute(cls, saved, changes), saved["parameters"]["policy"]
-    unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in cls.scheduled}
-    values = unknown | in_file | changes
-    _require_buildable(values, changes, weights)
+    """The model of :func:`state_of`, made in SB3's order, with these attributes in place of those in the file."""
+    _require_complete(cls, saved["missing"], changes)
+    with decoding():
+        names.require_attributes(cls, saved["attributes"])
+        in_file, weights = _by_attribute(cls, saved, changes), saved["parameters"]["policy"]
+        unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in cls.scheduled}
+        values = unknown | in_file | changes
+        if spaces.flatdim(values["action_space"]) > sum(tensor.numel() for tensor in weights.values()):
+            raise Damaged("it has more actions than its weights could choose from")
+        if "policy_kwargs" not in changes:
+            _require_harmless(values.get("policy_kwargs", {}))
     if env is not None:
         env = cls._wrap_env(env, values.get("verbose", 0))
         require_spaces(env, values["observation_space"], values["action_space"])
@@ -368,7 +301,7 @@ def assemble(
     constructor: Any = cls  # of more arguments than SB3's
     model: M = constructor(values["policy_class"], env, device=device, _init_setup_model=False)
     left_out = _not_attributes(model)
-    with names.building(weights):
+    with names.Bounded(weights):
         attributes = {name: value for name, value in saved["attributes"].items() if name not in left_out}
         for path, value in (attributes | values).items():
             owner, _, name = path.rpartition(".")
@@ -380,20 +313,26 @@ def assemble(
             before, now = ([one.name for one in some] for some in (in_file.get("streams") or (), model.streams))
             if before != now and {*before} == {*now}:
                 raise ValueError(f"streams={model.streams!r} are in another order than in the file: make it {before}")
-        if saved["parameters"].keys() != {*model._get_torch_save_params()[0]}:
-            raise Damaged(f"it has other networks than {cls.__name__}")
         put_parameters(model, saved["parameters"], in_file, changes)
         if model.use_sde:
             model.policy.reset_noise()
     return model
 
 
+def _require_complete(cls: type[SavedModel], missing: Mapping[str, str], changes: Mapping[str, Any]) -> None:
+    """:raises Refused: an argument is neither in the file nor given, and not asked for by ``learn`` alone"""
+    needed = {*ALWAYS, *argument_attributes(cls).values()} - changes.keys() - cls.scheduled
+    if lacking := {name: reason for name, reason in missing.items() if name in needed}:
+        reasons = ", ".join(f"{name} ({reason})" for name, reason in lacking.items())
+        remedy = "or, if it is SB3's and you trust its source, trust_pickle=True (--trust-model)"
+        raise Refused(f"it was read without {reasons}. Pass {'=, '.join(lacking)}=, {remedy}")
+
+
 def _by_attribute(cls: type[SavedModel], saved: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """The arguments and the state of a file by attribute, with warnings about what is left out."""
-    paths = attributes_of(cls)
-    values = {path: saved[part][name] for part in paths for name, path in paths[part].items() if name in saved[part]}
+    values = {paths[name]: value for part, paths in attributes_of(cls).items() for name, value in saved[part].items()}
     if "compile_decision" in saved["state"]:
-        values[paths["state"]["compile_decision"]] = CompileStatus(*saved["state"]["compile_decision"])
+        values[STATE["compile_decision"]] = CompileStatus(*saved["state"]["compile_decision"])
     values.get("policy_kwargs", {}).pop("device", None)
     folder = values.get("tensorboard_log")
     if folder is not None and not _is_below(folder) and "tensorboard_log" not in changes:
@@ -413,18 +352,11 @@ def _is_below(folder: object) -> bool:
     return is_relative and os.path.realpath(folder) == os.path.normpath(os.path.join(os.path.realpath("."), folder))
 
 
-def _require_buildable(values: dict[str, Any], changes: dict[str, Any], weights: dict[str, th.Tensor]) -> None:
-    """:raises Damaged: no model can be made of a file's attributes, of which some were changed"""
-    require_form(values, ALWAYS)
-    if spaces.flatdim(values["action_space"]) > sum(tensor.numel() for tensor in weights.values()):
-        raise Damaged("it has more actions than its weights could choose from")
-    if "policy_kwargs" in changes:
-        return
-    policy_kwargs = values.get("policy_kwargs", {})
-    for name, base in CLASSES.items():
-        named = policy_kwargs.get(name)
-        if isinstance(named, type) and not issubclass(named, base) and not names.is_registered(named):
-            raise Damaged(f"its {name}, {named.__qualname__}, is not a {base.__name__}")
+def _require_harmless(policy_kwargs: dict[str, Any]) -> None:
+    """:raises Refused: a class among the arguments of a file could make more numbers than are counted"""
+    for name in ("features_extractor_class", "optimizer_class"):
+        if isinstance(policy_kwargs.get(name), type):
+            names.counted(policy_kwargs[name])
     names.require_activation(policy_kwargs)
 
 
@@ -432,56 +364,27 @@ def put_parameters(
     model: SavedModel, parameters: dict[str, Any], in_file: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> None:
     """Give a model the weights and the optimizer's state of a file, which has these attributes, of which some were
-    changed. New options of the optimizer replace those in the file; another optimizer starts with a new state.
+    changed. Another optimizer, or one with other options, starts with a new state.
 
     :raises ValueError: a changed argument would change what the trained model computes, or does not fit the weights
     """
     model.built_layout = layout(model.policy)
     now = model.policy_kwargs
-    before = in_file.get("policy_kwargs", now)
-    changed = {name for name in {**before, **now} if not _same(before.get(name), now.get(name))}
-    defaults = names.constructor_arguments(type(model.policy))
-    both: dict[str, Any] = {name: (changes[name], in_file.get(name)) for name in SHAPING & changes.keys()}
-    for name in changed:
-        both[f"policy_kwargs: {name}"] = tuple(part.get(name, defaults.get(name)) for part in (now, before))
-    both = {name: pair for name, pair in both.items() if not _same(*(_meaning(name, value) for value in pair))}
-    reasons = " and ".join(f"{name}={new!r} (in the file {old!r})" for name, (new, old) in sorted(both.items()))
-    if both.keys() - {f"policy_kwargs: {name}" for name in CHANGEABLE} - (SHAPING - OPTIONS.keys()):
-        value = now.get("log_std_init")
-        remedy = "" if value is None else f", or set model.policy.log_std.data.fill_({value!r}) after loading"
-        raise ValueError(
-            f"{reasons} is a part of the model that was trained: leave it out{remedy}, or make a new model"
-        )
-    optimizer = model.policy.optimizer
-    options = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimizer.param_groups]
-    old, new = before.get("optimizer_kwargs") or {}, now.get("optimizer_kwargs") or {}
-    needs_other_state = any(bool(old.get(name)) != bool(new.get(name)) for name in ("amsgrad", "centered", "momentum"))
-    if "optimizer_class" in changed or needs_other_state:
+    before, defaults = in_file.get("policy_kwargs", now), names.constructor_arguments(type(model))
+    pairs = {name: (now.get(name), before.get(name)) for name in {*now, *before}}
+    pairs |= {name: (changes[name], in_file.get(name, defaults[name])) for name in SHAPING & changes.keys()}
+    changed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    if kept := sorted(changed.keys() - CHANGEABLE):
+        reasons = " and ".join(f"{name}={changed[name][0]!r} (in the file {changed[name][1]!r})" for name in kept)
+        raise ValueError(f"{reasons} is a part of the model that was trained: leave it out, or make a new model")
+    if changed.keys() & {"optimizer_class", "optimizer_kwargs"}:
+        optimizer = model.policy.optimizer
         warnings.warn(f"{type(optimizer).__name__} starts with a new state: the file's is of another", stacklevel=5)
         parameters = {**parameters, "policy.optimizer": optimizer.state_dict()}
     try:
         model.set_parameters(parameters, exact_match=True)
-    except Exception as error:
-        if not reasons:
-            raise Damaged(f"its weights do not fit its networks ({' '.join(str(error).split())[:200]})") from error
-        raise ValueError(f"{reasons}: the weights in the file do not fit. Leave it out, or make a new model") from error
-    if changed:
-        for group, before_loading in zip(optimizer.param_groups, options, strict=True):
-            group.update(before_loading)
-
-
-def _meaning(name: str, value: Any) -> Any:
-    return normalization_options(name, False if value is None else value) if name in OPTIONS else value
-
-
-def _same(value: object, other: object) -> bool:
-    """Whether two values are equal, or have the same description: two modules with other weights, for instance."""
-    with suppress(Exception):  # arrays are neither equal nor different
-        if value == other:
-            return True
-    with suppress(Undescribable):
-        return bool(describe(value)[0] == describe(other)[0])
-    return False
+    except RuntimeError as error:
+        raise Refused(f"its weights do not fit: {error}") from error
 
 
 def check_optimizer_state(optimizer: th.optim.Optimizer) -> None:
@@ -497,8 +400,6 @@ def check_optimizer_state(optimizer: th.optim.Optimizer) -> None:
         names = needed | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
         for p in group["params"] if isinstance(optimizer, FUSED) else ():
             state = optimizer.state.get(p, {})
-            if state.get("momentum_buffer", 0) is None:  # SGD without momentum, of an earlier torch
-                del state["momentum_buffer"]
             valid &= all(_fits(name, value, p) for name, value in state.items())
             valid &= not state or names <= state.keys()
     if not valid:

@@ -4,7 +4,6 @@ import io
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from inspect import getmembers
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -15,7 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import get_system_info
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import normalized_by
@@ -35,48 +34,16 @@ from ppo_plus.saving.model import (
     check_optimizer_state,
     layout,
     load_model,
+    read_model,
     save_model,
 )
-from ppo_plus.saving.sb3.from_sb3 import from_sb3
+from ppo_plus.saving.sb3.from_sb3 import read_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, statistics_path, write_statistics
 from ppo_plus.settings import Settings
 
-#: A wrapper as its class and its attributes.
-Wrapper = tuple[type[VecEnvWrapper], dict[str, object]]
-
-
-class CopiedEnv:
-    """An environment whose copies have wrappers, too: SB3's contain a table of their class, which cannot be copied, and
-    ``VecNormalize`` leaves what it wraps out of copies.
-
-    :param env: the environment of a model; copies of those in other processes are ``None``
-    """
-
-    def __init__(self, env: VecEnv | None):
-        self.env = env
-        #: The ``VecNormalize`` among the wrappers, which copies have in any case.
-        self.normalize = None if env is None else unwrap_vec_normalize(env)
-
-    def __getstate__(self) -> tuple[list[Wrapper], VecEnv | None]:
-        wrappers, layer = [], self.env
-        while isinstance(layer, VecEnvWrapper):
-            own = {name: value for name, value in vars(layer).items() if name not in ("venv", "class_attributes")}
-            wrappers.append((type(layer), own))
-            layer = layer.venv
-        in_processes = (SubprocVecEnv, SupervisedVecEnv, AsyncVectorEnv)
-        return wrappers, None if any(isinstance(each, in_processes) for each in layers(layer)) else layer
-
-    def __setstate__(self, state: tuple[list[Wrapper], VecEnv | None]) -> None:
-        wrappers, innermost = state
-        env, self.normalize = innermost, None
-        for kind, own in reversed(wrappers):
-            wrapper = object.__new__(kind)
-            vars(wrapper).update(own, venv=env, class_attributes=dict(getmembers(kind)))
-            if isinstance(wrapper, VecNormalize):
-                self.normalize = wrapper
-            env = wrapper
-        self.env = None if innermost is None else env
+#: A copy of a model has no environments that contain one of these, which cannot be copied.
+NOT_COPIED = (VecEnvWrapper, SubprocVecEnv, SupervisedVecEnv, AsyncVectorEnv)
 
 
 class ModelFiles(SavedModel):
@@ -165,19 +132,12 @@ class ModelFiles(SavedModel):
         if print_system_info:
             print("== CURRENT SYSTEM INFO ==")
             get_system_info()
-        changes, objects = changed_attributes(cls, kwargs), custom_objects or {}
+        changes = changed_attributes(cls, kwargs, custom_objects)
         if is_container(path):
-            model = load_model(cls, path, env, device, objects, print_system_info, force_reset, changes)
-            model.compilation.n_planned = 0
+            saved = read_model(cls, path, changes, print_system_info)
         else:
-            model = from_sb3(cls, path, env, device, changes, objects, trust_pickle, print_system_info, force_reset)
-        starts = model._last_episode_starts
-        if env is not None and not force_reset and starts is not None and len(starts) != model.n_envs:
-            raise ValueError(
-                f"force_reset=False continues the episodes of the {len(starts)} environments that the model was saved "
-                f"with, but env has {model.n_envs}: pass as many, or leave it out"
-            )
-        return model  # type: ignore[no-any-return]
+            saved = read_sb3(cls, path, changes, trust_pickle)
+        return load_model(cls, saved, path, env, device, force_reset, changes)
 
     @classmethod
     def from_sb3(
@@ -189,7 +149,7 @@ class ModelFiles(SavedModel):
         custom_objects: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
+        """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``; as :meth:`load`.
 
         Training continues: weights, optimizer, hyperparameters and counters are copied; ``value_clip`` is ``"plain"``.
 
@@ -203,8 +163,7 @@ class ModelFiles(SavedModel):
         :raises TypeError: another model, or there is no such argument
         :raises ValueError: the file is damaged, or needs to be trusted
         """
-        changes = changed_attributes(cls, kwargs)
-        return from_sb3(cls, path, env, device, changes, custom_objects, trust_pickle)  # type: ignore[no-any-return]
+        return cls.load(path, env, device, custom_objects, trust_pickle=trust_pickle, **kwargs)
 
     def to_sb3(self, path: str | Path | io.BufferedIOBase) -> None:
         """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments. With an
@@ -231,7 +190,6 @@ class ModelFiles(SavedModel):
         :raises ImportError: the extra is missing: ``pip install "ppo_plus[hub]"``
         :raises ConnectionError: the hub has no such repository, or cannot be reached, and its files are not cached
         :raises ValueError: as :meth:`load`, or there is no such model
-        :raises TypeError: ``filename`` is not text
         """
         path = fetch(repo, filename)
         source, is_normalized = observation_statistics(path, (filename or "").count("/"))
@@ -294,8 +252,8 @@ class ModelFiles(SavedModel):
             they are not, or outside of the policy
         :return: the path
         :raises ImportError: the extra is missing: ``pip install "ppo_plus[export]"``
-        :raises ValueError: whether observations are normalized is unknown, torch cannot export a layer, or the policy
-            class overrides methods of SB3's policy
+        :raises ValueError: whether observations are normalized is unknown, or the policy class overrides methods of
+            SB3's policy
         :raises RuntimeError: what was exported acts otherwise than :meth:`predict`
         :raises OSError: it cannot be written
         """
@@ -369,16 +327,14 @@ class ModelFiles(SavedModel):
 
     def _excluded_save_params(self) -> list[str]:
         made_again = ["settings", "built_layout", "_warned_of_masks", "collector", "call", "ranks", "shared"]
-        of_no_use = ["action_noise", "_last_original_obs", "_log_of_file", "_warned_of_schedules"]
+        of_no_use = ["action_noise", "_last_original_obs", "_log_of_file"]
         return [*super()._excluded_save_params(), *made_again, *of_no_use]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies log nowhere, collect their next rollout from the start, have no environments in other processes, and no
-        # callbacks, which refer to modules by the globals that they have been given.
+        # Copies log nowhere, collect their next rollout from the start, and have no callbacks, which refer to modules
+        # by the globals that they have been given.
         call = replace(self.call, callbacks=[], configured=[])
         state = vars(self) | {"_logger": Logger(None, []), "_custom_logger": False, "collector": None, "call": call}
-        return state | {"env": CopiedEnv(self.env), "_vec_normalize_env": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        copied: CopiedEnv = state["env"]
-        vars(self).update(state | {"env": copied.env, "_vec_normalize_env": copied.normalize})
+        if any(isinstance(layer, NOT_COPIED) for layer in layers(self.env)):
+            state |= {"env": None, "_vec_normalize_env": None}
+        return state

@@ -16,8 +16,7 @@ from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
-from ppo_plus.saving.format.values import require_form
-from ppo_plus.saving.sb3.pickles import PickledCall, parse, value_of
+from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.trees import tree_map
 
 KIND = "statistics"
@@ -40,16 +39,6 @@ UNIT, ROUNDING = 2.0**-24, 1e-5
 _PICKLED = "stable_baselines3.common.vec_env.vec_normalize:VecNormalize"
 #: Names that people give SB3's files of statistics.
 SB3_NAMES = "*[Vv]ec*[Nn]ormalize*.pkl"
-
-
-def _are_moments(value: object) -> bool:
-    return isinstance(value, RunningMeanStd) and {"mean", "var", "count"} <= vars(value).keys()
-
-
-#: The form of statistics; moments may be of each entry of the observations.
-FORM: dict[str, Any] = {"normalize_observations": (bool, int)}
-FORM |= dict.fromkeys(("epsilon", "clip_observations"), (int, float, np.number))
-FORM |= {"observation_moments": (None, _are_moments, {str: _are_moments}), "return_moments": _are_moments}
 
 
 def statistics_path(path: Path) -> Path:
@@ -97,14 +86,15 @@ def read_statistics(path: Path) -> dict[str, Any]:
     with naming(path, "VecNormalize"), decoding():
         if not is_ours:
             parsed = parse(saved)
-            if not isinstance(parsed, PickledCall) or parsed.name != _PICKLED or type(parsed.state) is not dict:
+            if parsed.name != _PICKLED:
                 raise Damaged("it is the pickle of something else")
             present = {name: attribute for name, attribute in STATISTICS.items() if attribute in parsed.state}
+            # Where observations are not normalized, SB3 has no moments of them, and once there were no keys.
             values = {name: value_of(parsed.state[attribute], len(saved)) for name, attribute in present.items()}
-            # Where observations are not normalized, SB3 has no moments of them.
-            saved = values if values.get("normalize_observations") else {"observation_moments": None} | values
-        require_form(saved, FORM)
-        return {STATISTICS[name]: value for name, value in saved.items()}
+            saved = {"observation_moments": None, "normalized_keys": None} | values
+        statistics = {attribute: saved[name] for name, attribute in STATISTICS.items()}
+        are_finite(SimpleNamespace(**statistics))  # raises an error if they are not numbers
+        return statistics
 
 
 def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
@@ -120,7 +110,7 @@ def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
         raise TypeError(f"venv={venv!r} must be a vector environment that is not in a VecNormalize, like make_vec(...)")
     saved = read_statistics(Path(path))
     options = {*STATISTICS.values()} - {"observation_space", "obs_rms", "ret_rms"}
-    normalize = VecNormalize(venv, **{name: saved[name] for name in options if name in saved})
+    normalize = VecNormalize(venv, **{name: saved[name] for name in options})
     put_statistics(normalize, saved, Path(path))
     return normalize
 

@@ -118,7 +118,7 @@ def test_a_stream_that_no_file_can_describe_is_asked_for(tmp_path):
 
 def test_other_streams_than_in_the_file_are_refused(tmp_path):
     make([COST]).save(tmp_path / "model")
-    with pytest.raises(ValueError, match="streams=.*the weights in the file do not fit"):
+    with pytest.raises(ValueError, match="its weights do not fit: .*streams"):
         PPO_Plus.load(tmp_path / "model", streams=[])
 
 
@@ -159,7 +159,7 @@ def test_demonstrations_teach_the_value_of_the_reward_alone(kwargs):
 
 
 def test_sb3_has_no_streams(tmp_path):
-    with pytest.raises(ValueError, match="SB3's PPO cannot read this model: it does not support streams="):
+    with pytest.raises(ValueError, match="SB3's PPO cannot have this policy"):
         make([COST]).to_sb3(tmp_path / "sb3")
 
 

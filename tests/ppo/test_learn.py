@@ -15,14 +15,13 @@ import torch as th
 from envs import ACTIONS, RandomEnv, vec
 from gymnasium import spaces
 from models import make_model, weights
-from resumable_envs import FORKED
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from tensor_envs import twins
 from training import At, CopiesInHooks, make
 
-from ppo_plus import PPO_Plus, SupervisedVecEnv, as_vec_env
+from ppo_plus import PPO_Plus, as_vec_env
 
 
 @pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.NEXT_STEP])
@@ -74,7 +73,6 @@ def pickled(model):
     [
         ("arrays", pickled),
         ("tensors", copy.deepcopy),
-        ("normalized", pickled),
         pytest.param("compiled", copy.deepcopy, marks=pytest.mark.exhaustive),
     ],
 )
@@ -82,7 +80,6 @@ def test_callbacks_copy_a_model_in_every_hook(kind, duplicate, request):
     if kind == "compiled":  # Inductor would take many seconds for each copy
         request.getfixturevalue("traced")
     env = as_vec_env(list(twins(ACTIONS["box"], 2))[kind == "tensors"])
-    env = VecNormalize(env) if kind == "normalized" else env
     copying = CopiesInHooks(duplicate)
     model = make(env=env, compile=kind == "compiled", verbose=1).learn(32, [copying])
     assert len(copying.copies) == 5
@@ -92,20 +89,6 @@ def test_callbacks_copy_a_model_in_every_hook(kind, duplicate, request):
         twin.learn(16, reset_num_timesteps=False)
         assert twin.env is not env
     assert th.equal(weights(duplicate(model)), weights(model))
-
-
-@pytest.mark.parametrize("vec_class", [FORKED, SupervisedVecEnv])
-def test_a_copy_has_no_environments_in_other_processes(vec_class):
-    env = vec_class([lambda: RandomEnv(ACTIONS["discrete"])])
-    model = make(env=VecNormalize(env)).learn(16)
-    twin = copy.deepcopy(model)
-    env.close()
-    single = vec(ACTIONS["discrete"], n_envs=1)
-    twin.evaluate(1, single)  # with the statistics of training
-    with pytest.raises(ValueError, match="no environment to learn from: call set_env"):
-        twin.learn(16)
-    twin.set_env(VecNormalize(single))
-    twin.learn(16)
 
 
 def test_evaluation_within_stacked_frames_keeps_the_last_frames():

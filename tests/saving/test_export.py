@@ -17,7 +17,6 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from torch import nn
 
 from ppo_plus import PPO_Plus
-from ppo_plus.policy.observations import parts_of
 from ppo_plus.saving import export as room
 from ppo_plus.saving.export import BATCH, Deployed, raw_observations, tensor_like
 
@@ -56,48 +55,18 @@ def normalized(observation="box", **options):
     return env
 
 
-class Trained:
-    """The policy in the wrappers that it was trained in, for ``room.predicted``."""
-
-    def __init__(self, model, deployed):
-        self.trained, self.space, self.normalizes = model.policy, model.action_space, []
-        self.raw_space, self.wrappers = deployed.raw_space, deployed.wrappers
-
-    def observations(self, inputs):
-        given = {
-            name.partition(".")[2]: part.numpy() for name, part in inputs.items() if name.startswith("observation")
-        }
-        # Wrappers also take what the actor does not see.
-        n, entries = len(next(iter(given.values()))), parts_of(self.raw_space).items()
-        parts = {key: given.get(key, np.zeros((n, *space.shape), space.dtype)) for key, space in entries}
-        obs = parts.get("", parts)
-        for wrapper in self.wrappers:
-            change = wrapper.normalize_obs if isinstance(wrapper, VecNormalize) else wrapper.transpose_observations
-            obs = change(obs)
-        return {key: th.as_tensor(part) for key, part in obs.items()} if isinstance(obs, dict) else th.as_tensor(obs)
-
-
-def check(model, path, normalization="environment", batches=(1, 64), n_steps=4):
-    """Compare the files with the model, by other observations than ``export`` does."""
-    model.export(path, normalization=normalization)
-    deployed = Deployed(model, normalization)
-    session, trained = ort.InferenceSession(path), Trained(model, deployed)
-    program = th.export.load(path.with_suffix(".pt2")).module()
-    rng = np.random.default_rng(7)
-    names = [each.name for each in session.get_outputs()]
-    for n in batches:
-        state, memory = None, {}
-        for _ in range(n_steps):
-            feeds = room._feeds(deployed, n, rng)
-            # Each has a memory, so that differences would add up.
-            feeds |= memory or {name: 0 * each for name, each in feeds.items() if name.startswith("memory.")}
-            expected, state = room.predicted(trained, feeds, state)
-            found = dict(zip(names, session.run(names, feeds), strict=True))
-            assert found.keys() == expected.keys()
-            room.difference(deployed, feeds, found, expected)
-            by_torch = {name: part.numpy() for name, part in program(room.as_tensors(feeds)).items()}
-            room.difference(deployed, feeds, by_torch, expected)
-            memory = {name.removeprefix("next_"): each for name, each in found.items() if "memory" in name}
+def check(model, path, n_steps=4):
+    """Export a model, and play the file by its own memory, so that differences would add up."""
+    model.export(path)
+    deployed, session, rng = Deployed(model, "environment"), ort.InferenceSession(path), np.random.default_rng(7)
+    names, state, memory = [each.name for each in session.get_outputs()], None, {}
+    for _ in range(n_steps):
+        feeds = room._feeds(deployed, 5, rng)
+        feeds |= memory or {name: 0 * each for name, each in feeds.items() if name.startswith("memory.")}
+        expected, state = room.predicted(deployed, feeds, state)
+        found = dict(zip(names, session.run(names, feeds), strict=True))
+        room.difference(deployed, feeds, found, expected)
+        memory = {name.removeprefix("next_"): each for name, each in found.items() if "memory" in name}
     return deployed
 
 
@@ -163,7 +132,14 @@ def pictures(height=36):
 def test_images_as_the_environment_returns_them(tmp_path):
     env = VecNormalize(pictures(), norm_obs_keys=["at"])
     env.reset()
-    check(make(policy="MultiInputPolicy", env=env), tmp_path / "policy.onnx")
+    model = make(policy="MultiInputPolicy", env=env)
+    model.export(tmp_path / "policy.onnx")
+    raw = env.venv.reset()
+    obs = model.env.transpose_observations(env.normalize_obs(raw))
+    (action,) = ort.InferenceSession(tmp_path / "policy.onnx").run(
+        ["action"], {f"observation.{key}": part for key, part in raw.items()}
+    )
+    np.testing.assert_allclose(action, model.predict(obs, deterministic=True)[0], atol=1e-5)
     described = json.loads((tmp_path / "policy.json").read_text())
     shapes = {each["name"]: (each["shape"], each["dtype"]) for each in described["inputs"]}
     assert shapes["observation.image"] == (["batch", 36, 36, 3], "uint8")
@@ -174,7 +150,7 @@ def test_images_as_the_environment_returns_them(tmp_path):
 def test_frame_stacks_are_outside():
     model = make(policy="MultiInputPolicy", env=VecFrameStack(pictures(), 2))
     deployed = Deployed(model, "environment")
-    assert deployed.outside == ["VecFrameStack of 2 frames"]
+    assert deployed.outside == ["VecFrameStack"]
     assert deployed.raw_space["image"].shape == (36, 36, 6)
     obs = room.as_tensors(room._feeds(deployed, 3, np.random.default_rng(0)))
     assert deployed.observations(obs)["image"].shape == (3, 6, 36, 36)
@@ -251,21 +227,13 @@ class Extractor(BaseFeaturesExtractor):
         return self.layer(self.first(observations))
 
 
-@pytest.mark.slow
-def test_a_layer_that_overflows_for_large_observations_leaves_no_file(tmp_path):
-    model = make(env=vec(ACTIONS["box"], WIDE), **small(activation_fn=nn.LogSigmoid))
-    with pytest.raises(RuntimeError, match="acts otherwise than predict: its action is"):
-        model.export(tmp_path / "policy.onnx")
-    assert not [*tmp_path.iterdir()]
-
-
 def with_layer(layer):
     kwargs = {"features_extractor_class": Extractor, "features_extractor_kwargs": {"layer": layer}, "net_arch": [8]}
     return make(policy_kwargs=kwargs)
 
 
-def test_a_layer_that_torch_cannot_export_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"the layer \S*features_extractor.layer \(Branching\)"):
+def test_a_layer_that_torch_cannot_export_leaves_no_file(tmp_path):
+    with pytest.raises(RuntimeError, match="return features \\* 2 if features.sum"):  # torch shows the line
         with_layer(Branching).export(tmp_path / "policy.onnx")
     assert not [*tmp_path.iterdir()]
 
@@ -311,7 +279,7 @@ def test_statistics_inside_another_wrapper_are_refused():
     model = make(env=VecFrameStack(normalized(), 3))
     with pytest.raises(ValueError, match="VecNormalize is inside VecFrameStack"):
         raw_observations(model, "environment")
-    assert raw_observations(model, None)[2] == ["VecFrameStack of 3 frames", "VecNormalize"]
+    assert raw_observations(model, None)[2] == ["VecFrameStack", "VecNormalize"]
     # Statistics that are not used do not matter.
     assert raw_observations(make(env=VecFrameStack(normalized(norm_obs=False), 3)), "environment")[1] == []
 
@@ -323,9 +291,7 @@ def test_other_mistakes(tmp_path, monkeypatch):
         ValueError, match="policy=Overridden overrides methods of SB3's policy: derive it from ppo_plus"
     ):
         make(policy=Overridden).export(tmp_path / "policy.onnx")
-    model = make(policy_kwargs={"autocast": True})
-    with pytest.raises(ValueError, match="bfloat16"):
-        model.export(tmp_path / "policy.onnx")
+    model = make()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r'onnxruntime is missing: pip install "ppo_plus\[export\]"'):
         model.export(tmp_path / "policy.onnx")

@@ -1,7 +1,6 @@
 """The files in ``tests/data/golden`` are read as they were written, and training resumes from them."""
 
 import json
-import pickle
 import re
 import shutil
 import zipfile
@@ -10,7 +9,7 @@ import golden
 import numpy as np
 import pytest
 import safetensors.torch
-import torch as th
+from poison import forbid_pickles
 
 import ppo_plus
 from ppo_plus import PPO_Plus
@@ -26,13 +25,8 @@ EXPECTED = json.loads((golden.FOLDER / "expected.json").read_text())
 
 @pytest.fixture(autouse=True)
 def no_pickle_and_nothing_registered(monkeypatch):
-    def load(*_, **__):
-        raise AssertionError("a pickle was read")
-
     golden.make_model("box")  # torch loads modules late, and uses pickles for it
-    for name in ("load", "loads"):
-        monkeypatch.setattr(pickle, name, load)
-    monkeypatch.setattr(th, "load", load)
+    forbid_pickles(monkeypatch)
     monkeypatch.setattr(names, "_registered", {})
 
 
@@ -69,23 +63,6 @@ def test_a_model_is_trained_on(name):
     assert_close(first, EXPECTED[name]["trained_on"])
 
 
-def test_what_models_were_made_():
-    box, lstm, masks, custom = (golden.load(name) for name in golden.MODELS)
-    assert (box.use_sde, box.sde_sample_freq, box._stats_window_size) == (True, 4, 7)
-    assert box.kl_control == ppo_plus.AdaptivePenalty(band=1.4) and box.settings.schedules["vf_coef"](0.3) == 0.4
-    assert box.lr_schedule(0.5) == 5e-4 and box.clip_range(0.5) == pytest.approx(0.1)
-    assert type(box.policy.optimizer) is th.optim.AdamW and box.position.obs is None
-    assert lstm.exploration == ppo_plus.ColoredNoise(0.5, 8) and lstm.policy.remembers
-    assert masks._expects_masks
-    assert custom.lr_schedule(1.0) == 1e-3 and custom.lagrange == 0.25 and type(custom.policy) is golden.OwnPolicy
-    assert [type(part) for part in custom.teacher] == [th.nn.Linear, th.nn.Tanh]
-
-
-def test_custom_classes_have_to_be_registered():
-    with pytest.raises(ValueError, match=r"asks for 'golden:\w+'.*ppo_plus.register"):
-        golden.OwnPPO.load(golden.FOLDER / "custom.zip")
-
-
 @pytest.fixture
 def folder(tmp_path):
     """A folder with the checkpoint."""
@@ -106,8 +83,11 @@ def test_a_checkpoint_resumes_as_if_nothing_had_been(folder, recwarn):
     golden.train(cut, folder, after=100)
     assert 128 < cut.num_timesteps < golden.TOTAL
     cut = resumed(folder)
-    golden.train(cut, folder)
+    _, resumed_counter, resumed_evaluation, _ = golden.train(cut, folder)
     assert golden.facts(cut) == golden.facts(whole)
+    assert resumed_counter.total == counter.total
+    assert resumed_evaluation.evaluations_results == evaluation.evaluations_results
+    assert resumed_evaluation.best_mean_reward == evaluation.best_mean_reward
     assert golden.counts(whole)[:4] == expected["counts"][:4]
     assert_close(golden.counts(whole)[4], expected["counts"][4], atol=1e-3)
     assert_close(golden.weights(whole), expected["weights"])

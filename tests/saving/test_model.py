@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import pickle
-import random
 import resource
 import threading
 import warnings
@@ -18,16 +15,16 @@ import safetensors.torch
 import torch as th
 from envs import ACTIONS, IMAGE, OBSERVATIONS, MaskedEnv, vec
 from parametrization import sample
+from poison import forbid_pickles
 from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.utils import get_linear_fn
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from ppo_plus import AdaptivePenalty, ColoredNoise, KLControl, MlpPolicy, PPO_Plus, cosine, load_statistics, register
 from ppo_plus.saving.format import names
 from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, read
-from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.format.names import Refused
 from ppo_plus.saving.statistics import write_statistics
 
 
@@ -38,13 +35,8 @@ def nothing_registered(monkeypatch):
 
 @pytest.fixture
 def no_pickle(monkeypatch):
-    def load(*_, **__):
-        raise AssertionError("a pickle was read")
-
     make()  # what torch loads late uses pickles
-    for name in ("load", "loads"):
-        monkeypatch.setattr(pickle, name, load)
-    monkeypatch.setattr(th, "load", load)
+    forbid_pickles(monkeypatch)
 
 
 def make(policy="MlpPolicy", env=None, **kwargs):
@@ -128,13 +120,11 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(case, no_pickle, recwarn):
     assert not [each for each in recwarn if "saved without" in str(each.message)]
 
 
-@pytest.mark.parametrize("by", ["save", "to_sb3"])
-def test_the_versions_of_a_file_are_printed(by, tmp_path, capsys):
-    getattr(make(), by)(tmp_path / "model")
+def test_the_versions_of_a_file_are_printed(tmp_path, capsys):
+    make().save(tmp_path / "model")
     PPO_Plus.load(tmp_path / "model", device="cpu", print_system_info=True)
     now, then = capsys.readouterr().out.split("== SAVED MODEL SYSTEM INFO ==")
-    assert "== CURRENT SYSTEM INFO ==" in now
-    assert f"torch: {th.__version__.partition('+')[0]}" in then.lower().replace("py", "")
+    assert "== CURRENT SYSTEM INFO ==" in now and f"torch: {th.__version__.partition('+')[0]}" in then
 
 
 class Counting:
@@ -154,32 +144,6 @@ def test_saving_does_not_change_a_schedule_which_need_not_be_copied():
     assert schedule.calls == before
     schedule.lock = threading.Lock()
     assert PPO_Plus.load(saved(model)).lr_schedule(0.3) == 1e-3
-
-
-def test_an_optimizer_that_load_would_not_build_is_not_saved(tmp_path):
-    model = make()
-    model.policy.optimizer = th.optim.SGD(model.policy.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="the policy's 'optimizer' has been added, removed, resized or replaced"):
-        model.save(tmp_path / "model")
-    remedy = make(policy_kwargs={"optimizer_class": th.optim.SGD}).learn(16)
-    assert same_weights(PPO_Plus.load(saved(remedy)), remedy)
-
-
-class PathLike(os.PathLike):
-    def __init__(self, path):
-        self.path = path
-
-    def __fspath__(self):
-        return str(self.path)
-
-
-def test_any_path_is_a_path(tmp_path):
-    model = make()
-    model.save(PathLike(tmp_path / "model"))
-    assert [each.name for each in tmp_path.iterdir()] == ["model.zip"]
-    assert same_weights(PPO_Plus.load(PathLike(tmp_path / "model")), model)
-    with pytest.raises(TypeError, match="None must be the path of a file that was saved, or an open file"):
-        PPO_Plus.load(None)
 
 
 def test_attributes_are_left_out_on_demand(tmp_path):
@@ -227,7 +191,7 @@ def test_a_loaded_model_logs_below_the_working_folder_or_where_its_caller_says(t
     assert not [each for each in recwarn if "tensorboard_log" in str(each.message)]
 
 
-@pytest.mark.parametrize("folder", ["/tmp/x", "a/../../x", "linked/x", "a\0b", "x" * 300, 3])
+@pytest.mark.parametrize("folder", ["/tmp/x", "a/../../x", "linked/x", 3])
 def test_a_file_does_not_choose_another_folder_for_logs(folder, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "linked").symlink_to(tmp_path)
@@ -285,8 +249,8 @@ def test_custom_objects_are_registered_or_passed(options, name, own, recwarn, mo
     monkeypatch.setattr("ppo_plus.saving.format.names._classes_of_the_program", lambda title: [])
     model = make(**options).learn(32)
     file = saved(model)
-    (warned,) = [str(each.message) for each in recwarn if "load needs" in str(each.message)]
-    assert f"{own.__module__}:{own.__name__}: call ppo_plus.register({own.__name__}) before it" in warned
+    (warned,) = [str(each.message) for each in recwarn if "load would raise an error" in str(each.message)]
+    assert f"{own.__module__}:{own.__name__}" in warned and f"ppo_plus.register({own.__name__})" in warned
     message = rf"{name}: it asks for '.*:{own.__name__}'.*ppo_plus.register\({own.__name__}\)"
     with pytest.raises(ValueError, match=message):
         PPO_Plus.load(file, device="cpu")
@@ -298,15 +262,11 @@ def test_custom_objects_are_registered_or_passed(options, name, own, recwarn, mo
     assert getattr(loaded, name) == handed and loaded.trainer.kl_memory == model.trainer.kl_memory
 
 
-def test_classes_of_the_program_are_found_and_others_passed_by_themselves(recwarn, monkeypatch):
+def test_classes_of_the_program_are_found(recwarn):
     file = saved(make(policy=OwnPolicy, policy_kwargs={"features_extractor_class": Features}))
     loaded = PPO_Plus.load(file, device="cpu")
     assert type(loaded.policy) is OwnPolicy and type(loaded.policy.features_extractor) is Features
-    assert not [each for each in recwarn if "load needs" in str(each.message)]
-    monkeypatch.setattr("ppo_plus.saving.format.names._classes_of_the_program", lambda title: [])
-    objects = {"policy_class": OwnPolicy, "features_extractor_class": Features}
-    loaded = PPO_Plus.load(file, device="cpu", custom_objects=objects)
-    assert type(loaded.policy.features_extractor) is Features and not hasattr(loaded, "features_extractor_class")
+    assert not [each for each in recwarn if "load would raise" in str(each.message)]
 
 
 @pytest.mark.parametrize("schedule", [own_schedule, partial(lambda scale, p: scale * p, 1e-3), Decay(1e-3)])
@@ -316,8 +276,6 @@ def test_a_schedule_without_a_name_in_files_is_saved_by_its_values(schedule, rec
     (message,) = [str(each.message) for each in recwarn]
     assert message.startswith("clip_range and learning_rate: the file has the function's values at 1,025 points")
     recwarn.clear()
-    warnings.simplefilter("always")
-    saved(model)
     loaded = PPO_Plus.load(file, env=model.get_env(), device="cpu")
     for progress in [*(i / 1024 for i in (0, 1, 500, 1024)), 0.3, 1 / 3]:
         expected = schedule(progress)
@@ -329,13 +287,6 @@ def test_a_schedule_without_a_name_in_files_is_saved_by_its_values(schedule, rec
     th.testing.assert_close(*(list(each.policy.parameters()) for each in (model, loaded)))
     saved(loaded)
     assert not recwarn
-
-
-def test_sb3s_own_functions_are_saved_as_what_they_are(recwarn):
-    with pytest.warns(UserWarning, match="deprecated"):
-        schedule = get_linear_fn(1e-3, 1e-4, 0.3)
-    loaded = PPO_Plus.load(saved(make(learning_rate=schedule)))
-    assert vars(loaded.learning_rate) == {"start": 1e-3, "end": 1e-4, "end_fraction": 0.3}
 
 
 COUNTER = count(1)
@@ -426,12 +377,13 @@ def test_an_environment_without_the_statistics_of_training_is_named(how, of_norm
 
 
 COMPUTED = {
-    "log_std_init": (dict(policy_kwargs=dict(log_std_init=-2)), r"log_std_init=-2 \(in the file 0.0\)"),
-    "activation": (dict(policy_kwargs=dict(activation_fn=nn.ReLU)), r"activation_fn=.*ReLU.*\(in the file .*Tanh.*\)"),
-    "images": (dict(policy_kwargs=dict(normalize_images=False)), r"normalize_images=False \(in the file True\)"),
-    "values": (dict(normalize_values=dict(epsilon=100.0)), r"normalize_values=\{.*\} \(in the file True\)"),
-    "clip": (dict(normalize_observations=dict(clip=1.0)), r"normalize_observations=\{.*\} \(in the file True\)"),
-    "values, not": (dict(normalize_values=False), r"normalize_values=False \(in the file True\)"),
+    "log_std_init": (dict(policy_kwargs=dict(log_std_init=-2)), "log_std_init=-2"),
+    "activation": (dict(policy_kwargs=dict(activation_fn=nn.ReLU)), "activation_fn=.*ReLU.*"),
+    "layers": (dict(policy_kwargs=dict(net_arch=[32])), r"net_arch=\[32\]"),
+    "gSDE": (dict(use_sde=True), "use_sde=True"),
+    "values": (dict(normalize_values=dict(epsilon=100.0)), r"normalize_values=\{.*\}"),
+    "clip": (dict(normalize_observations=dict(clip=1.0)), r"normalize_observations=\{.*\}"),
+    "values, not": (dict(normalize_values=False), "normalize_values=False"),
 }
 
 
@@ -442,53 +394,33 @@ def normalizes():
 
 
 @pytest.mark.parametrize(("changes", "message"), COMPUTED.values(), ids=COMPUTED)
-@pytest.mark.parametrize("by", ["arguments", "custom_objects"])
-def test_what_a_trained_model_computes_is_not_changed(normalizes, changes, message, by):
-    with pytest.raises(ValueError, match=f"{message}.*is a part of the model that was trained: leave it out") as error:
-        PPO_Plus.load(normalizes, **changes if by == "arguments" else dict(custom_objects=changes))
-    assert ("set model.policy.log_std.data.fill_(-2) after loading" in str(error.value)) == ("log_std" in message)
+def test_what_a_trained_model_computes_is_not_changed(normalizes, changes, message):
+    with pytest.raises(ValueError, match=rf"{message} \(in the file .*\) is a part of the model that was trained"):
+        PPO_Plus.load(normalizes, **changes)
 
 
-def test_arguments_that_are_those_of_the_file_are_none_that_change(normalizes, recwarn):
-    same = dict(activation_fn=nn.Tanh, log_std_init=0.0, net_arch=[64, 64], autocast=False)
-    PPO_Plus.load(normalizes, policy_kwargs=same, normalize_values=dict(epsilon=1e-5), normalize_observations={})
-    model = make(policy_kwargs=dict(activation_fn=partial(nn.LeakyReLU, 0.1), actor=nn.Linear(5, 3)))
-    again = dict(activation_fn=partial(nn.LeakyReLU, 0.1), actor=nn.Linear(5, 3))
-    with pytest.raises(ValueError, match="activation_fn.*in the file.*is a part of"):
-        PPO_Plus.load(saved(model), policy_kwargs=again | dict(activation_fn=partial(nn.LeakyReLU, 0.2)))
-    assert same_weights(PPO_Plus.load(saved(model), policy_kwargs=again), model)
+def test_nor_is_what_sb3s_computes(tmp_path):
+    PPO("MlpPolicy", vec(ACTIONS["box"])).save(tmp_path / "model")
+    with pytest.raises(
+        ValueError, match=r"net_arch=\[32\] \(in the file None\) is a part of the model that was trained"
+    ):
+        PPO_Plus.from_sb3(tmp_path / "model", policy_kwargs=dict(net_arch=[32]))
 
 
-def test_new_options_of_the_optimizer_win():
-    model = make(policy_kwargs={"optimizer_kwargs": {"eps": 1e-5}}).learn(32)
-    options = {"eps": 1e-5, "weight_decay": 0.1}
-    loaded = PPO_Plus.load(saved(model), env=model.get_env(), policy_kwargs={"optimizer_kwargs": options})
-    assert loaded.policy.optimizer.param_groups[0]["weight_decay"] == 0.1
-    for new, old in zip(loaded.policy.optimizer.state.values(), model.policy.optimizer.state.values(), strict=True):
-        assert th.equal(new["exp_avg"], old["exp_avg"])
-    loaded.learn(32)
+def test_arguments_that_are_those_of_the_file_are_none_that_change():
+    model = make(policy_kwargs=dict(activation_fn=nn.ReLU, net_arch=[8]))
+    assert same_weights(PPO_Plus.load(saved(model), policy_kwargs=dict(net_arch=[8], activation_fn=nn.ReLU)), model)
 
 
-@pytest.mark.parametrize("kwargs", [{"optimizer_class": th.optim.RMSprop}, {"optimizer_kwargs": {"amsgrad": True}}])
+@pytest.mark.parametrize("kwargs", [{"optimizer_class": th.optim.RMSprop}, {"optimizer_kwargs": {"weight_decay": 0.1}}])
 def test_another_optimizer_starts_with_a_new_state(kwargs):
     model = make().learn(32)
     with pytest.warns(UserWarning, match="starts with a new state"):
         loaded = PPO_Plus.load(saved(model), env=model.get_env(), policy_kwargs=kwargs)
-    assert same_weights(loaded, model)
-    loaded.learn(32)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"policy_kwargs": {"net_arch": [32]}}, {"use_sde": True}], ids=["net_arch", "use_sde"]
-)
-@pytest.mark.parametrize("how", ["load", "from_sb3"])
-def test_an_argument_that_does_not_fit_the_weights_is_named(how, changes, tmp_path):
-    model = make("MlpPolicy", vec(ACTIONS["box"]))
-    model.save(tmp_path / "load")
-    model.to_sb3(tmp_path / "from_sb3")
-    (name,) = changes.get("policy_kwargs", changes)
-    with pytest.raises(ValueError, match=f"{name}=.*in the file.*do not fit"):
-        getattr(PPO_Plus, how)(tmp_path / how, **changes)
+    assert same_weights(loaded, model) and not loaded.policy.optimizer.state_dict()["state"]
+    assert loaded.learn(32).policy.optimizer.param_groups[0]["weight_decay"] == (
+        0.1 if "optimizer_kwargs" in kwargs else 0
+    )
 
 
 @pytest.mark.parametrize("by_sb3", [False, True])
@@ -496,8 +428,6 @@ def test_episodes_continue_in_as_many_environments(by_sb3, tmp_path):
     (PPO("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=16) if by_sb3 else make()).learn(32).save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env=vec(ACTIONS["discrete"]), force_reset=False)
     assert loaded._last_obs.shape[0] == 2
-    with pytest.raises(ValueError, match="force_reset=False continues the episodes of the 2 environments.*env has 3"):
-        PPO_Plus.load(tmp_path / "model", env=vec(ACTIONS["discrete"], n_envs=3), force_reset=False)
 
 
 def test_the_class_of_a_file_that_is_not_used_is_named():
@@ -518,13 +448,13 @@ def test_a_policy_that_could_not_be_built_again_is_not_saved():
     with pytest.raises(ValueError, match="'lam' has been added.*make it in a policy class"):
         saved(model)
     del model.policy.lam
-    extractor = model.policy.mlp_extractor
-    model.policy.mlp_extractor = th.compile(extractor)
+    layer = model.policy.value_net
+    model.policy.value_net = nn.Sequential(layer)
     with pytest.raises(
-        ValueError, match=r"mlp_extractor._orig_mod.*undo the change \(such as torch.compile\) before saving"
+        ValueError, match=r"value_net.0.weight.*undo the change \(such as torch.compile\) before saving"
     ):
         saved(model)
-    model.policy.mlp_extractor = extractor
+    model.policy.value_net = layer
     assert same_weights(PPO_Plus.load(saved(model)), model)
 
 
@@ -535,9 +465,8 @@ def test_an_error_of_a_class_is_not_told_as_damage(monkeypatch):
         raise FileNotFoundError("weights.bin")
 
     monkeypatch.setattr(Features, "__init__", fails)
-    with pytest.raises(Refused, match=r"no model can be made of it \(FileNotFoundError: weights.bin") as raised:
+    with pytest.raises(FileNotFoundError, match="^weights.bin$"):
         PPO_Plus.load(file)
-    assert not isinstance(raised.value, Damaged)
 
 
 # --- what cannot be described ----------------------------------------------------------------------------------------
@@ -551,7 +480,7 @@ def test_undescribable_arguments_have_to_be_passed(tmp_path):
         model.save(tmp_path / "model")
     (message,) = [str(each.message) for each in warned if "saved without" in str(each.message)]
     assert "policy_kwargs['features_extractor_kwargs']['f'] (test_undescribable_arguments" in message
-    with pytest.raises(ValueError, match=r"saved without policy_kwargs: .*is a lambda.*Pass policy_kwargs="):
+    with pytest.raises(ValueError, match=r"read without policy_kwargs \(.*is a lambda.*Pass policy_kwargs="):
         PPO_Plus.load(tmp_path / "model")
     given = {"policy_kwargs": model.policy_kwargs}
     for how in (given, {"custom_objects": given}):
@@ -626,7 +555,6 @@ def test_a_file_cannot_ask_for_more_memory_than_its_weights_need(kind):
     assert len(str(raised.value)) < 1500
 
 
-ADAPTIVE = {"!ppo_plus:AdaptiveLearningRate": {}}
 NO_MODELS = {
     "policy": lambda value: value["arguments"].update(policy_class={"!name": "torch.nn:Linear"}),
     "space": lambda value: value["arguments"].update(action_space=3),
@@ -643,35 +571,23 @@ NO_MODELS = {
     "other weights": lambda value: value["parameters"]["policy"]["!OrderedDict"].pop(),
     "optimizer": lambda value: value["parameters"].update({"policy.optimizer": 3}),
     "decision": lambda value: value["state"].update(compile_decision=3),
-    "numbers of the control": lambda value: value["state"].update(kl_memory={"!tuple": [ADAPTIVE, {"!tuple": [1.0]}]}),
     "another network": lambda value: value["parameters"].update({"policy.action_net": {}}),
     "missing": lambda value: value.update(missing=3),
 }
 
 
 @pytest.mark.parametrize("kind", NO_MODELS)
-def test_an_invalid_description_is_an_error_of_one_line(kind):
-    with pytest.raises(Refused) as raised:
+def test_an_invalid_description_is_an_error(kind):
+    with pytest.raises((ValueError, TypeError)) as raised:
         PPO_Plus.load(edited(saved(make()), NO_MODELS[kind]), device="cpu")
-    assert str(raised.value).startswith("the file is")
+    assert isinstance(raised.value, Refused) == (kind not in ("policy", "another network")), raised.value
 
 
-#: Paths of attributes, of which SB3 would follow some, and what would stand there.
-FOLLOWED = [
-    ("parameters", "policy.action_net.weight.__class__"),
-    ("parameters", "policy.optimizer.step"),
-    ("attributes", "policy.action_net.weight.__class__"),
-    ("state", "policy.action_net.weight.__class__"),
-    ("arguments", "policy_class.forward"),
-]
-
-
-@pytest.mark.parametrize(("part", "path"), FOLLOWED)
-def test_no_text_in_a_file_is_a_path_of_attributes(part, path):
-    before = {cls: dict(vars(cls)) for cls in (th.nn.Parameter, th.nn.Linear, MlpPolicy, PPO_Plus)}
+@pytest.mark.parametrize("part", ["parameters", "attributes", "state"])
+def test_no_text_in_a_file_is_a_path_of_attributes(part):
+    path = {"policy.action_net.weight.__class__": {"!name": "torch.nn:Tanh"}}
     with pytest.raises(ValueError):
-        PPO_Plus.load(edited(saved(make()), lambda value: value[part].update({path: {"!name": "torch.nn:Tanh"}})))
-    assert all(dict(vars(cls)) == before[cls] for cls in before)
+        PPO_Plus.load(edited(saved(make()), lambda value: value[part].update(path)))
     assert type(make().policy.action_net.weight) is th.nn.Parameter
 
 
@@ -697,16 +613,6 @@ def test_no_optimizer_writes_outside_its_weights(value, source, tmp_path):
     whole.learn(16)
 
 
-def test_sgd_without_momentum_of_an_earlier_torch_is_loaded_and_trained(tmp_path):
-    """It had an entry for it: ``None``."""
-    model = make(policy_kwargs={"optimizer_class": th.optim.SGD}).learn(32)
-    for p in model.policy.parameters():
-        model.policy.optimizer.state[p] = {"momentum_buffer": None}
-    model.save(tmp_path / "model")
-    loaded = PPO_Plus.load(tmp_path / "model", model.get_env(), device="cpu").learn(32)
-    assert loaded._n_updates and not loaded.policy.optimizer.state[loaded.policy.action_net.weight]
-
-
 def test_a_rollout_may_be_larger_than_the_networks(tmp_path):
     PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=2**20, device="cpu", compile=False).save(tmp_path / "model")
     assert PPO_Plus.load(tmp_path / "model", device="cpu").rollout_buffer.rewards.shape == (2**20, 1)
@@ -728,23 +634,6 @@ def test_a_file_does_not_set_what_a_model_derives():
 def test_a_wrong_argument_in_a_file_is_named():
     with pytest.raises(ValueError, match="gamma=2"):
         PPO_Plus.load(edited(saved(make()), lambda value: value["arguments"].update(gamma=2)))
-
-
-@pytest.mark.parametrize("seed", sample(range(4), 2))
-def test_a_damaged_model_is_the_same_or_an_error(seed, no_pickle):
-    data, rng = saved(make()).getvalue(), random.Random(seed)
-    for _ in range(40):
-        damaged = bytearray(data)
-        i = rng.randrange(len(data))
-        if rng.random() < 0.2:
-            del damaged[i:]
-        else:
-            damaged[i] ^= 1 << rng.randrange(8)
-        try:
-            loaded = PPO_Plus.load(io.BytesIO(damaged), device="cpu")
-        except Damaged:
-            continue
-        assert parts(saved(loaded))[0] == parts(io.BytesIO(data))[0]
 
 
 class WithOwnOptimizer(MlpPolicy):

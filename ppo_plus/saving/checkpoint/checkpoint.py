@@ -27,10 +27,9 @@ from ppo_plus.envs.resumable.attributes import NotResumableError
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_kind, require_number
 from ppo_plus.saving.checkpoint import process_state
-from ppo_plus.saving.checkpoint.process_state import GPUS, LOGGER
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, decoding
-from ppo_plus.saving.format.values import Undescribable, require_form
+from ppo_plus.saving.format.values import Undescribable
 from ppo_plus.saving.model import M, SavedModel, argument_attributes, assemble, sampled_of, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
@@ -38,19 +37,6 @@ SHARE = 0.01
 KIND = "checkpoint"
 #: A further part, if there are several processes: the checkpoints of the others by rank.
 OTHERS = "others"
-#: The forms of the states of environments, of callbacks and of a checkpoint.
-ENVS = {"layers": [str], "vec_layers": [{str: object}], "envs": (None, [dict]), "n_envs": int, "reason": (None, str)}
-CALLBACK = {"class": str, "own": object, "changed": {str: object}, "envs": {str: ENVS}}
-FORM: dict[str, Any] = {
-    "call": (None, {"total_timesteps": (int, float), "iteration": int, "callbacks": [CALLBACK], "logger": LOGGER}),
-    "generators": {"python": tuple, "numpy": dict, "torch": th.Tensor, **dict.fromkeys(GPUS, [th.Tensor])},
-    "model": dict,
-    "policy": {"frozen": [str], "buffers": {str: th.Tensor}},
-    "env": ENVS,
-    "log_files": {str: int},
-    "num_timesteps": int,
-    "rank": int,
-}
 
 
 def take(model: SavedModel, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
@@ -143,28 +129,23 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
 def read(path: Path) -> list[dict[str, Any]]:
     """The checkpoints in a file, by rank of their process, each with the ``"folder"`` that names of logs start in."""
     checkpoint = container.read(path, KIND)
-    with container.naming(path, "checkpoint"):
-        require_form(checkpoint, FORM | {OTHERS: [FORM]} if OTHERS in checkpoint else FORM)
+    with container.naming(path, "checkpoint"), decoding():
         return [part | {"folder": path.parent} for part in (checkpoint, *checkpoint.pop(OTHERS, ()))]
 
 
 def resume(cls: type[M], folder: str | Path, env: GymEnv, device: th.device | str, kwargs: dict[str, Any]) -> M:
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
     paths = [Path(folder)] if Path(folder).is_file() else files(folder)
-    if not paths:
-        raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
-
-    def resumed(path: Path) -> M:
-        parts = read(path)
-        with container.naming(path, "checkpoint"):
-            return _resumed(cls, parts, env, device, kwargs)
-
-    for path in paths[:-1]:
+    for path in paths:
         try:
-            return resumed(path)
+            parts = read(path)
+            with container.naming(path, "checkpoint"):
+                return _resumed(cls, parts, env, device, kwargs)
         except Damaged as error:
+            if path == paths[-1]:
+                raise
             warnings.warn(f"{error}; resuming from the one before", stacklevel=3)
-    return resumed(paths[-1])
+    raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
 
 
 def _resumed(
@@ -184,37 +165,32 @@ def _resumed(
     if sampled := sampled_of({name: getattr(model, name) for name in cls.scheduled}):
         rounded = f"{' and '.join(sampled)}: the checkpoint has values of a function, rounded between its points"
         remedy = f"pass {'=, '.join(sampled)}= to resume"
-        warnings.warn(f"{rounded}, so that the run may differ in its last bits: {remedy}", stacklevel=5)
-    if call is not None and model._total_timesteps - model.num_timesteps > call["total_timesteps"]:
-        raise Damaged("it has more timesteps left than its call of learn has in all")
-    try:
+        warnings.warn(f"{rounded}, so that the run may differ in its last bits: {remedy}", stacklevel=4)
+    with decoding(passing=(ValueError,)):  # of other environments
         for name, weight in model.policy.named_parameters():
             weight.requires_grad_(name not in checkpoint["policy"]["frozen"])
         for name, buffer in model.policy.named_buffers():
             if name in checkpoint["policy"]["buffers"]:
                 buffer.data = checkpoint["policy"]["buffers"][name].to(buffer.device)
-        reason = env_state.set_state(model.env, checkpoint["env"])
+        try:
+            reason = env_state.set_state(model.env, checkpoint["env"])
+        except NotResumableError as error:
+            raise ValueError(str(error)) from error
+    with decoding():
         if model._last_obs is not None:
-            with decoding("its observations"):
-                check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)
-            if reason is None and None in [state["episode"] for state in checkpoint["env"]["envs"] or ()]:
-                raise Damaged("it has observations of environments that had not been reset")
-    except (ValueError, NotResumableError):
-        raise  # other environments
-    except Exception as error:
-        raise Damaged(f"the state of its environments is not valid ({type(error).__name__}: {error})") from error
+            check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)
+        if call is not None:
+            model.call.total_timesteps, model.call.iteration = call["total_timesteps"], call["iteration"]
+            model.call.resumed = checkpoint
     if reason is not None:
-        warnings.warn(f"new episodes start: {reason}", stacklevel=5)
+        warnings.warn(f"new episodes start: {reason}", stacklevel=4)
         if model.seed is not None:
             # The seed itself would repeat the first episodes.
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
             model.env.seed(derived_seed(entropy))
         model._last_obs = None
-    with decoding("the state of its generators"):
+    with decoding():
         process_state.set_generators(checkpoint["generators"])
-    if call is not None:
-        model.call.total_timesteps, model.call.iteration = call["total_timesteps"], call["iteration"]
-        model.call.resumed = checkpoint
     return model
 
 
@@ -236,11 +212,11 @@ def restore(model: SavedModel) -> None:
     """Restore the rest of a checkpoint, once the call of ``learn`` that was interrupted has started again."""
     if (resumed := model.call.resumed) is None:
         return
-    with container.naming(resumed["folder"], "checkpoint"):
+    with container.naming(resumed["folder"], "checkpoint"), decoding():
         process_state.set_callbacks(model.call.callbacks, resumed["call"]["callbacks"])
-    process_state.set_logger(model.logger, resumed["call"]["logger"])
-    # Last, since what comes before may draw, or raise an error.
-    process_state.set_generators(resumed["generators"])
+        process_state.set_logger(model.logger, resumed["call"]["logger"])
+        # Last, since what comes before may draw, or raise an error.
+        process_state.set_generators(resumed["generators"])
     model.call.resumed = None
 
 

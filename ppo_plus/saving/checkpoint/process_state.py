@@ -13,7 +13,6 @@ import re
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from fnmatch import fnmatch
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from ppo_plus.call import SET_BY_SB3
 from ppo_plus.envs.resumable.attributes import same_kind
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.generators import check_facts
-from ppo_plus.saving.format.names import Refused, constructor_arguments, decoding, require_attributes
+from ppo_plus.saving.format.names import Refused, constructor_arguments, require_attributes
 from ppo_plus.saving.format.values import NATIVE, STORED
 
 #: TensorBoard's files.
@@ -37,14 +36,6 @@ EVENTS = "events.out.tfevents.*"
 GPUS = ("cuda", "xpu", "mps")
 #: What has been recorded and not written yet: the names in a checkpoint, and the attributes of ``Logger``.
 RECORDED = {"values": "name_to_value", "counts": "name_to_count", "excluded": "name_to_excluded"}
-#: The form of the state of a logger.
-LOGGER = {
-    "values": {str: object},
-    "counts": {str: int},
-    "excluded": {str: object},
-    "run_folder": (None, str),
-    "event_files": {str: int},
-}
 #: Counters of every callback.
 COUNTS = {"n_calls", "num_timesteps"}
 CONTAINERS = dict, list, tuple, set, deque
@@ -109,35 +100,28 @@ def reopen(state: dict[str, Any], tensorboard_log: str | None, tb_log_name: str,
     return configure(os.path.join(tensorboard_log, name), ["tensorboard"] if verbose < 1 else ["stdout", "tensorboard"])
 
 
-def sizes(folder: str | Path, patterns: Iterable[str]) -> dict[str, int]:
-    """The sizes of the files below a folder that patterns match."""
-    files = (file for path in _paths(folder, patterns) for file in glob(path))
-    return {os.path.relpath(file, folder): os.path.getsize(file) for file in files}
-
-
 def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> None:
     """Cut off what was appended to files after ``kept`` was taken by :func:`sizes`, so that nothing is in them twice;
-    files that did not exist then are emptied. The patterns are the caller's, and ``kept`` may be untrusted.
+    files that did not exist then are emptied. The patterns are the caller's, and ``kept`` may be untrusted: what else
+    it names is left alone.
 
-    :raises Refused: a file of ``kept`` does not match, or one leads through a link; no file is cut then
+    :raises Refused: a file leads through a link
     """
-    paths, now = _paths(folder, patterns), sizes(folder, patterns)
-    for name in {**now, **kept}:
+    for name, size in sizes(folder, patterns).items():
         path = os.path.abspath(os.path.join(folder, name))
         # What is above both the folder and the file is the caller's, and may be a link.
         above = os.path.commonpath([os.path.abspath(folder), path])
         if os.path.realpath(path) != os.path.join(os.path.realpath(above), os.path.relpath(path, above)):
             raise Refused(f"{path} leads through a link, and is not cut: remove the link, or leave it out of the logs")
-        if name in kept and not any(fnmatch(path, os.path.abspath(pattern)) for pattern in paths):
-            raise Refused(f"it has the length of {path}, which is not among the logs: pass the logs= of that run")
-    for name, size in now.items():
         if size > kept.get(name, 0):
-            os.truncate(os.path.normpath(os.path.join(folder, name)), kept.get(name, 0))
+            os.truncate(path, max(kept.get(name, 0), 0))
 
 
-def _paths(folder: str | Path, patterns: Iterable[str]) -> list[str]:
+def sizes(folder: str | Path, patterns: Iterable[str]) -> dict[str, int]:
+    """The sizes of the files below a folder that patterns match."""
     # The folder itself may not exist yet, if patterns lead out of it.
-    return [os.path.normpath(os.path.join(escape(str(folder)), pattern)) for pattern in patterns]
+    paths = [os.path.normpath(os.path.join(escape(str(folder)), pattern)) for pattern in patterns]
+    return {os.path.relpath(file, folder): os.path.getsize(file) for path in paths for file in glob(path)}
 
 
 # --- callbacks --------------------------------------------------------------------------------------------------------
@@ -168,8 +152,7 @@ def set_callbacks(callbacks: list[BaseCallback], states: list[dict[str, Any]]) -
         callback = next((one for one in waiting if type(one).__qualname__ == state["class"]), None)
         if callback is not None:
             waiting.remove(callback)
-            with decoding(f"the state of callback {state['class']}"):
-                _set_callback(callback, state)
+            _set_callback(callback, state)
         elif state["own"] or state["envs"] or state["changed"].keys() - COUNTS:
             used = f"the resumed run used callback {state['class']}, which was not passed to learn()"
             warnings.warn(f"{used}: pass it, or its state is lost", stacklevel=4)
@@ -181,18 +164,11 @@ def _set_callback(callback: Any, state: dict[str, Any]) -> None:
         return
     title, changed = state["class"], state["changed"]
     require_attributes(type(callback), changed)
-    if SET_BY_SB3 & changed.keys():
-        raise Refused(f"it sets {min(SET_BY_SB3 & changed.keys())} of {title}")
-    arguments = constructor_arguments(type(callback))
+    fixed = SET_BY_SB3 | constructor_arguments(type(callback)).keys()
     for name, value in changed.items():
-        why, present = "", vars(callback).get(name)
-        if not _is_plain(value) or not _is_plain(present):
-            why = "it is not made of numbers"
-        elif not same_kind(present, value):
-            why = f"{value!r:.80} instead of {present!r:.80}"
-        elif name in arguments:
-            why = "it is an argument, which the new callback has (to keep it, define get_state and set_state)"
-        if why:
+        present = vars(callback).get(name)
+        if name in fixed or not (_is_plain(value) and _is_plain(present) and same_kind(present, value)):
+            why = "it is an argument, or not a number where there was one (define get_state and set_state to keep it)"
             warnings.warn(f"{title}.{name} is not restored: {why}", stacklevel=5)
         else:
             setattr(callback, name, copy.deepcopy(value))

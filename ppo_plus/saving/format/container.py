@@ -55,15 +55,13 @@ def read(path_or_file: PathOrFile, kind: str) -> Any:
 def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
     """The description in a file, with its head, and the arrays; errors as for :func:`read`."""
     with naming(path_or_file):
-        with opened(path_or_file) as file, decoding("the archive"):
+        with opened(path_or_file) as file, decoding():
             size = file.seek(0, io.SEEK_END)
             with zipfile.ZipFile(file) as archive:
                 _check_members(archive.infolist(), size)
                 text, data = (archive.read(name) for name in MEMBERS)
-        with decoding(DESCRIPTION):
-            head = _head(text, kind)
-        with decoding(ARRAYS):
-            return head, safetensors.torch.load(data)
+        with decoding():
+            return _head(text, kind), safetensors.torch.load(data)
 
 
 def is_container(path_or_file: PathOrFile) -> bool:
@@ -81,8 +79,6 @@ def opened(path_or_file: PathOrFile) -> Iterator[BinaryIO]:
         path, zipped = Path(path_or_file), Path(f"{Path(path_or_file)}.zip")
         with (zipped if not path.is_file() and zipped.is_file() else path).open("rb") as file:
             yield file
-    elif not hasattr(path_or_file, "read"):
-        raise TypeError(f"{path_or_file!r} must be the path of a file that was saved, or an open file")
     else:
         position = path_or_file.tell()
         try:
@@ -93,10 +89,12 @@ def opened(path_or_file: PathOrFile) -> Iterator[BinaryIO]:
 
 @contextmanager
 def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Iterator[None]:
-    """Begin error messages about a file with its name, and with what it should be."""
+    """Begin error messages about a file with its name, and with what it should be. An error that is neither of an
+    argument nor of the system means that the file is damaged."""
     name = path_or_file if isinstance(path_or_file, (str, os.PathLike)) else getattr(path_or_file, "name", "the file")
     try:
-        yield
+        with decoding(passing=(ValueError, TypeError, OSError)):
+            yield
     except Refused as error:
         text = " ".join(str(error).split())
         problem = f"is not a valid {what} (damaged or truncated?)" if isinstance(error, Damaged) else "is not read"
@@ -104,17 +102,12 @@ def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Iterator
 
 
 def opened_to_write(path_or_file: PathOrFile) -> AbstractContextManager[BinaryIO]:
-    """A context with a file that is written completely or not at all; an open one stays open."""
+    """A context with a file that is written completely or not at all, with SB3's suffix if its name has none; an open
+    one stays open."""
     if isinstance(path_or_file, (str, os.PathLike)):
-        return replacing(path_or_file)
+        path = Path(path_or_file)
+        return replacing(path if path.suffix else path.with_name(f"{path.name}.zip"))
     return nullcontext(cast(BinaryIO, path_or_file))
-
-
-def path_to_save(path_or_file: PathOrFile) -> PathOrFile:
-    """A path with SB3's suffix if it has none, and an open file unchanged."""
-    if isinstance(path_or_file, (str, os.PathLike)) and not Path(path_or_file).suffix:
-        return Path(path_or_file).with_name(f"{Path(path_or_file).name}.zip")
-    return path_or_file
 
 
 def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
@@ -127,16 +120,11 @@ def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
 def _head(text: bytes, kind: str) -> dict[str, Any]:
     """The description, checked to be one of this kind and version."""
     head: dict[str, Any] = json.loads(text.decode())
-    title, number = head["format"], head["version"]
-    known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
-    if not known or "value" not in head or not isinstance(head["packages"], dict):
-        raise Damaged(f"the head of {DESCRIPTION} is not valid")
+    title, number, by = head["format"], head["version"], head["packages"].get("ppo_plus")
     if title != f"ppo_plus {kind}":
-        readers = {"model": "PPO_Plus.load", "checkpoint": "PPO_Plus.resume", "statistics": "ppo_plus.load_statistics"}
-        reader = readers.get(title.partition(" ")[2])
-        raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}" + (f"; {reader} reads it" if reader else ""))
+        raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}")
     if number != VERSION:
         remedy = "update ppo_plus" if number > VERSION else "use the ppo_plus that wrote it, or train again"
-        written = f"version {number} of the format, written by ppo_plus {str(head['packages'].get('ppo_plus'))[:30]}"
+        written = f"version {number} of the format, written by ppo_plus {str(by)[:30]}"
         raise Refused(f"it has {written}, and this ppo_plus reads version {VERSION}: {remedy}")
     return head

@@ -1,8 +1,8 @@
 """What a file may build: the classes and functions that it may name, as ``module:qualname``, and how many numbers.
 
 A file may be untrusted, and a model is built with the classes that it names. So a name stands only for a class
-of a few packages that is of a kind a model is built from, for one of :data:`OBJECTS`, for what the user has registered
-or passed to ``load``, or for a class of such a kind in a module of the user's program. No other module is imported, and
+of a few packages that is of a kind a model is built from, for one of :data:`OBJECTS`, for what the user has
+registered, or for a class of such a kind in a module of the user's program. No other module is imported, and
 no dotted path is followed. The names are public ones (``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): files stay readable
 if modules move. A few bytes can name a network of any size, so numbers are counted before they are made.
 """
@@ -13,7 +13,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -34,19 +33,15 @@ class Damaged(Refused):
     """A file that is not as it was written."""
 
 
-class NotInstalled(Refused):
-    """A file that needs a package."""
-
-
 @contextmanager
-def decoding(what: str = "its data") -> Iterator[None]:
+def decoding(passing: tuple[type[Exception], ...] = (Refused,)) -> Iterator[None]:
     """Raise :class:`Damaged` for every other error in the block: what reads damaged data raises many kinds."""
     try:
         yield
-    except Refused:
+    except passing:
         raise
     except Exception as error:
-        raise Damaged(f"{what} cannot be decoded ({type(error).__name__}: {str(error)[:200]})") from error
+        raise Damaged(f"{type(error).__name__}: {str(error)[:200]}") from error
 
 
 #: Classes of ppo_plus that files may contain objects of and that are not public, and their modules.
@@ -81,7 +76,6 @@ OBJECTS = frozenset(
 #: What files name: a class or a function.
 Named = type | Callable[..., Any]
 _registered: dict[str, Named] = {}
-_passed: ContextVar[tuple[Any, ...]] = ContextVar("_passed", default=())
 #: Of the standard library and installed packages. Their classes have to be registered: constructors may download.
 _STANDARD_LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
@@ -101,16 +95,6 @@ def register(*objects: Named) -> Named | None:
             raise TypeError(f"{named!r} must be a class or a function that has a name: register(MyPolicy, my_schedule)")
         _registered[name_of(named)] = named
     return objects[0] if objects else None
-
-
-@contextmanager
-def passed(objects: Iterable[Any]) -> Iterator[None]:
-    """Let a file that is read in the block name the classes and functions among these objects."""
-    token = _passed.set(tuple(value for value in objects if callable(value) and hasattr(value, "__qualname__")))
-    try:
-        yield
-    finally:
-        _passed.reset(token)
 
 
 def is_registered(named: Named) -> bool:
@@ -144,16 +128,15 @@ def find(name: str) -> Any:
         # A module's imports from elsewhere are not allowed with it.
         candidates = {name: member} if _is_part(member) and name_of(member) == name else {}
     else:
+        known = [named for named in _registered.values() if named.__qualname__ == title]
+        known = known or [*_classes_of_the_program(title)]
         # What was in ``__main__`` may be in a module now.
-        known = [named for named in (*_registered.values(), *_passed.get()) if named.__qualname__ == title]
-        known = [named for named in known if module in (named.__module__, "__main__")]
-        own = (cls for cls in _classes_of_the_program(title) if module in (cls.__module__, "__main__"))
-        candidates = {name_of(named): named for named in known or own}
-    if not candidates:
-        raise _not_allowed(name)
-    if len(candidates) > 1 and name not in candidates:
-        raise Refused(f"it asks for {name!r}, which may be {' or '.join(sorted(candidates))}: register the right one")
-    return candidates.get(name) or next(iter(candidates.values()))
+        candidates = {name_of(named): named for named in known if module in (named.__module__, "__main__")}
+    if name in candidates:
+        return candidates[name]
+    if len(candidates) != 1:
+        raise _not_allowed(name, [*candidates])
+    return next(iter(candidates.values()))
 
 
 def _is_part(member: object) -> bool:
@@ -203,12 +186,12 @@ def constructor_arguments(cls: type) -> dict[str, Any]:
     return {name: parameter.default for each in parameters for name, parameter in each.items()}
 
 
-def _not_allowed(name: str) -> Refused:
-    title = name.rpartition(":")[2]
+def _not_allowed(name: str, candidates: Iterable[str] = ()) -> Refused:
+    which = f"may be {' or '.join(candidates)}" if candidates else "this program does not have or allow"
+    remedy = f"call ppo_plus.register({name.rpartition(':')[2][:100]})"
     return Refused(
-        f"it asks for {name!r}, which this program does not have or allow: define or import it before loading, and "
-        f"call ppo_plus.register({title[:100]}) if it is a function or of an installed package, or pass it in "
-        "custom_objects="
+        f"it asks for {name!r}, which {which}: define or import it before loading, and {remedy} if it is a function or "
+        "of an installed package"
     )
 
 
@@ -220,7 +203,7 @@ def _look_up(name: str) -> Any:
         return vars(import_module(module)).get(title) if module else None
     except ImportError as error:
         package = module.partition(".")[0].replace("_", "-")
-        raise NotInstalled(f"it needs {title} of {package} ({error}): pip install {package}") from None
+        raise Refused(f"it needs {title} of {package} ({error}): pip install {package}") from None
 
 
 # --- how much is built ------------------------------------------------------------------------------------------------
@@ -232,13 +215,13 @@ MOST_NUMBERS, MOST_TIMES = 2**22, 16
 LEAST = 256
 
 
-class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """In the block, raise :class:`MemoryError` before torch makes more than so many numbers in this thread. Each tensor
-    counts for at least ``least``, since it takes time, too."""
+class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """In the block, raise :class:`MemoryError` before torch makes many more numbers in this thread than a file has in
+    these weights."""
 
-    def __init__(self, n_numbers: int, least: int):
+    def __init__(self, weights: dict[str, th.Tensor]):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.left, self.least = n_numbers, least
+        self.left = MOST_NUMBERS + MOST_TIMES * sum(tensor.numel() for tensor in weights.values())
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -246,9 +229,9 @@ class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         in_place = operation.name().partition(".")[0].endswith("_")
         if not in_place and not operation.is_view:
-            self.left -= self.least + _numbers_made(operation, args, kwargs)
+            self.left -= LEAST + _numbers_made(operation, args, kwargs)
             if self.left < 0:
-                raise MemoryError("more numbers than allowed")
+                raise MemoryError("its networks are larger than its weights")
         return operation(*args, **kwargs)
 
 
@@ -263,26 +246,10 @@ def _numbers_made(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, th.Tensor))
 
 
-@contextmanager
-def building(weights: dict[str, th.Tensor]) -> Iterator[None]:
-    """Raise :class:`Damaged` before networks are built that are much larger than the weights of a file, and for errors
-    that do not name a wrong argument."""
-    n_weights = sum(tensor.numel() for tensor in weights.values())
-    try:
-        with _Bounded(MOST_NUMBERS + MOST_TIMES * n_weights, LEAST):
-            yield
-    except (ValueError, TypeError):
-        raise
-    except MemoryError as error:
-        raise Damaged("its networks are larger than its weights") from error
-    except Exception as error:
-        raise Refused(f"no model can be made of it ({type(error).__name__}: {error})") from error
-
-
 def counted(function: Named) -> Named:
     """What a file may bind arguments to: what torch counts while it builds, and what the user has allowed."""
     is_counted = isinstance(function, type) and issubclass(function, (th.nn.Module, th.optim.Optimizer))
-    if not is_counted and function not in (*_registered.values(), *_passed.get()):
+    if not is_counted and function not in _registered.values():
         title = function.__qualname__[:100]
         raise Refused(f"it binds arguments to {title}, which is not a network: register it to allow it")
     return function

@@ -10,8 +10,8 @@ import base64
 import dataclasses
 import functools
 import math
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple, TypeGuard
 
@@ -21,14 +21,12 @@ from gymnasium import spaces
 from torch import nn
 
 from ppo_plus.saving.format import names
-from ppo_plus.saving.format.names import Damaged, Refused, decoding, find, name_of
+from ppo_plus.saving.format.names import Damaged, decoding, find, name_of
 
 #: A value of JSON.
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 #: How deeply values may be nested.
 MAX_DEPTH = 64
-#: How many keys of a set or a dict may have the same hash.
-MAX_ALIKE = 64
 #: Integers up to here are numbers in every reader of JSON.
 _PLAIN_INT = 2**53
 
@@ -51,24 +49,11 @@ def restore(description: Json, arrays: Mapping[str, th.Tensor]) -> Any:
         return _Reader(arrays).read(description)
 
 
-def unknown_names(value: object) -> set[str]:
-    """The names of classes and functions in a value that this program, reading a file, would not find."""
-    writer, unknown = _Writer(), set()
-    writer.write(value, "value")
-    for name, look_up in writer.names:
-        try:
-            look_up(name)
-        except Refused:
-            unknown.add(name)
-    return unknown
-
-
 class _Writer:
-    """Writes one value; notes its ``arrays``, and the ``names`` of classes and functions with what looks them up."""
+    """Writes one value; notes its ``arrays``."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, th.Tensor] = {}
-        self.names: set[tuple[str, Callable[[str], Any]]] = set()
         self._depth = 0
 
     def write(self, value: Any, path: str) -> Json:
@@ -92,14 +77,13 @@ class _Writer:
         if cls is nn.Parameter:
             return {"!parameter": [self._write(value.data, path), value.requires_grad]}
         if isinstance(value, (type, FunctionType)):
-            return {"!name": self._name(value, path, find)}
+            return {"!name": _name(value, path)}
         if cls in _KINDS:
             return {f"!{_KINDS[cls].tag}": self._content(value, path, _KINDS[cls])}
         state = object_state(value)
         if state is None:
             raise _undescribable(path, value, f"cannot be described: {_REMEDY}")
-        title = self._name(cls, path, _class_of_objects)
-        return {f"!{title}": {key: self.write(entry, f"{path}.{key}") for key, entry in state.items()}}
+        return {f"!{_name(cls, path)}": {key: self.write(entry, f"{path}.{key}") for key, entry in state.items()}}
 
     def _pairs(self, value: Mapping[Any, Any], path: str) -> list[Json]:
         written: list[Json] = []
@@ -121,43 +105,27 @@ class _Writer:
         self.arrays[name] = content
         return name
 
-    def _name(self, value: names.Named, path: str, look_up: Callable[[str], Any]) -> str:
-        """The name of a class or a function."""
-        name = name_of(value)
-        if name.startswith("ppo_plus.") and not names.is_registered(value):
-            raise _undescribable(path, value, "is not public, and may change: use what ppo_plus exports")
-        if not isinstance(value, type) and not names.is_registered(value) and "<" in name:
-            raise _undescribable(path, value, f"is a lambda or inside a function, so that it has no name: {_REMEDY}")
-        self.names.add((name, look_up))
-        return name
-
 
 class _Reader:
     """Reads one value; ``arrays`` are those that have not been used."""
 
     def __init__(self, arrays: Mapping[str, th.Tensor]):
         self.arrays = dict(arrays)
-        self._depth = 0
 
     def read(self, written: Json) -> Any:
-        if not isinstance(written, (list, dict)):
-            return written
-        self._depth += 1
-        if self._depth > 2 * MAX_DEPTH + 5:  # what is in a tag is one level more
-            raise Damaged("it is nested too deep")
         if isinstance(written, list):
-            value: Any = [self.read(item) for item in written]
-        elif not any(key.startswith("!") for key in written):
-            value = {key: self.read(entry) for key, entry in written.items()}
-        else:
-            ((tag, content),) = written.items()
-            value = self._tagged(tag.removeprefix("!"), content)
-        self._depth -= 1
-        return value
+            return [self.read(item) for item in written]
+        if not isinstance(written, dict):
+            return written
+        if not any(key.startswith("!") for key in written):
+            return {key: self.read(entry) for key, entry in written.items()}
+        ((tag, content),) = written.items()
+        return self._tagged(tag.removeprefix("!"), content)
 
     def _tagged(self, tag: str, content: Json) -> Any:
         if ":" in tag and isinstance(content, dict):
-            return make_object(_class_of_objects(tag), {key: self.read(entry) for key, entry in content.items()})
+            cls = SPACES[tag][0] if tag in SPACES else names.find_class_of_objects(tag)
+            return make_object(cls, {key: self.read(entry) for key, entry in content.items()})
         kind = _BY_TAG[tag]
         if kind.content is th.Tensor:
             if not isinstance(content, str) or content not in self.arrays:
@@ -198,32 +166,14 @@ def _tensor(value: th.Tensor) -> th.Tensor:
     return value.detach().cpu().clone(memory_format=th.contiguous_format)
 
 
-def _spread(keys: list[Any]) -> list[Any]:
-    """The keys, of which few may have the same hash: the time that a set or a dict needs grows with their square."""
-    if max(Counter(map(hash, keys)).values(), default=0) > MAX_ALIKE:
-        raise Damaged(f"more than {MAX_ALIKE} keys have the same hash")
-    return keys
-
-
-def _distinct(pairs: list[Any]) -> list[Any]:
-    if len(dict.fromkeys(_spread([key for key, _ in pairs]))) != len(pairs):
-        raise Damaged("a dict has a key twice")
-    return pairs
-
-
 #: NumPy's types that torch stores.
-NATIVE = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
+NATIVE = {
+    name: np.dtype(name)
+    for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+}
 #: Torch's types that are stored.
 STORED = frozenset(getattr(th, name) for name in {*NATIVE, "bfloat16"})
 _TORCH_TYPES: dict[str, th.dtype] = {str(dtype): dtype for dtype in vars(th).values() if isinstance(dtype, th.dtype)}
-
-
-def find_dtype(name: str) -> np.dtype:
-    """:raises ValueError: NumPy has no type of this name, or files do not contain it"""
-    if name not in NATIVE:
-        raise ValueError(f"{name[:50]!r} is not a type of numbers")
-    return np.dtype(name)
-
 
 _KINDS: dict[type, _Kind] = {
     int: _Kind("int", str, hex, lambda text: int(text, 16)),
@@ -232,8 +182,8 @@ _KINDS: dict[type, _Kind] = {
         "bytes", str, lambda data: base64.b64encode(data).decode(), lambda text: base64.b64decode(text, validate=True)
     ),
     tuple: _Kind("tuple", list, list, tuple),
-    set: _Kind("set", list, list, lambda items: set(_spread(items))),
-    frozenset: _Kind("frozenset", list, list, lambda items: frozenset(_spread(items))),
+    set: _Kind("set", list, list, set),
+    frozenset: _Kind("frozenset", list, list, frozenset),
     deque: _Kind(
         "deque",
         dict,
@@ -248,18 +198,18 @@ _KINDS: dict[type, _Kind] = {
     ),
     th.dtype: _Kind("torch.dtype", str, str, _TORCH_TYPES.__getitem__),
     th.device: _Kind("device", str, str, th.device),
-    np.dtype: _Kind("dtype", str, _dtype, find_dtype),
+    np.dtype: _Kind("dtype", str, _dtype, NATIVE.__getitem__),
     np.generic: _Kind(
         "scalar",
         list,
         lambda scalar: [_dtype(scalar.dtype), scalar.item()],
-        lambda content: find_dtype(content[0]).type(content[1]),
+        lambda content: NATIVE[content[0]].type(content[1]),
     ),
     np.ndarray: _Kind("array", th.Tensor, _array, th.Tensor.numpy),
     th.Tensor: _Kind("tensor", th.Tensor, _tensor, lambda tensor: tensor),
     # The writer reduces these, by the paths in messages and names of arrays.
-    dict: _Kind("dict", list, list, lambda pairs: dict(_distinct(pairs))),
-    OrderedDict: _Kind("OrderedDict", list, list, lambda pairs: OrderedDict(_distinct(pairs))),
+    dict: _Kind("dict", list, list, dict),
+    OrderedDict: _Kind("OrderedDict", list, list, OrderedDict),
     nn.Parameter: _Kind("parameter", list, list, lambda content: nn.Parameter(content[0], bool(content[1]))),
     type: _Kind("name", str, name_of, find),
 }
@@ -273,58 +223,20 @@ def _is_json(value: object) -> TypeGuard[Json]:
     return value is None or type(value) in (bool, str) or (type(value) is float and math.isfinite(value))
 
 
-def _class_of_objects(name: str) -> type:
-    return SPACES[name][0] if name in SPACES else names.find_class_of_objects(name)
-
-
 _REMEDY = "use a schedule such as ppo_plus.linear(3e-4), or a module-level function or class with ppo_plus.register"
+
+
+def _name(value: names.Named, path: str) -> str:
+    """The name of a class or a function."""
+    name = name_of(value)
+    if not isinstance(value, type) and not names.is_registered(value) and "<" in name:
+        raise _undescribable(path, value, f"is a lambda or inside a function, so that it has no name: {_REMEDY}")
+    return name
 
 
 def _undescribable(path: str, value: object, problem: str) -> Undescribable:
     what = getattr(value, "__qualname__", None) or " ".join(repr(value).split())
     return Undescribable(f"{path} ({what[:200]}) {problem}")
-
-
-# --- forms ------------------------------------------------------------------------------------------------------------
-
-
-class Optional(dict[Any, Any]):
-    """The form of a dict that may lack entries of the form."""
-
-
-def require_form(value: object, form: object) -> None:
-    """Check a value that was read before it is used: the file may be damaged, or untrusted.
-
-    :param form: a type (of integers: at least 0), ``None``, a function that says whether a value is valid, a list with
-        the form of its items, a dict with the forms of its entries (``str``: all others), or a tuple of possible forms
-    :raises Damaged: a part of the value is missing or not valid
-    """
-    for title in map(".".join, _misfits(value, form, ())):
-        raise Damaged(f"{f'its part {title[:200]!r}' if title else 'it'} is missing or not valid")
-
-
-def _misfits(value: Any, form: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The paths of the parts that do not fit."""
-    if isinstance(form, tuple):
-        fits = any(not [*_misfits(value, option, path)] for option in form)
-    elif isinstance(form, list):
-        fits = isinstance(value, list)
-        for i, item in enumerate(value if fits else ()):
-            yield from _misfits(item, form[0], (*path, str(i)))
-    elif isinstance(form, dict):
-        fits = isinstance(value, dict) and all(isinstance(name, str) for name in value)
-        if fits and not isinstance(form, Optional):
-            yield from ((*path, name) for name in form if name is not str and name not in value)
-        for name, entry in value.items() if fits else ():
-            yield from _misfits(entry, form.get(name, form.get(str, object)), (*path, name))
-    elif form is int:
-        fits = type(value) is int and value >= 0
-    elif isinstance(form, type):
-        fits = isinstance(value, form)
-    else:
-        fits = form(value) if callable(form) else value is form
-    if not fits:
-        yield path
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------
@@ -393,8 +305,6 @@ def make_object(cls: type, state: dict[str, Any]) -> Any:
         nn.Module.__init__(made)
     elif dataclasses.is_dataclass(cls):
         fields = {field.name: field.init for field in dataclasses.fields(cls)}
-        if not state.keys() <= fields.keys():
-            raise Damaged(f"{cls.__name__} has no {sorted(state.keys() - fields.keys())}")
         made = cls(**{name: value for name, value in state.items() if fields[name]})
     vars(made).update(state)
     return made

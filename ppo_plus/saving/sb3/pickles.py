@@ -11,8 +11,7 @@ import pickletools
 import re
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
-from inspect import getclosurevars
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,7 +20,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from ppo_plus.formulas.schedules import Constant, Linear, Schedule
 from ppo_plus.saving.format.names import Refused, decoding, find, find_class_of_objects, public_name
-from ppo_plus.saving.format.values import MAX_DEPTH, SPACES, make_object
+from ppo_plus.saving.format.values import SPACES, make_object
 
 #: Integers below it are their own hashes.
 MODULUS = sys.hash_info.modulus
@@ -63,38 +62,27 @@ def _call_named(name: str) -> type[PickledCall]:
     return type("PickledCall", (PickledCall,), {"name": name})
 
 
-def _require_keys(keys: Iterable[Any]) -> None:
-    """Raise :class:`Refused` unless these are keys whose hashes take little time and differ: that of a nested tuple may
-    take forever, and integers from :data:`MODULUS` on may all have the same."""
-    for key in keys:
-        is_plain = key is None or isinstance(key, (str, bytes, float)) or (isinstance(key, int) and abs(key) < MODULUS)
-        if not is_plain:
+class _Dict(dict[Any, Any]):
+    """One whose keys take little time to hash: that of a nested tuple may take forever, and integers from
+    :data:`MODULUS` on may all have the same."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: Any, entry: Any) -> None:
+        if not (key is None or isinstance(key, (str, bytes, float)) or (isinstance(key, int) and abs(key) < MODULUS)):
             raise Refused(f"it has a key that is a {type(key).__name__}, or too large")
+        super().__setitem__(key, entry)
 
 
-#: The standard library's reader in Python, which checks can be added to and which can be interrupted.
+#: The standard library's reader in Python, which can be changed and interrupted.
 _Unpickler: Any = vars(pickle)["_Unpickler"]
 
 
-def _with_keys(instruction: bytes, keys: slice) -> tuple[int, Callable[[Any], None]]:
-    """An instruction that checks the keys on the stack first."""
-
-    def load(parser: "_Parser") -> None:
-        _require_keys(parser.stack[keys])
-        _Unpickler.dispatch[instruction[0]](parser)
-
-    return instruction[0], load
-
-
 class _Parser(_Unpickler):  # type: ignore[misc]
-    dispatch: ClassVar[dict[int, Any]] = _Unpickler.dispatch | dict(
-        [
-            _with_keys(pickle.SETITEM, slice(-2, -1)),
-            _with_keys(pickle.SETITEMS, slice(None, None, 2)),
-            _with_keys(pickle.ADDITEMS, slice(None)),
-            _with_keys(pickle.FROZENSET, slice(None)),
-        ]
-    )
+    dispatch: ClassVar[dict[int, Any]] = {
+        **_Unpickler.dispatch,
+        pickle.EMPTY_DICT[0]: lambda parser: parser.append(_Dict()),
+    }
 
     def find_class(self, module: str, name: str) -> type[PickledCall]:
         """Called for every name in a pickle: nothing is looked up."""
@@ -104,15 +92,15 @@ class _Parser(_Unpickler):  # type: ignore[misc]
 #: Instructions that plain values and objects need. Others refer to what is outside of the pickle, or are out of use.
 _INSTRUCTIONS = frozenset(
     "PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINUNICODE "
-    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_LIST EMPTY_DICT EMPTY_SET "
-    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 FROZENSET APPEND APPENDS ADDITEMS SETITEM SETITEMS MEMOIZE BINPUT "
-    "LONG_BINPUT BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE NEWOBJ BUILD".split()
+    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_LIST EMPTY_DICT EMPTY_TUPLE "
+    "TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM SETITEMS MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET "
+    "GLOBAL STACK_GLOBAL REDUCE NEWOBJ BUILD".split()
 )
 
 
 def parse(data: bytes) -> Any:
     """What a pickle would make: plain values, :class:`PickledCall`, and subclasses of it for names."""
-    with decoding("the pickle"):
+    with decoding():
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name not in _INSTRUCTIONS:
                 raise Refused(f"it has the instruction {opcode.name}, which is not read")
@@ -134,17 +122,12 @@ class _Maker:
         self._bytes_left = 2 * n_bytes
         #: What was made, by the identity of its plan; the plan is kept so that no other takes its identity.
         self._made: dict[int, tuple[Any, Any]] = {}
-        self._open: list[int] = []
 
     def make(self, plan: Any) -> Any:
         if plan is None or isinstance(plan, (bool, int, float, str, bytes, bytearray)):
             return plan
-        if id(plan) in self._open or len(self._open) > MAX_DEPTH:
-            raise Refused("it contains itself, or is nested too deep")
         if id(plan) not in self._made:
-            self._open.append(id(plan))
             self._made[id(plan)] = self._make(plan), plan
-            self._open.pop()
         return self._made[id(plan)][0]
 
     def _make(self, plan: Any) -> Any:
@@ -214,19 +197,13 @@ class _Maker:
         return _CLOSURES[name](**{cell: self.make(content) for cell, content in cells.items()})
 
     def ordered_dict(self, call: PickledCall) -> OrderedDict[Any, Any]:
-        _require_keys(key for key, _ in call.pairs)
-        return OrderedDict(map(self.make, call.pairs))
+        entries = _Dict()
+        for key, entry in call.pairs:
+            entries[key] = self.make(entry)
+        return OrderedDict(entries)
 
     def deque(self, call: PickledCall) -> deque[Any]:
         return deque([*map(self.make, (call.args or ((),))[0]), *map(self.make, call.items)], *call.args[1:])
-
-
-def of_closure(function: Schedule | str | float | None) -> Schedule | str | float | None:
-    """The schedule that a function of SB3 or rl_zoo3 is; another value unchanged."""
-    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
-    if callable(function) and name in _CLOSURES:
-        return _CLOSURES[name](**getclosurevars(function).nonlocals)  # type: ignore[no-any-return]
-    return function
 
 
 def _linear_fn(start: float, end: float, end_fraction: float) -> Linear | LinearSchedule:

@@ -21,11 +21,10 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from ppo_plus.formulas.exploration import StateDependentNoise
 from ppo_plus.formulas.schedules import Constant, Linear, Schedule
 from ppo_plus.policy.observations import parts_of
 from ppo_plus.policy.policies import ActorCriticPolicy
-from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
+from ppo_plus.saving.format.container import PathOrFile, opened_to_write
 from ppo_plus.saving.model import SavedModel, base_of
 from ppo_plus.saving.sb3.from_sb3 import change_logits
 from ppo_plus.saving.statistics import statistics_path
@@ -51,18 +50,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, type(None)))
 
 
-def _trainer(model: SavedModel) -> type[PPO]:
-    """What trains such policies in SB3 or sb3-contrib."""
-    name = "RecurrentPPO" if model.policy.remembers else "MaskablePPO" if model._expects_masks else ""
-    try:
-        return getattr(import_module("sb3_contrib"), name) if name else PPO
-    except ImportError as error:
-        raise ImportError(f"a {name} is written by sb3-contrib: pip install sb3-contrib", name=error.name) from None
-
-
 def to_sb3(model: SavedModel, path: PathOrFile) -> None:
     """See :meth:`ppo_plus.PPO_Plus.to_sb3`."""
-    trainer = _trainer(model)
+    name = "RecurrentPPO" if model.policy.remembers else "MaskablePPO" if model._expects_masks else ""
+    trainer: type[PPO] = getattr(import_module("sb3_contrib"), name) if name else PPO
     policy = _policy_for_sb3(model, trainer)
     statistics = _vec_normalize_of(model)
     # What is drawn for weights that are then replaced is not missed in training.
@@ -80,7 +71,6 @@ def to_sb3(model: SavedModel, path: PathOrFile) -> None:
     if lost:
         acts = f"SB3's {trainer.__name__} acts as the model"
         warnings.warn(f"{acts}, but it learns without {', '.join(lost)}", stacklevel=3)
-    path = path_to_save(path)
     with opened_to_write(path) as file:
         exported.save(cast(io.BufferedIOBase, file))
     if statistics is not None and isinstance(path, (str, os.PathLike)):
@@ -95,22 +85,15 @@ def to_sb3(model: SavedModel, path: PathOrFile) -> None:
 
 def _policy_for_sb3(model: SavedModel, trainer: type[PPO]) -> str | type[BasePolicy]:
     """The policy's name or class in SB3; raises :class:`ValueError` if it has none."""
-    space, policy_class = model.action_space, model.policy_class
+    policy_class = model.policy_class
     names = {model.policy_aliases[name]: name for name in trainer.policy_aliases}
-    reasons = {
-        f"action_space={space}": np.any(getattr(space, "start", 0))
-        or (isinstance(space, spaces.Box) and space.dtype.kind != "f"),
-        f"action_mask_key={model.action_mask_key!r}": model.action_mask_key is not None,
-        "action masks with memory": model._expects_masks and model.policy.remembers,
-        "use_sde=True for choices": model.use_sde and not isinstance(space, spaces.Box),
-        f"exploration={model.exploration}": isinstance(model.exploration, StateDependentNoise),
-        f"streams={model.streams}": bool(model.streams),
-        f"policy={policy_class.__name__}": policy_class not in names and issubclass(policy_class, ActorCriticPolicy),
-    }
-    for what, unknown in reasons.items():
-        if unknown:
-            raise ValueError(f"SB3's {trainer.__name__} cannot read this model: it does not support {what}")
-    return names.get(policy_class, policy_class)
+    if model._expects_masks and model.policy.remembers:
+        what = "action masks with memory"
+    elif policy_class not in names and issubclass(policy_class, ActorCriticPolicy):
+        what = f"policy={policy_class.__name__}"
+    else:
+        return names.get(policy_class, policy_class)
+    raise ValueError(f"SB3's {trainer.__name__} cannot read this model: it does not support {what}")
 
 
 def _export(model: SavedModel, policy: str | type[BasePolicy], trainer: type[PPO]) -> PPO:

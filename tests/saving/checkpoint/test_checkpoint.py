@@ -4,7 +4,6 @@ import itertools
 import math
 import random
 import shutil
-import warnings
 
 import golden
 import gymnasium as gym
@@ -13,8 +12,8 @@ import pytest
 import torch as th
 from envs import MaskedEnv
 from golden import Stop
-from parametrization import EXHAUSTIVE, sample
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
+from parametrization import EXHAUSTIVE
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
@@ -24,7 +23,7 @@ import ppo_plus
 from ppo_plus import Checkpoints, PPO_Plus, Resumable, make_vec
 from ppo_plus.saving.checkpoint import checkpoint, process_state
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.format.names import Damaged
 from ppo_plus.saving.format.values import Undescribable
 
 TOTAL = 400
@@ -172,53 +171,6 @@ def test_a_schedule_without_a_name_is_asked_for_to_resume_to_the_bit(tmp_path):
     assert_same(resumed, whole)
 
 
-def test_interrupted_again_and_again(tmp_path):
-    whole = model_of("discrete")
-    learn(whole, tmp_path / "whole")
-    model, starts = model_of("discrete"), []
-    for after in (40, 90, 100, 150, 199):
-        learn(model, tmp_path / "cut", after=after, save_freq=1)
-        model = PPO_Plus.resume(tmp_path / "cut", envs(), device="cpu")
-        starts.append(model.num_timesteps)
-    learn(model, tmp_path / "cut")
-    assert starts == [64, 128, 192, 256, 384]
-    assert_same(model, whole)
-
-
-def test_evaluations_and_other_callbacks_resume(tmp_path):
-    class Counter(BaseCallback):
-        def __init__(self, limit):
-            super().__init__()
-            self.limit = limit
-            self.seen, self.total = [], 0.0
-
-        def _on_step(self):
-            self.total += float(self.locals["rewards"].sum())
-            if self.n_calls % 10 == 0:
-                self.seen.append(self.num_timesteps)
-            return True
-
-    def callbacks(folder, limit):
-        evaluation = EvalCallback(envs(n_envs=1), n_eval_episodes=2, eval_freq=30, log_path=str(folder), verbose=0)
-        return evaluation, Counter(limit)
-
-    whole, cut = model_of("discrete"), tmp_path / "cut"
-    expected = callbacks(tmp_path / "whole", 1)
-    all_rows, _ = learn(whole, tmp_path / "whole", callbacks=expected)
-    learn(model_of("discrete"), cut, after=130, callbacks=callbacks(cut, 1))
-    resumed, found = PPO_Plus.resume(cut, envs()), callbacks(cut, 2)
-    assert resumed.num_timesteps == 256
-    rows, _ = learn(resumed, cut, callbacks=[CallbackList([found[1]]), found[0]])
-    assert_same(resumed, whole)
-    assert rows == [row for row in all_rows if row[0] > 256]
-    assert found[0].best_mean_reward == expected[0].best_mean_reward
-    assert (found[1].seen, found[1].total) == (expected[1].seen, expected[1].total)
-    # What it was configured with is the new one's.
-    assert found[1].limit == 2
-    with np.load(cut / "evaluations.npz") as ours, np.load(tmp_path / "whole" / "evaluations.npz") as theirs:
-        assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
-
-
 class Draws(BaseCallback):
     """Draws when training begins, as one does that makes its environments then."""
 
@@ -227,12 +179,6 @@ class Draws(BaseCallback):
 
     def _on_step(self):
         return True
-
-
-def test_callbacks_that_are_not_there_now_are_named(tmp_path):
-    learn(model_of("discrete"), tmp_path, after=100)
-    with pytest.warns(UserWarning, match="used callback Checkpoints, which was not passed to learn"):
-        PPO_Plus.resume(tmp_path, envs()).learn(TOTAL)
 
 
 def test_tensorboard_is_joined_without_gap_or_doubling(tmp_path):
@@ -259,37 +205,6 @@ def test_tensorboard_is_joined_without_gap_or_doubling(tmp_path):
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["PPO_Plus_1", "PPO_Plus_2"]
 
 
-def test_resuming_does_not_need_tensorboard(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("stable_baselines3.common.logger.SummaryWriter", None)
-    monkeypatch.setattr("stable_baselines3.common.utils.SummaryWriter", None)
-    with pytest.raises(Stop):
-        model_of("discrete").learn(TOTAL, [Checkpoints(tmp_path), Interrupt(100)])
-    PPO_Plus.resume(tmp_path, envs()).learn(TOTAL, [Checkpoints(tmp_path), Interrupt(-1)])
-    assert {path.suffix for path in tmp_path.rglob("*")} <= {".zip", ""}
-
-
-def test_a_checkpoint_does_not_say_what_is_cut(tmp_path):
-    folder, victim = tmp_path / "run" / "checkpoints", tmp_path / "victim.csv"
-    victim.write_text("precious")
-    learn(model_of("discrete"), folder, after=100)
-    (newest, *others) = checkpoint.files(folder)
-    for other in others:
-        other.unlink()
-    written = container.read(newest, "checkpoint")
-    written["log_files"] = {}
-    written |= {"folder": str(victim.parent), "patterns": [str(victim), "../../*"]}
-    written["call"]["logger"] |= {"run_folder": str(tmp_path), "event_files": {victim.name: 0}}
-    container.write(newest, "checkpoint", written)
-    with pytest.warns(UserWarning, match="TensorBoard's files of the resumed run are not continued"):
-        PPO_Plus.resume(folder, envs()).learn(TOTAL, [Checkpoints(folder), Interrupt(-1)])
-    written["log_files"] = {"../../victim.csv": 0}
-    container.write(newest, "checkpoint", written)
-    with pytest.warns(UserWarning), pytest.raises(Refused, match="victim.csv, which is not among the logs"):
-        PPO_Plus.resume(newest, envs()).learn(TOTAL, [Checkpoints(folder, logs=["../*.csv"]), Interrupt(-1)])
-    assert victim.read_text() == "precious"
-
-
 def test_a_call_resumes_with_the_same_total_timesteps(tmp_path):
     learn(model_of("discrete"), tmp_path, after=100)
     with pytest.raises(ValueError, match="total_timesteps=500: .* had 400"):
@@ -303,25 +218,13 @@ def test_a_call_that_could_not_start_can_be_resumed_again(tmp_path, monkeypatch)
     learn(model_of("discrete"), tmp_path / "cut", after=130, callbacks=[Draws()])
     resumed = PPO_Plus.resume(tmp_path / "cut", envs())
     for part in ("cut", "set_logger"):
-        with monkeypatch.context() as patch, pytest.raises(TypeError, match="not callable"):
+        with monkeypatch.context() as patch, pytest.raises((TypeError, Damaged), match="not callable"):
             patch.setattr(process_state, part, None)
             learn(resumed, tmp_path / "cut", callbacks=[Draws()])
         assert resumed.call.resumed is not None
     learn(resumed, tmp_path / "cut", callbacks=[Draws()])
     assert_same(resumed, whole)
     assert not (tmp_path / "cut" / "earlier_1").exists()
-
-
-def test_a_call_that_counts_on_ends_where_it_would_have(tmp_path):
-    whole = model_of("discrete").learn(128).learn(256, Interrupt(-1), reset_num_timesteps=False)
-    checkpoints = Checkpoints(tmp_path, save_freq=64)
-    with pytest.raises(Stop):
-        model_of("discrete").learn(128).learn(256, [checkpoints, Interrupt(70)], reset_num_timesteps=False)
-    resumed = PPO_Plus.resume(tmp_path, envs(), device="cpu")
-    assert resumed.num_timesteps == 256
-    resumed.learn(256, [Checkpoints(tmp_path), Interrupt(-1)], reset_num_timesteps=False)
-    assert resumed.num_timesteps == 384
-    assert_same(resumed, whole)
 
 
 def test_after_a_call_the_next_one_is_as_it_would_have_been(tmp_path):
@@ -524,46 +427,19 @@ def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     assert taken == [0, 4 * 64, 8 * 64, 12 * 64, 16 * 64]
 
 
-def places(value, path=()):
-    """All places in a nesting of dicts and lists."""
-    for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield (*path, key)
-        yield from places(each, (*path, key))
-
-
-def replaced(value, path, new):
-    if not path:
-        return new
-    copied = value.copy()
-    copied[path[0]] = replaced(value[path[0]], path[1:], new)
-    return copied
-
-
-PARTS = "env generators policy call log_files num_timesteps rank".split()
-
-
-@pytest.mark.parametrize("n_values", sample([2, 4], 2))
-@pytest.mark.parametrize("part", PARTS)
-def test_a_malformed_checkpoint_is_named_and_passed_over(tmp_path, part, n_values):
+@pytest.mark.parametrize("part", "env generators policy call log_files model".split())
+def test_a_checkpoint_without_a_part_is_passed_over_or_named(tmp_path, part):
     with pytest.raises(Stop):
-        model_of("discrete").learn(TOTAL, [Checkpoints(tmp_path, save_freq=64), Interrupt(100)])
+        model_of("discrete").learn(TOTAL, [Checkpoints(tmp_path, save_freq=64), Interrupt(70)])
     (newest, before, *_) = checkpoint.files(tmp_path)
     whole = container.read(newest, "checkpoint")
-    steps = {checkpoint.steps_of(newest), checkpoint.steps_of(before)}
-    for path in [(part,), *random.Random(part).choices([*places({part: whole[part]})], k=1)]:
-        for new in random.Random(part).sample((None, "x", -1, {"a": 1}), n_values):
-            container.write(newest, "checkpoint", replaced(whole, path, new))
-            with warnings.catch_warnings(record=True) as warned:
-                warnings.simplefilter("always")
-                model = PPO_Plus.resume(tmp_path, envs())
-            assert model.num_timesteps in steps
-            passed_over = any(newest.name in str(each.message) for each in warned)
-            assert passed_over == (model.num_timesteps == checkpoint.steps_of(before))
-            if not passed_over:
-                try:
-                    model.learn(TOTAL, [Checkpoints(tmp_path / "new"), Interrupt(-1)])
-                except ValueError as error:
-                    assert str(tmp_path) in str(error) or "total_timesteps" in str(error)
+    container.write(newest, "checkpoint", {name: value for name, value in whole.items() if name != part})
+    if part == "log_files":  # which the callback reads
+        with pytest.raises(Damaged, match="is not a valid checkpoint .*KeyError: 'log_files'"):
+            PPO_Plus.resume(newest, envs()).learn(TOTAL, [Checkpoints(tmp_path), Interrupt(-1)])
+    else:
+        with pytest.warns(UserWarning, match=f"{newest.name} is not a valid checkpoint.*resuming from the one before"):
+            assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == checkpoint.steps_of(before)
 
 
 def test_processes_read_their_parts_of_one_file(tmp_path, monkeypatch):
@@ -576,10 +452,6 @@ def test_processes_read_their_parts_of_one_file(tmp_path, monkeypatch):
     assert all(each["folder"] == tmp_path for each in found)
     with pytest.raises(ValueError, match="is of 2 processes, and there are 1 now: start 2 .*--processes 2"):
         PPO_Plus.resume(tmp_path, envs())
-    del second["generators"]
-    container.write(path, "checkpoint", first | {"others": [second]})
-    with pytest.raises(Damaged, match="its part 'others.0.generators' is missing"):
-        checkpoint.read(path)
 
 
 def test_the_latest_state_can_be_written_after_an_error_and_counts_for_keep(tmp_path):
@@ -591,24 +463,3 @@ def test_the_latest_state_can_be_written_after_an_error_and_counts_for_keep(tmp_
     assert checkpoints.write() == tmp_path / "checkpoint_000000000256.zip"
     assert steps_of(tmp_path) == [256, 192, 128]
     assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 256
-
-
-def test_the_argument_compile_may_be_another_one(tmp_path):
-    arguments = dict(n_steps=32, batch_size=32, n_epochs=1, compile=False)
-    PPO_Plus("MlpPolicy", "CartPole-v1", **arguments).learn(64, callback=Checkpoints(tmp_path, save_freq=32))
-    file = checkpoint.files(tmp_path)[-1]
-    same, other = (PPO_Plus.resume(file, "CartPole-v1", **given) for given in ({}, {"compile": "auto"}))
-    assert str(same.learn(64).compiled) == "no: compile=False"
-    assert str(other.learn(64).compiled).startswith("no: 2 gradient steps are planned")
-
-
-def test_a_part_that_is_missing_or_malformed_is_named(tmp_path):
-    file = model_of("discrete").learn(64).save_checkpoint(tmp_path)
-    whole = container.read(file, "checkpoint")
-    damaged = {name: {each: value for each, value in whole.items() if each != name} for name in whole}
-    damaged["generators.xpu.0"] = replaced(whole, ("generators", "xpu"), [1])
-    damaged["generators.mps"] = replaced(whole, ("generators", "mps"), 5)
-    for name, value in damaged.items():
-        container.write(file, "checkpoint", value)
-        with pytest.raises(Damaged, match=f"{file.name} is not a valid checkpoint.*its part '{name}' is missing"):
-            checkpoint.read(file)

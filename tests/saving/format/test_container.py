@@ -15,10 +15,11 @@ import safetensors.torch
 import torch as th
 from gymnasium import spaces
 from parametrization import sample
+from poison import forbid_pickles
 
 from ppo_plus import ColoredNoise, MlpPolicy, linear
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, VERSION, path_to_save, read, write
+from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, VERSION, read, write
 from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.format.values import Undescribable, describe
 
@@ -96,7 +97,7 @@ def test_what_cannot_be_described_leaves_the_earlier_file(tmp_path):
     write(tmp_path / "a", "test", 1)
     with pytest.raises(Undescribable, match="test"):
         write(tmp_path / "a", "test", lambda: 1)
-    assert read(tmp_path / "a", "test") == 1 and [each.name for each in tmp_path.iterdir()] == ["a"]
+    assert read(tmp_path / "a", "test") == 1 and [each.name for each in tmp_path.iterdir()] == ["a.zip"]
 
 
 @pytest.mark.parametrize("name", ["a", "a.zip", "a_vecnormalize.zip"])
@@ -109,7 +110,7 @@ def test_a_folder_may_have_the_name_of_a_file(tmp_path):
     (tmp_path / "Nav-v0").mkdir()
     with pytest.raises(IsADirectoryError):
         container.is_container(tmp_path / "Nav-v0")
-    write(path_to_save(tmp_path / "Nav-v0"), "test", 1)
+    write(tmp_path / "Nav-v0", "test", 1)
     (tmp_path / "text").write_bytes(b"text")
     assert not container.is_container(tmp_path / "text")
     assert container.is_container(tmp_path / "Nav-v0") and read(str(tmp_path / "Nav-v0"), "test") == 1
@@ -127,8 +128,6 @@ def refusal(data, tmp_path, kind="test"):
 
 def test_another_kind_raises_an_error(written, tmp_path):
     assert str(refusal(written, tmp_path, "model")).endswith("is a ppo_plus test, not a ppo_plus model")
-    checkpoint = archive_of(HEAD | {"format": "ppo_plus checkpoint"})
-    assert str(refusal(checkpoint, tmp_path, "model")).endswith("; PPO_Plus.resume reads it")
 
 
 @pytest.mark.parametrize(
@@ -177,22 +176,14 @@ DAMAGED = {
     "head: no JSON": lambda: archive_of("{"),
     "head: no object": lambda: archive_of("[]"),
     "head: deep": lambda: archive_of('{"format": ' + "[" * 100_000),
-    "head: a long number": lambda: archive_of(json.dumps(HEAD)[:-1] + ', "x": ' + "9" * 100_000 + "}"),
-    "head: bytes": lambda: archive_of(b"\xff\xfe" * 50),
     "head: no value": lambda: archive_of({key: HEAD[key] for key in ("format", "version", "packages")}),
     "head: no version": lambda: archive_of(HEAD | {"version": "1"}),
-    "head: version zero": lambda: archive_of(HEAD | {"version": 0}),
-    "head: another program": lambda: archive_of(HEAD | {"format": "test"}),
     "arrays: missing": lambda: archive_of(HEAD | {"value": {"!array": "a"}}),
-    "arrays: empty": lambda: archive_of(HEAD, b""),
     "arrays: a huge header": lambda: archive_of(HEAD, struct.pack("<Q", 2**63) + b"{}"),
     "arrays: no JSON": lambda: tensors(b"{"),
     "arrays: huge": lambda: tensors({"a": array("F32", [10**12], 0, 4 * 10**12)}),
     "arrays: huge without data": lambda: tensors({"a": array("F32", [10**12], 0, 0)}),
     "arrays: an overflow": lambda: tensors({"a": array("F32", [0, 2**62, 2**62], 0, 0)}),
-    "arrays: a negative shape": lambda: tensors({"a": array("F32", [-1], 0, 4)}, b"1234"),
-    "arrays: an overlap": lambda: tensors({name: array("U8", [4], 0, 4) for name in "ab"}, b"1234"),
-    "arrays: a hole": lambda: tensors({"a": array("U8", [2], 2, 4)}, b"1234"),
     "arrays: unknown numbers": lambda: tensors({"a": array("PY", [4], 0, 4)}, b"1234"),
     "archive: text": lambda: b"text",
     "archive: nothing": lambda: b"",
@@ -200,7 +191,6 @@ DAMAGED = {
     "archive: another member": lambda: archive_of(HEAD, **{"data.pkl": b""}),
     "archive: a path": lambda: archive_of(HEAD, **{"../../evil.py": b"raise SystemExit"}),
     "archive: a member twice": with_twice,
-    "archive: many members": lambda: archive_of(HEAD, **{str(i): b"" for i in range(2000)}),
 }
 
 
@@ -225,16 +215,6 @@ def test_a_member_that_is_said_to_be_huge_is_damaged(written, tmp_path):
 # --- damaged at random ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_pickle(monkeypatch):
-    def load(*_, **__):
-        raise AssertionError("a pickle was read")
-
-    for name in ("load", "loads"):
-        monkeypatch.setattr(pickle, name, load)
-    monkeypatch.setattr(th, "load", load)
-
-
 def mutated(data, rng):
     """Some bytes with a bit flipped, cut out, repeated or set to zero."""
     data = bytearray(data)
@@ -252,7 +232,8 @@ def mutated(data, rng):
 
 
 @pytest.mark.parametrize("seed", sample(range(10), 5))
-def test_a_mutated_file_is_the_same_or_an_error(written, seed, no_pickle):
+def test_a_mutated_file_is_the_same_or_an_error(written, seed, monkeypatch):
+    forbid_pickles(monkeypatch)
     rng = random.Random(seed)
     n_refused = 0
     for _ in range(150):

@@ -46,14 +46,6 @@ def test_learn_suggests_a_schedule_for_a_function_of_the_users(name):
     assert model.learn(64)._n_updates > 0
 
 
-def test_arguments_and_custom_objects_replace_the_files():
-    path, space = DATA / "1.5.0_CartPole-v1_sched.zip", gym.make("CartPole-v1").observation_space
-    given = {"observation_space": space, "learning_rate": 1e-3, "clip_range": 0.1}
-    for how in (given, {"custom_objects": given}):
-        model = PPO_Plus.from_sb3(path, env="CartPole-v1", device="cpu", n_steps=64, **how)
-        assert model.observation_space == space and model.learn(64).clip_range(0) == 0.1
-
-
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.pkl")), ids=lambda each: each.stem)
 def test_old_statistics_are_read(path):
     assert read_statistics(path)["obs_rms"].mean.shape == (3,)
@@ -66,13 +58,6 @@ def test_an_old_model_continues_in_an_environment_of_today(name):
     assert np.isinf(model.observation_space.high).any()
     assert model.learn(64)._n_updates > 0
     model.set_env(gym.make("CartPole-v1"))
-
-
-def test_a_lambda_in_a_zip_is_named(tmp_path):
-    PPO("MlpPolicy", "CartPole-v1", learning_rate=lambda p: 1e-3 * p, device="cpu").save(tmp_path / "model")
-    model = PPO_Plus.from_sb3(tmp_path / "model", env="CartPole-v1", device="cpu")
-    with pytest.raises(ValueError, match=r"learning_rate: the file.*a function of the user's, .*<lambda>"):
-        model.learn(64)
 
 
 @pytest.mark.parametrize(("policy", "space"), [("CnnPolicy", IMAGE), ("MultiInputPolicy", DICT)])
