@@ -504,7 +504,8 @@ def _check_box(space: spaces.Box, name: str) -> None:
     if infinite:
         which = " and ".join(infinite)
         raise ValueError(
-            f"{name}={space} has an infinite {which}: give the environment's Box finite ones (a ClipAction wrapper removes them)"
+            f"{name}={space} has an infinite {which}: give the environment's Box finite ones (a ClipAction wrapper "
+            "removes them)"
         )
     bounds = [space.low.astype(np.float64), space.high.astype(np.float64)]
     if np.issubdtype(space.dtype, np.integer) and np.abs(bounds).max(initial=0) > 2**53:
