@@ -1,6 +1,7 @@
 """A call of ``learn``: its progress and its callbacks. An interrupted one is resumed by
 :mod:`ppo_plus.saving.checkpoint.checkpoint`."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from ppo_plus.model import Model
-from ppo_plus.process import keep_freed_memory
+from ppo_plus.process import assigned, keep_freed_memory
 
 #: Attributes that SB3 sets on every callback.
 SET_BY_SB3 = frozenset({"model", "logger", "training_env", "locals", "globals", "parent"})
@@ -69,7 +70,8 @@ class Call:
         """The call while it runs. An error ends training in the other processes, too."""
         keep_freed_memory()
         try:
-            yield self
+            with assigned(model.compilation, shown=self.compiling):
+                yield self
         except BaseException:
             model.ranks.leave()
             raise
@@ -100,3 +102,19 @@ class Call:
         names = ("pbar", "progress_bar", "bar")  # SB3's, rl_zoo3's, and ours
         found = [getattr(callback, name, None) for callback in self.callbacks for name in names]
         return [bar for bar in found if bar is not None]
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Progress bars of tqdm say that training is being compiled, and leave out the time that it takes."""
+        begun, bars = time.time(), [bar for bar in self.bars() if isinstance(getattr(bar, "start_t", None), float)]
+        for bar in bars:
+            bar.set_description("compiling")
+        try:
+            yield
+        finally:
+            seconds = time.time() - begun
+            for bar in bars:
+                bar.start_t, bar.last_print_t = bar.start_t + seconds, bar.last_print_t + seconds
+                bar.set_description("")
+                if "_prog" in vars(bar):  # rich counts by itself
+                    vars(bar)["_prog"].reset(vars(bar)["_task_id"], completed=bar.n)

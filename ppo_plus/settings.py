@@ -261,8 +261,8 @@ def _check_kinds(settings: Settings) -> None:
     kind = own_buffer_class(settings.rollout_buffer_class)
     if kind.get is not RolloutBuffer.get and kind.minibatches is RolloutBuffer.minibatches:
         raise ValueError(f"rollout_buffer_class={kind!r} overrides get, not called in training: override minibatches")
-    require_kind("use_sde", settings.use_sde, bool, "True or False")
-    require_kind("recompute_advantages", settings.recompute_advantages, bool, "True or False")
+    for name in ("use_sde", "recompute_advantages"):
+        require_kind(name, getattr(settings, name), (bool, np.bool_), "True or False")
     require_kind("policy_kwargs", settings.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
     check_policy_kwargs(settings.policy_kwargs)
     for name in OPTIONS:

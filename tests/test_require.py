@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from ppo_plus import PPO_Plus
 from ppo_plus.require import require_int, require_number, require_one_of, require_spaces, same_space
 
 integer = partial(require_int, "n_steps", low=1)
@@ -88,3 +89,11 @@ MAX = float(np.finfo(np.float32).max)
 )
 def test_bounds_beyond_single_precision_are_infinite(space, other, expected):
     assert same_space(space, other) is expected and same_space(other, space) is expected
+
+
+def test_a_log_for_tensorboard_names_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("ppo_plus.require.find_spec", {"tensorboard": None}.get)
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, tensorboard_log=str(tmp_path / "tb"), compile=False)
+    with pytest.raises(ImportError, match="^tensorboard_log='.*tb' needs tensorboard: pip install tensorboard$"):
+        model.learn(64)
+    assert not list(tmp_path.iterdir())

@@ -52,9 +52,12 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
         return spaces.Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype)  # type: ignore[arg-type]
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return space
+    wrappers = "gymnasium.wrappers.FlattenObservation, FilterObservation and TransformObservation make them of others"
+    if name.endswith("['mission']"):
+        wrappers = "for MiniGrid, minigrid.wrappers.ImgObsWrapper keeps the image only"
     raise ValueError(
         f"{name}={space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or one Dict or Tuple of them "
-        "(gymnasium.wrappers.FlattenObservation, FilterObservation and TransformObservation make them of others)"
+        f"({wrappers})"
     )
 
 

@@ -20,6 +20,7 @@ from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import normalized_by
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.formulas.schedules import Constant
+from ppo_plus.require import require_installed
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
 from ppo_plus.saving.export import Normalization, export, outermost
@@ -69,6 +70,8 @@ class ModelFiles(SavedModel):
                 "folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there again",
                 stacklevel=4,
             )
+        if self.tensorboard_log is not None:
+            require_installed("tensorboard", f"tensorboard_log={self.tensorboard_log!r}")
         if self.call.resumed is not None:
             total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
         with checkpoint.logs_continued(self, tb_log_name):
