@@ -167,7 +167,7 @@ def play_randomly(task: str, n_episodes: int = 100) -> float:
     env.reset()
     done: list[float] = []
     while len(done) < n_episodes:
-        infos = env.step([env.action_space.sample()])[3]
+        infos = env.step(np.array([env.action_space.sample()]))[3]
         done += [info["episode"]["r"] for info in infos if "episode" in info]
     env.close()
     return float(np.mean(done))

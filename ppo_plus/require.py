@@ -7,6 +7,7 @@ import difflib
 import errno
 import math
 from collections.abc import Collection, Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,12 @@ def unknown_argument(owner: str, name: str, value: Any, remedies: Mapping[str, s
     likely = nearest(name, remedies)
     remedy = f"see help({owner}) for its arguments" if likely is None else f"did you mean {remedies[likely]}?"
     return TypeError(f"{name}={value!r} is not an argument of {owner}: {remedy}")
+
+
+def require_installed(package: str, needed_for: str) -> None:
+    """:raises ImportError: an optional package is not installed"""
+    if find_spec(package) is None:
+        raise ImportError(f"{needed_for} needs {package}: pip install {package}", name=package)
 
 
 def is_disk_full(error: BaseException) -> bool:

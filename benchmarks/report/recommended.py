@@ -37,11 +37,11 @@ def returns(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[fl
     return found
 
 
-def scores(found: Returns, arm: str, task: str, random: float) -> np.ndarray:
+def scores(found: Returns, arm: str, task: str, random: float) -> list[float]:
     """The score of each run of a contender."""
     references = [arm for arm in TUNED if task in found.get(arm, {})] or list(COMPARED)
     best = max(iqm(np.array(found[arm][task])) for arm in references if task in found.get(arm, {}))
-    return (np.array(found[arm][task]) - random) / (best - random)
+    return [(each - random) / (best - random) for each in found[arm][task]]
 
 
 def tasks_of(stage: str) -> list[str]:

@@ -91,9 +91,9 @@ def _checked(model: Model, name: str, given: Any, whole: bool) -> dict[str, Any]
     if others or not {"observations", "actions"} <= found.keys() or len(found) < len(OURS.keys() & given.keys()):
         needed, optional = [*NAMES][:2], [*NAMES, MASKS][2:]
         raise ValueError(f"{name} has {[*given]}: it needs {needed}, and may have {optional}, each once")
-    kinds = zip(NAMES, (model.observation_space, model.action_space, REWARD, END, END), strict=True)
+    parts = zip(NAMES, (model.observation_space, model.action_space, REWARD, END, END), strict=True)
     data: dict[str, Any] = {
-        key: cast(f"{name}[{key!r}]", found[key], space, key != "observations") for key, space in kinds if key in found
+        key: cast(f"{name}[{key!r}]", found[key], space, key != "observations") for key, space in parts if key in found
     }
     if MASKS in found:
         data[MASKS] = as_masks(f"{name}[{MASKS!r}]", found[MASKS], model.policy.distribution.mask_layout)

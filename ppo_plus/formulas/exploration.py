@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch as th
 
+from ppo_plus.require import LARGEST, require_int, require_number
+
 #: State of a process.
 NoiseState = dict[str, th.Tensor]
 #: The most steps of a series, each of which needs memory in every environment and component.
@@ -139,10 +141,10 @@ class ColoredNoise(NoiseProcess):
     horizon: int = 1024
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.beta) and self.beta >= 0):
-            raise ValueError(f"ColoredNoise: beta={self.beta!r} must be finite and at least 0")
-        if self.horizon % 2 or not 4 <= self.horizon <= MAX_HORIZON:
-            raise ValueError(f"ColoredNoise: horizon={self.horizon!r} must be even, and from 4 to {MAX_HORIZON:,}")
+        require_number("ColoredNoise: beta", self.beta, 0, LARGEST)
+        require_int("ColoredNoise: horizon", self.horizon, 4)
+        if self.horizon % 2 or self.horizon > MAX_HORIZON:
+            raise ValueError(f"ColoredNoise: horizon={self.horizon!r} must be even, and at most {MAX_HORIZON:,}")
 
     def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> NoiseState:
         bins = self.horizon // 2 + 1

@@ -10,10 +10,11 @@ arXiv:2109.11978), moved from every minibatch to every update.
 """
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import ClassVar, NamedTuple
 
 import torch as th
+
+from ppo_plus.require import require_number
 
 
 class KLState(NamedTuple):
@@ -91,7 +92,7 @@ class EarlyStop(KLControl):
     def __post_init__(self) -> None:
         if self.per not in ("minibatch", "epoch"):
             raise ValueError(f'EarlyStop: per={self.per!r} must be "minibatch" or "epoch"')
-        _require_above("EarlyStop", "tolerance", self.tolerance, 0)
+        require_number("EarlyStop: tolerance", self.tolerance, 0, above=True)
 
     def _stop(self, state: KLState, kl: th.Tensor, target: th.Tensor) -> KLState:
         return state._replace(running=state.running & (kl <= self.tolerance * target))
@@ -122,7 +123,7 @@ class AdaptivePenalty(KLControl):
 
     def __post_init__(self) -> None:
         for name in ("band", "max_beta"):
-            _require_above("AdaptivePenalty", name, getattr(self, name), 1)
+            require_number(f"AdaptivePenalty: {name}", getattr(self, name), 1, above=True)
 
     def init(self) -> KLState:
         return super().init()._replace(beta=th.tensor(1.0))
@@ -152,7 +153,7 @@ class AdaptiveLearningRate(KLControl):
 
     def __post_init__(self) -> None:
         for name in ("band", "factor", "max_scale"):
-            _require_above("AdaptiveLearningRate", name, getattr(self, name), 1)
+            require_number(f"AdaptiveLearningRate: {name}", getattr(self, name), 1, above=True)
 
     def after_update(self, state: KLState, kl: th.Tensor, target: th.Tensor) -> KLState:
         factor = _outside_band(kl, target, self.band, above=1 / self.factor, below=self.factor)
@@ -183,8 +184,3 @@ def _outside_band(kl: th.Tensor, target: th.Tensor, band: float, above: float, b
     """``above`` where KL > band·target, ``below`` where KL < target/band, 1 inside (and where the KL is NaN)."""
     factor = th.where(kl > band * target, above, th.ones_like(kl))
     return th.where(kl < target / band, below, factor)
-
-
-def _require_above(owner: str, name: str, value: float, bound: float) -> None:
-    if not isinstance(value, Real) or not value > bound:
-        raise ValueError(f"{owner}: {name}={value!r} must be above {bound}")

@@ -139,7 +139,8 @@ class TensorCollector(Collector):
         return Lazy(lambda: as_numpy(values))
 
     def store(self, env: VecEnv) -> None:
-        step, position, stepped = self.pending, self.position, self._stepped
+        step: EnvStep[th.Tensor] = self.pending
+        position, stepped = self.position, self._stepped
         dones, timeouts, final_obs = stepped.dones, stepped.timeouts, stepped.final_obs
         known = th.full_like(dones, final_obs is not None)
         if position.obs is None:

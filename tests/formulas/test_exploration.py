@@ -186,11 +186,11 @@ def test_colored_noise_repeats_without_a_seam():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"beta": -0.1}, r"beta=-0\.1 must be finite and at least 0"),
-        ({"beta": math.inf}, "beta=inf must be finite"),
-        ({"horizon": 2}, "horizon=2 must be even, and from 4"),
-        ({"horizon": 7}, "horizon=7 must be even"),
-        ({"horizon": 400_000_000}, "horizon=400000000 must be even, and from 4 to 100,000"),
+        ({"beta": -0.1}, r"beta=-0\.1 must be a number in \[0"),
+        ({"beta": math.inf}, "beta=inf must be a number"),
+        ({"horizon": 2}, "horizon=2 must be at least 4"),
+        ({"horizon": 7}, "horizon=7 must be even, and at most 100,000"),
+        ({"horizon": 400_000_000}, "horizon=400000000 must be even, and at most 100,000"),
     ],
 )
 def test_colored_noise_raises_for_impossible_arguments(arguments, message):
