@@ -305,13 +305,6 @@ def test_a_model_that_is_set_up_again_has_a_buffer_for_its_environments():
     assert model.learn(24).rollout_buffer.n_envs == 3
 
 
-def test_a_shallow_copy_has_the_same_environments():
-    model = make(env=VecNormalize(vec(ACTIONS["discrete"])))
-    copied = copy.copy(model)
-    assert copied.env is model.env and copied.env.venv is model.env.venv
-    copied.learn(32)
-
-
 def test_the_message_of_an_early_stop_has_a_kl_that_is_not_0(capsys):
     make_model(verbose=1, target_kl=1e-6, n_epochs=5, learning_rate=1e-3).learn(32)
     assert float(re.findall(r"reaching max kl: (\S+)", capsys.readouterr().out)[0]) > 0

