@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecEnv
