@@ -93,7 +93,7 @@ def read_statistics(path: Path) -> dict[str, Any]:
             values = {name: value_of(parsed.state[attribute], len(saved)) for name, attribute in present.items()}
             saved = {"observation_moments": None, "normalized_keys": None} | values
         statistics = {attribute: saved[name] for name, attribute in STATISTICS.items()}
-        are_finite(SimpleNamespace(**statistics))  # raises an error if they are not numbers
+        are_finite(SimpleNamespace(**statistics))  # type: ignore[arg-type]  # an error if they are not numbers
         return statistics
 
 
