@@ -92,9 +92,9 @@ def read_statistics(path: Path) -> dict[str, Any]:
             # Where observations are not normalized, SB3 has no moments of them, and once there were no keys.
             values = {name: value_of(parsed.state[attribute], len(saved)) for name, attribute in present.items()}
             saved = {"observation_moments": None, "normalized_keys": None} | values
-        statistics = {attribute: saved[name] for name, attribute in STATISTICS.items()}
-        are_finite(SimpleNamespace(**statistics))  # type: ignore[arg-type]  # an error if they are not numbers
-        return statistics
+        statistics: Any = SimpleNamespace(**{attribute: saved[name] for name, attribute in STATISTICS.items()})
+        are_finite(statistics)  # raises an error if they are not numbers
+        return vars(statistics)
 
 
 def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:

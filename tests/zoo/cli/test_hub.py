@@ -229,17 +229,10 @@ def test_a_model_in_a_folder_is_named_with_it(hub):
     assert loaded.predict(observations(), deterministic=True)[0].tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize(
-    ("filename", "error", "message"),
-    [
-        (3, TypeError, "filename=3 must be the name of a file in the repository"),
-        ("../x.zip", ValueError, r"has the files \['ppo-CartPole-v1.zip'\]: load one"),
-        ("/x.zip", ValueError, "has the files .*: load one"),
-    ],
-)
-def test_a_filename_is_that_of_a_file(hub, filename, error, message):
+@pytest.mark.parametrize("filename", ["../x.zip", "/x.zip"])
+def test_a_filename_is_that_of_a_file(hub, filename):
     from_sb3(hub.repositories.setdefault(REPO, {}))
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=r"has the files \['ppo-CartPole-v1.zip'\]: load one"):
         PPO_Plus.from_hub(REPO, filename=filename)
 
 
