@@ -65,7 +65,7 @@ gym.register("Untouched-v0", Untouched)
 )
 def test_they_follow_from_the_spaces_and_make_a_model(observations, actions, expected):
     """The environment is neither reset nor stepped, and stays open."""
-    env = Untouched(observations, actions)
+    env, Untouched.closed = Untouched(observations, actions), False
     found = recommended(env)
     assert found == {**ALWAYS, **expected, "n_steps": 2048, "batch_size": 256} and not Untouched.closed
     model = PPO_Plus(env=env, **{**found, "n_epochs": 3}, device="cpu")

@@ -1,6 +1,7 @@
 """Vector environments for training: made of single environments, of what steps many at once, or of whatever
 ``PPO_Plus`` takes as its environment; and what a model does with its environments."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from ppo_plus.envs.tensors.env import GymTensors, TensorEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv, warn_of_numpy
 from ppo_plus.envs.vec_env import GymVectorEnv
 from ppo_plus.policy.observations import as_dict
-from ppo_plus.process import assigned
+from ppo_plus.process import assigned, has_convolutions
 from ppo_plus.require import require_int, require_kind, require_one_of, require_spaces
 
 #: The kinds of vector environments that are made of single ones.
@@ -178,5 +179,10 @@ class ModelEnvs(OnPolicyAlgorithm):
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
         # Environments in tensors and the policy are on the same device.
-        if not isinstance(self.env, TensorVecEnv):
-            super()._maybe_recommend_cpu(mlp_class_name)
+        in_tensors = isinstance(self.env, TensorVecEnv)
+        if self.device.type != "cpu" and not in_tensors and not has_convolutions(self.policy):
+            warnings.warn(
+                f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
+                'where training is also compiled by default: pass device="cpu", or compare the two',
+                stacklevel=5,
+            )

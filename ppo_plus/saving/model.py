@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import astuple
 from operator import attrgetter
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -218,7 +219,7 @@ def storable(name: str, schedule: Schedule | str | float | None) -> Any:
     try:
         function: Any = schedule
         with suppress(Exception):
-            function = copy.deepcopy(function)  # calls may change it
+            function = _copied(function)  # calls may change it
         values = [value_at(point, name, function, -math.inf) for point in POINTS]
         if values[-1] != value_at(1.0, name, function, -math.inf):
             raise ValueError("it returns different numbers for the same progress")
@@ -226,6 +227,19 @@ def storable(name: str, schedule: Schedule | str | float | None) -> Any:
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise Undescribable(f"{name} ({schedule!r:.200}) cannot be saved by its values, {problem}: {remedy}") from error
     return Sampled(th.tensor(values, dtype=th.float64, device="cpu"))
+
+
+def _copied(schedule: Schedule) -> Schedule:
+    """A copy of a schedule with its state. That of a function is what its closure has of numbers and containers, since
+    copies of other objects, such as environments, may have effects."""
+    if not isinstance(schedule, FunctionType):
+        return copy.deepcopy(schedule)
+    known = (int, float, list, dict, np.ndarray)
+    contents = [cell.cell_contents for cell in schedule.__closure__ or ()]
+    cells = tuple(CellType(copy.deepcopy(each) if isinstance(each, known) else each) for each in contents)
+    copied = FunctionType(schedule.__code__, schedule.__globals__, schedule.__name__, None, cells)
+    copied.__defaults__, copied.__kwdefaults__ = copy.deepcopy((schedule.__defaults__, schedule.__kwdefaults__))
+    return copied
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------

@@ -238,6 +238,7 @@ def test_callbacks_copy_the_model_in_every_hook(ranks):
     make_normalized().learn(64, copying)
     assert len(copying.copies) == 5
     for twin in copying.copies.values():
+        twin.set_env(make_normalized().get_env())  # copies leave out environments in a VecNormalize
         twin.learn(64, reset_num_timesteps=False)
         require_same(ranks, twin)
 

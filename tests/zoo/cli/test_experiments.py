@@ -333,7 +333,7 @@ def test_rl_zoo3s_flags_are_there():
     [
         (["tune"], "--env"),
         (["tune", "--env", "CartPole-v1", "--seed", "-1"], "--seed -1: a study with a random seed cannot be resumed"),
-        (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
+        (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "NopePolicy unknown"),
         (
             ["tune", "--env", "CartPole-v1", "--vec-env", "envpool"],
             "error: vec_env='envpool' must be one of 'dummy', 's",
