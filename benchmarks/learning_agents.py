@@ -162,13 +162,13 @@ def results(model: PPO_Plus, env: VecEnv, n_games: int) -> list[float]:
 SETTINGS: dict[str, tuple[int, float, dict[str, Any]]] = {
     "tictactoe": (
         300_000,
-        0.2,
+        0.4,
         {
             "n_steps": 64,
-            "batch_size": 256,
-            "n_epochs": 6,
-            "learning_rate": "lin_2e-3",
+            "batch_size": 128,
+            "learning_rate": "lin_1e-3",
             "ent_coef": "lin_0.1",
+            "policy_kwargs": {"net_arch": [128, 128], "activation_fn": nn.ReLU},
         },
     ),
     "connect_four": (

@@ -297,7 +297,7 @@ def test_notebooks_have_a_button_once_there_is_an_address(tables):
     assert tables.with_buttons(page, "") == page
     filled = tables.with_buttons(page, "https://github.com/someone/ppo_plus")
     start = "](https://colab.research.google.com/github/someone/ppo_plus/blob/main/docs/notebooks/"
-    assert filled.count(start) == page.count("](notebooks/") == 5 and f"{start}deploy.ipynb)" in filled
+    assert filled.count(start) == page.count("](notebooks/") == 6 and f"{start}deploy.ipynb)" in filled
 
 
 def test_a_table_is_made_of_its_file(tables):

@@ -74,4 +74,4 @@ def test_notebooks_keep_what_their_cells_print_and_nothing_of_the_machine(file):
 
 def test_every_notebook_is_on_the_page():
     page = (DOCS / "notebooks.md").read_text(encoding="utf-8")
-    assert len(NOTEBOOKS) == 5 and [file.name for file in NOTEBOOKS if f"(notebooks/{file.name})" not in page] == []
+    assert len(NOTEBOOKS) == 6 and [file.name for file in NOTEBOOKS if f"(notebooks/{file.name})" not in page] == []
