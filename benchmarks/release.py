@@ -15,10 +15,9 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
-from typing import Any
 
 from campaign import git  # the modules beside this one
-from report.results import ROOT, path, read, write
+from report.results import ROOT, about, path, read, write
 
 BENCHMARK, VEC_ENV = "benchmarks/benchmark.py", "benchmarks/benchmark_vec_env.py"
 #: What measures a file of ``benchmarks/results``, in order: what README shows comes first.
@@ -43,12 +42,9 @@ COMMANDS = {
 }
 
 
-def about(name: str) -> dict[str, Any]:
-    """What a file says of the versions that it was measured with; nothing, if there is no file."""
-    if not path(name).exists():
-        return {}
-    measured = read(name)
-    return measured.get("about") or measured["versions"]
+def version_of(name: str) -> str:
+    """The version that has measured a file; empty, if there is no file."""
+    return str(about(read(name)).get("ppo_plus", "")) if path(name).exists() else ""
 
 
 def minor(number: str) -> str:
@@ -58,11 +54,11 @@ def minor(number: str) -> str:
 
 def is_current(name: str, now: str) -> bool:
     """Whether this minor version has measured a file."""
-    return minor(about(name).get("ppo_plus", "")) == minor(now)
+    return minor(version_of(name)) == minor(now)
 
 
 def measure(name: str) -> int:
-    """Write a file anew, with the commit in it.
+    """Measure a file again, and write the commit into it.
 
     :return: the exit code of its command
     """
@@ -70,7 +66,7 @@ def measure(name: str) -> int:
     code = subprocess.run([sys.executable, *COMMANDS[name].split(), "--json", str(path(name))], cwd=ROOT).returncode
     if not code:
         measured = read(name)
-        (measured.get("about") or measured["versions"])["commit"] = commit
+        about(measured)["commit"] = commit
         write(path(name), measured)
     return code
 
@@ -87,7 +83,7 @@ def main() -> int:
     now = version("ppo_plus")
     if arguments.list:
         for name, command in COMMANDS.items():
-            print(f"{name}: version {about(name).get('ppo_plus', '-')}, python {command}")
+            print(f"{name}: version {version_of(name) or '-'}, python {command}")
         return 0
     names = arguments.names or [name for name in COMMANDS if not is_current(name, now)]
     failed = []

@@ -35,6 +35,7 @@ from report import (  # noqa: E402
 )
 from report.markdown import markdown  # noqa: E402
 from report.plan import ARMS  # noqa: E402
+from report.results import about as facts_of  # noqa: E402
 from report.results import path, read, read_lines  # noqa: E402
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
@@ -97,7 +98,7 @@ Lines = list[str]
 
 def about(name: str) -> Lines:
     """The machine and the versions with which a file was measured."""
-    return described(read(name).get("about") or read(name)["versions"])
+    return described(facts_of(read(name)))
 
 
 def described(facts: dict[str, Any]) -> Lines:

@@ -49,14 +49,16 @@ def tasks_of(stage: str) -> list[str]:
     return list(dict.fromkeys(cell.task for cell in STAGES[stage]))
 
 
+def cells(found: Returns, arms: Sequence[str], task: str) -> list[str]:
+    """What each contender reaches on a task; empty where it was not run."""
+    return [score(found[arm][task]) if task in found.get(arm, {}) else "" for arm in arms]
+
+
 def candidates(results: Sequence[Mapping[str, Any]], stage: str = "recipe") -> list[str]:
     """A line for each task: what each candidate reaches."""
     found = returns(results)
     arms = list(dict.fromkeys(cell.arm for cell in STAGES[stage]))
-    rows = [
-        [task, *(score(found[arm][task]) if task in found.get(arm, {}) else "" for arm in arms)]
-        for task in tasks_of(stage)
-    ]
+    rows = [[task, *cells(found, arms, task)] for task in tasks_of(stage)]
     return markdown(["task", *(ARMS[arm].name for arm in arms)], rows)
 
 
@@ -66,9 +68,9 @@ def by_task(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> list
     random = {line["task"]: line["return"] for line in read_lines(RANDOM)}
     rows = []
     for task in tasks_of(stage):
-        cells = [score(found[arm][task]) if task in found.get(arm, {}) else "" for arm in arms]
-        if any(cells):
-            rows.append([task.partition(":")[2] or task, f"{random[task]:.4g}", *cells])
+        reached = cells(found, arms, task)
+        if any(reached):
+            rows.append([task.partition(":")[2] or task, f"{random[task]:.4g}", *reached])
     return markdown(["task", "random", *(ARMS[arm].name for arm in arms)], rows)
 
 

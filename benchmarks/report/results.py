@@ -22,6 +22,12 @@ def read(name: str) -> dict[str, Any]:
     return measured
 
 
+def about(measured: dict[str, Any]) -> dict[str, Any]:
+    """The versions and the machine of a measurement; scripts have two names for them."""
+    found: dict[str, Any] = measured.get("about") or measured["versions"]
+    return found
+
+
 def write(path: Path, measured: dict[str, Any], **kwargs: Any) -> None:
     """Write a measurement to a JSON file.
 
