@@ -143,6 +143,7 @@ def test_formulas_import_nothing_but_torch_and_checks_of_arguments(module):
 DOCUMENTED = {"torch.utils._python_dispatch.TorchDispatchMode"}
 
 
+@pytest.mark.slow
 def test_private_names_of_torch_are_in_one_module():
     """No other module names them: ``torch._x``, or an attribute of torch's objects that begins with ``_``."""
     found = {
@@ -203,6 +204,7 @@ def test_the_house_stays_small(limit, count):
     assert 0 < count() <= limit
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_experiments():
     # What SB3's PPO loads by itself (it tries matplotlib, pandas and others) is not ours to judge.
     code = """

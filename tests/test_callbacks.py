@@ -81,6 +81,7 @@ class Falling(gym.Wrapper):
         return obs, reward, terminated, truncated, {**info, "is_success": bool(obs[2] > 0)}
 
 
+@pytest.mark.slow
 def test_evaluations_are_recorded_as_sb3_records_them(tmp_path, capsys):
     writer = RecordingWriter()
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT).venv)

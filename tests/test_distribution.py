@@ -48,6 +48,7 @@ def sdist(tmp_path_factory):
     return copy, copy / "dist" / done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_source_distribution_is_a_checkout(sdist):
     """Everything that `make test` and `make docs` read is in it, and nothing else."""
     copy, path = sdist
@@ -70,6 +71,7 @@ def test_every_result_that_ships_is_shown():
     assert set(results) == shown
 
 
+@pytest.mark.slow
 def test_the_metadata_is_complete(sdist):
     _, path = sdist
     with tarfile.open(path) as archive:
@@ -107,6 +109,7 @@ def test_the_license_of_the_picture_is_that_of_the_metadata():
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith(f"{license} License")
 
 
+@pytest.mark.slow
 def test_with_an_address_the_description_has_whole_links(sdist, tmp_path):
     """PyPI shows it without the files of the repository."""
     copy, _ = sdist

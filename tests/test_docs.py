@@ -26,7 +26,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
-from parametrization import part
+from parametrization import EXHAUSTIVE, SLOW
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
@@ -62,6 +62,11 @@ IDS = [str(page.relative_to(ROOT)) for page in EXAMPLES]
 #: What these pages show has tests; they take longest.
 LONGEST = [ROOT / f"docs/{name}.md" for name in ("deploying", "customizing", "migrating", "learning", "zoo")]
 LONGEST += [ROOT / f"docs/capabilities/{name}.md" for name in ("demonstrations", "faults")]
+
+
+def mark_of(page):
+    """What every user reads first is tested first."""
+    return EXHAUSTIVE if page in LONGEST else () if page.stem in ("README", "quickstart") else SLOW
 
 
 class StopAfterUpdate(BaseCallback):
@@ -112,7 +117,7 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bo
                     run_line(line, patch)
 
 
-@pytest.mark.parametrize("page", part(EXAMPLES, [page for page in EXAMPLES if page not in LONGEST]), ids=IDS)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=mark_of(page)) for page in EXAMPLES], ids=IDS)
 def test_examples_run(page, request, monkeypatch, tmp_path):
     """To their end where slow tests run, too, which is without ``-m``."""
     run_page(page, tmp_path, monkeypatch, slow=not request.config.getoption("markexpr"))
@@ -286,6 +291,7 @@ def tables():
     sys.path.remove(str(DOCS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tables_show_the_measurements(page, tables):
     text = page.read_text(encoding="utf-8")

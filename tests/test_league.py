@@ -8,6 +8,7 @@ import pytest
 import torch as th
 from games import Crowd
 from gymnasium import spaces
+from parametrization import SLOW, part
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -180,8 +181,8 @@ def test_masks_of_several_choices(opponents):
         PPO_Plus("MlpPolicy", SelfPlay(Pairs, {"x": lambda obs, mask: np.array([2, 2])}), **ARGUMENTS).learn(16)
 
 
-@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy"])
-@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+@pytest.mark.parametrize("policy", part(["MlpPolicy", "MlpGruPolicy"], ["MlpPolicy"], SLOW))
+@pytest.mark.parametrize("vec_env", part(["dummy", "subproc"], ["dummy"], SLOW))
 def test_a_league_resumes_exactly(policy, vec_env, tmp_path):
     def make():
         return make_vec(SelfPlay, 3, 0, {"env": TICTACTOE}, vec_env=vec_env)

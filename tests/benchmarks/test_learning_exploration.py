@@ -37,6 +37,7 @@ def test_the_treasure_is_found_by_going_right_in_every_step(seed):
         assert (total, length) == (pytest.approx(-5 * 0.01 / 6), 6)
 
 
+@pytest.mark.slow
 def test_training_ends_when_the_goal_is_reached(monkeypatch):
     easy = learning_exploration.TASKS["deep-sea"]["DeepSea 10, plain"]._replace(steps=20_480, goal=-1.0)
     monkeypatch.setitem(learning_exploration.TASKS["deep-sea"], "easy", easy)

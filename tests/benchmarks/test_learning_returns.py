@@ -69,6 +69,7 @@ def is_installed(task):
     return ":" not in task or find_spec(task.partition(":")[0]) is not None
 
 
+@pytest.mark.slow
 def test_every_planned_run_can_be_built():
     """All contenders and tasks are known, and those that are compared get the same settings."""
 

@@ -84,6 +84,7 @@ def likelihood(model, dataset):
 # --- cloning ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_linear_expert_is_cloned_by_the_defaults():
     rng = np.random.default_rng(0)
     observations = rng.normal(size=(600, 5)).astype(np.float32)
@@ -94,6 +95,7 @@ def test_a_linear_expert_is_cloned_by_the_defaults():
     assert error(model, data) < 0.03
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(sorted(ACTIONS)),
@@ -173,6 +175,7 @@ def accuracy(model, episodes):
     return right / n
 
 
+@pytest.mark.slow
 def test_memory_learns_from_whole_episodes():
     env = vec(spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,), np.float32))
     model = make_recurrent(env=env)

@@ -10,6 +10,7 @@ from games import Crowd
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parametrization import SLOW, part
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import EvalAfterUpdates, PPO_Plus, make_agents, policy_arguments
@@ -159,7 +160,7 @@ def test_evaluations_play_episodes_of_agents(tmp_path):
     assert np.load(tmp_path / "evaluations.npz")["results"].shape[1] == 12
 
 
-@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+@pytest.mark.parametrize("vec_env", part(["dummy", "subproc"], ["dummy"], SLOW))
 def test_a_run_resumes_exactly(vec_env, tmp_path):
     from ppo_plus import Checkpoints
 
@@ -287,6 +288,7 @@ def test_wrong_arguments_are_named(env, options, error, message):
 # --- PettingZoo's own ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_spread_trains_alone_in_processes_and_converted():
     pytest.importorskip("mpe2")
     from mpe2 import simple_spread_v3
@@ -332,6 +334,7 @@ def test_games_of_another_kind_are_named(name, message):
         make_agents(name)
 
 
+@pytest.mark.slow
 def test_the_shell_trains_and_plays(tmp_path, capsys):
     pytest.importorskip("mpe2")
     train = [

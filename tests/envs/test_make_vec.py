@@ -12,6 +12,7 @@ from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.vec_env import GymVectorEnv
 
 
+@pytest.mark.slow
 def test_make_vec_is_the_same_in_processes_or_not():
     given = {"n_envs": 2, "seed": 1, "env_kwargs": {"sutton_barto_reward": True}}
     apart, here = (
@@ -133,6 +134,7 @@ def test_wrong_arguments_are_named(env_id, options, error, message):
         make_vec(env_id, **options)
 
 
+@pytest.mark.slow
 def test_processes_are_supervised_as_asked():
     env = make_vec("CartPole-v1", 3, vec_env="subproc", n_workers=2, restarts=4, timeout=60)
     assert (env.n_workers, env.restarts, env.timeout) == (2, 4, 60)

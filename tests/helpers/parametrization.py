@@ -5,8 +5,8 @@ from itertools import combinations, cycle, product
 
 import pytest
 
-#: The mark of cases that only `make test-all` runs.
-EXHAUSTIVE = pytest.mark.exhaustive
+#: The marks of cases that only `make test-all` runs, and of those that `make check` runs, too.
+EXHAUSTIVE, SLOW = pytest.mark.exhaustive, pytest.mark.slow
 
 
 def parts_of(combination, strength=2):
@@ -78,6 +78,11 @@ def sample(cases, n=1, others=EXHAUSTIVE):
     ]
 
 
-def part(cases, chosen):
-    """Parameters of which ``make check`` runs only the chosen ones, and ``make test-all`` all."""
-    return [pytest.param(case, marks=() if case in chosen else EXHAUSTIVE) for case in cases]
+def part(cases, chosen, others=EXHAUSTIVE):
+    """Parameters of which ``make test`` runs only the chosen ones.
+
+    :param cases: the values
+    :param chosen: those that are fast
+    :param others: the mark of the others: only ``make test-all`` runs them, or, with ``slow``, ``make check``, too
+    """
+    return [pytest.param(case, marks=() if case in chosen else others) for case in cases]

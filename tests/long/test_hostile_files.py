@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from parametrization import sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_files", sample([10, 50], 2))
 @pytest.mark.parametrize("name", FORMATS)
 def test_hostile_files_do_no_harm(name, n_files, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "ppo_plus"
 
 
+@pytest.mark.slow
 def test_every_fault_can_still_be_put_in():
     for fault in mutants.FAULTS:
         text = (PACKAGE / fault.file).read_text(encoding="utf-8")

@@ -49,6 +49,7 @@ class Corridor(gym.Env):
         return np.eye(6, dtype=np.float32)[self.place]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", part(["MlpPolicy", "MlpLruPolicy"], ["MlpPolicy"]))
 def test_the_last_observation_of_an_episode_is_learned_like_the_others(policy):
     env = DummyVecEnv([Corridor] * 2)
@@ -103,6 +104,7 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_sums():
     assert part.normalizer.var[0].item() == pytest.approx(numbers.var(correction=0).item())
 
 
+@pytest.mark.slow
 def test_new_observations_are_rewarded_and_large_errors_at_the_start_do_not_make_later_rewards_tiny():
     model = make(env=counting(2), n_steps=64, batch_size=32, learning_rate=3e-3)
     part, errors, rewards = model.policy.streams.parts[0], [], []

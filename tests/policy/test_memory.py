@@ -9,6 +9,7 @@ from envs import ACTIONS, vec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import STRUCTURES
+from parametrization import SLOW, part
 
 from ppo_plus import (
     Features,
@@ -210,7 +211,7 @@ def test_sequences_equal_steps_across_episode_starts(memory):
 
 @needs_compiler
 @pytest.mark.usefixtures("traced")
-@kinds
+@pytest.mark.parametrize("memory", part(KINDS, ["LRU"], SLOW))
 def test_compiled_training_is_the_same(memory):
     # One layer for actor and critic: a graph of half the size.
     layer = {} if memory == "observations" else dict(n_lstm_layers=1, shared_lstm=True, enable_critic_lstm=False)
@@ -269,5 +270,5 @@ def test_an_episode_start_resets_memory_that_is_not_finite(policy):
     bad = tuple(np.full_like(part, np.nan) for part in state)
     other_action, other_state = model.predict(observation, bad, np.array([True]), deterministic=True)
     assert action == other_action
-    for part, other in zip(state, other_state, strict=True):
-        np.testing.assert_array_equal(part, other)
+    for ours, other in zip(state, other_state, strict=True):
+        np.testing.assert_array_equal(ours, other)

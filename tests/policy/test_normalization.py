@@ -104,6 +104,7 @@ def test_training_is_that_with_a_vec_normalize_that_is_updated_once_per_rollout(
     assert not th.allclose(weights(inside), weights(make(**dict.fromkeys(BOTH, False)).learn(5 * 64)), atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward_scale", part([1e-3, 1e4], [1e4]))
 def test_the_critic_learns_on_every_scale_of_rewards(reward_scale):
     def explained(**kwargs):

@@ -165,7 +165,8 @@ def in_double():
         ("plain", th.inference_mode),
         ("plain", partial(np.errstate, all="raise")),
         ("plain", partial(warnings.catch_warnings, action="error")),
-        *((kind, in_double) for kind in ("gSDE", "memory", "compiled")),
+        *((kind, in_double) for kind in ("gSDE", "memory")),
+        pytest.param("compiled", in_double, marks=pytest.mark.slow),
         ("memory", th.no_grad),
     ],
 )

@@ -224,6 +224,7 @@ def test_training_continues_where_a_callback_stopped_it(in_tensors, at):
     assert dones.all() == (at == 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("in_tensors", "policy", "duplicate"),
     [(True, "MlpLstmPolicy", lambda model: pickle.loads(pickle.dumps(model))), (False, "MlpPolicy", copy.deepcopy)],

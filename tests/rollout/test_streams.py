@@ -347,7 +347,7 @@ def test_recomputed_advantages_are_the_same_while_weights_are():
 
 
 @needs_compiler
-@pytest.mark.parametrize("memory", ["", "Gru"])
+@pytest.mark.parametrize("memory", ["", pytest.param("Gru", marks=pytest.mark.slow)])
 def test_compiled_training_is_the_same(memory, monkeypatch):
     monkeypatch.setattr(compiled, "compile_graph", by_operation)
     kwargs = {"policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8} if memory else {}

@@ -179,6 +179,7 @@ def test_a_path_of_logs_is_saved_as_text(tmp_path, recwarn):
     assert read(saved(model), "model")["arguments"]["tensorboard_log"] == str(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_logs_below_the_working_folder_or_where_its_caller_says(tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)
     env, logs = make().get_env(), "./logs/tb/"

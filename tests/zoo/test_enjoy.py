@@ -95,6 +95,7 @@ def test_each_model_has_its_own_statistics(run):
     assert counts[0] < counts[1]
 
 
+@pytest.mark.slow
 def test_the_same_seed_plays_the_same(run):
     def episodes(**options):
         player = make_player(run.folder, run.folder.last_model, n_envs=2, **options)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
-from parametrization import sample
+from parametrization import SLOW, sample
 from stable_baselines3.common.atari_wrappers import AtariWrapper, MaxAndSkipEnv
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.vec_env import (
@@ -87,7 +87,7 @@ def test_splits_an_entry(settings):
     )
 
 
-@pytest.mark.parametrize("name", BUILTIN)
+@pytest.mark.parametrize("name", sample(BUILTIN, 8, SLOW))
 def test_builtin_entries_are_valid_and_read_back(name):
     env_id, _, variant = name.partition("/") if name != "atari" else ("ALE/Pong-v5", "", "")
     experiment = load_experiment(env_id, variant=variant or None)
@@ -266,6 +266,7 @@ def test_several_processes_share_environments_and_minibatches():
         whole.replace(n_envs=24, hyperparams={}).for_each_process(24)
 
 
+@pytest.mark.slow
 def test_kinds_and_numbers_of_environments(tmp_path):
     envs = make_envs(CARTPOLE, monitor_dir=tmp_path)
     assert isinstance(envs, DummyVecEnv) and envs.num_envs == 2

@@ -93,7 +93,7 @@ def logged(run):
 
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
-    [("raise", ValueError, "boom"), ("nan", FloatingPointError, "is not finite")],
+    [("raise", ValueError, "boom"), pytest.param("nan", FloatingPointError, "is not finite", marks=pytest.mark.slow)],
 )
 def test_a_failure_is_named_and_resumes_with_restarts_allowed(fault, error, message, package, capsys):
     with pytest.raises(error, match=message) as raised:
@@ -117,6 +117,7 @@ def test_a_failure_is_named_and_resumes_with_restarts_allowed(fault, error, mess
     assert len(list(run.glob("*.monitor.csv"))) == 2 and len(read_training(run)[0]) == 10
 
 
+@pytest.mark.slow
 def test_restarts_are_counted_in_the_log_over_an_interruption(package, monkeypatch):
     monkeypatch.setattr(checkpoint, "SHARE", np.inf)
     env_kwargs = ["--env-kwargs", "p:0.03", "--restart-envs", "100"]

@@ -51,6 +51,7 @@ def test_one_line_whatever_arrives(signals):
     assert (err, process.returncode) == ("interrupted\n", 130)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", [["SIGINT", "SIGTERM"], ["SIGTERM"]])
 def test_work_that_does_not_ask_is_interrupted(signals):
     """By a second signal, or after a while."""

@@ -12,6 +12,9 @@ ROOT = Path(__file__).parents[2]
 FILES = ("ppo_plus", "returns", "search_space")
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel built from a copy, because a build leaves files behind."""

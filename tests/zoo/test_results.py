@@ -131,6 +131,7 @@ def test_curve_of_training_episodes(tmp_path):
     np.testing.assert_allclose(curve.timesteps, 7 * np.arange(4, 41))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_picture_of_curves(tmp_path, suffix, start):
     write_evaluations(tmp_path, 1, [10, 20], [0.0, 10.0])

@@ -102,6 +102,7 @@ def test_a_best_model_that_is_better_than_the_last_one_is_named(finished, monkey
     assert summary.startswith(f"CartPole-v1: mean return {np.mean(last):.2f} +/- ")
 
 
+@pytest.mark.slow
 def test_options_do_not_change_the_training(tmp_path, capsys):
     one = run(tmp_path, progress=False, eval_freq=-1)
     assert not (one.folder.path / "evaluations.npz").exists()
@@ -124,6 +125,7 @@ def test_normalization_is_saved_with_the_algorithms_discount(finished):
         assert not np.allclose(loaded.obs_rms.var, 1)
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_trained_further(tmp_path, finished):
     first, _ = finished
     second = set_up(
@@ -218,7 +220,8 @@ def assert_same_results(folder, other):
     assert {path.name for path in folder.path.iterdir()} == {path.name for path in other.path.iterdir()}
 
 
-@pytest.mark.parametrize("vec_env", ["dummy", pytest.param("subproc", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
 def test_an_interrupted_run_resumes_with_identical_results(vec_env, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SHARE", math.inf)
     monkeypatch.setattr("ppo_plus.zoo.callbacks.LAST_EPISODES", 0)
@@ -276,6 +279,7 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(tmp_path):
         assert str(raised.value).endswith(remedy)
 
 
+@pytest.mark.slow
 def test_progress_of_a_resumed_run_counts_from_its_start(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checkpoint, "SHARE", math.inf)
     Stop.left = 400

@@ -49,6 +49,7 @@ def test_shared_settings_are_not_those_of_single_tasks(results):
     assert shared.startswith("| ppo_plus's shared settings | 6 of 6 | 12 | 1.17 [")
 
 
+@pytest.mark.slow
 def test_pictures_show_every_contender_and_are_reproducible(results, tmp_path):
     paths = tmp_path / "curves.svg", tmp_path / "profile.svg"
     returns.draw_curves(returns.grouped(results), paths[0])

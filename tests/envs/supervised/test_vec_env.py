@@ -452,6 +452,7 @@ def faulty(fault):
     return VecFrameStack(VecNormalize(env), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", sample(["kill", "nan"], 2))
 def test_an_interrupted_run_with_faults_resumes_exactly(fault, tmp_path, monkeypatch):
     monkeypatch.setattr("ppo_plus.saving.checkpoint.checkpoint.SHARE", np.inf)

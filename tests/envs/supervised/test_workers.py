@@ -173,6 +173,7 @@ def test_closing_does_not_wait_for_one_that_hangs(asked, monkeypatch):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors where Linux lists them")
 def test_nothing_is_left_behind():
     supervised(Failing).close()  # starts what stays in this process, such as the tracker of shared memory
@@ -251,7 +252,9 @@ def test_forked_workers_draw_other_numbers():
 
 
 @pytest.mark.skipif(not Path("/dev/shm").exists(), reason="looks where Linux has shared memory")
-@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)\n"], ids=["exit", "killed"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("", marks=pytest.mark.slow), "os.kill(os.getpid(), signal.SIGKILL)\n"], ids=["exit", "killed"]
+)
 def test_no_process_and_no_memory_outlives_the_one_that_did_not_close_it(end, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

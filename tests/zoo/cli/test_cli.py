@@ -17,6 +17,7 @@ from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.installation import command
 
 
+@pytest.mark.slow
 def test_scripts(folder, monkeypatch, capsys):
     """Train, enjoy, record and plot, one after the other."""
 

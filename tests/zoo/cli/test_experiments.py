@@ -24,6 +24,7 @@ NAMES = [*inspect.signature(Settings).parameters]
 _CHECKPOINTS = "stable_baselines3.common.callbacks.CheckpointCallback"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT], 2))
 def test_signals_save_the_model(tmp_path, number):
     """The second one does not disturb the saving that the first one started."""
@@ -163,6 +164,7 @@ def test_the_zoo_and_the_measured_returns(capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_training_a_saved_model_further(folder, monkeypatch):
     printed = []
     monkeypatch.setattr("ppo_plus.zoo.cli.experiments._print_measured", lambda *args: printed.append(args))

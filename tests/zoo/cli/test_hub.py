@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from hub import serving
+from parametrization import EXHAUSTIVE, SLOW, sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -135,6 +136,7 @@ def test_a_model_is_pushed_in_python(hub, normalizes):
     assert "mean_reward" not in hub.repositories[REPO]["README.md"].decode()
 
 
+@pytest.mark.slow
 def test_another_push_replaces_all_files_of_the_first(hub, train):
     train(True)
     main(["push", "logs/ppo_plus/CartPole-v1_1", REPO])
@@ -183,7 +185,7 @@ def from_sb3(repository, normalize=False, name="ppo-CartPole-v1"):
     return model, env
 
 
-@pytest.mark.parametrize("normalize", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("normalize", [pytest.param(True, marks=SLOW), pytest.param(False, marks=EXHAUSTIVE)])
 def test_models_of_sb3_and_rl_zoo3_are_read(hub, normalize, capsys):
     model, env = from_sb3(hub.repositories.setdefault("sb3/ppo-CartPole-v1", {}), normalize)
     Path("newer.py").write_text(NEWER)
@@ -198,7 +200,8 @@ def test_models_of_sb3_and_rl_zoo3_are_read(hub, normalize, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo-CartPole-v1_vecnormalize.pkl", "vecnormalize.pkl", "CartPole-v1/vecnormalize.pkl"]
+    "name",
+    sample(["ppo-CartPole-v1_vecnormalize.pkl", "vecnormalize.pkl", "CartPole-v1/vecnormalize.pkl"], 3, SLOW),
 )
 def test_statistics_are_found_under_other_names_and_missed_aloud(hub, name, recwarn, capsys):
     repository = hub.repositories.setdefault(REPO, {})
@@ -229,6 +232,7 @@ def test_a_model_in_a_folder_is_named_with_it(hub):
     assert loaded.predict(observations(), deterministic=True)[0].tolist() == expected.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filename", ["../x.zip", "/x.zip"])
 def test_a_filename_is_that_of_a_file(hub, filename):
     from_sb3(hub.repositories.setdefault(REPO, {}))
@@ -251,6 +255,7 @@ def test_pickles_are_not_run(hub, tmp_path, check_one_line_error):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_several_models_are_named(hub):
     repository = hub.repositories.setdefault(REPO, {})
     from_sb3(repository)

@@ -199,6 +199,7 @@ def run(experiment, seed=0, plan=FOUR_EVALUATIONS):
     return value, reports
 
 
+@pytest.mark.slow
 def test_score_is_the_mean_of_the_last_evaluations():
     value, reports = run(SMALL)
     assert [timesteps for timesteps, _ in reports] == [128, 256, 384, 512]
