@@ -2,8 +2,7 @@
 
     python benchmarks/benchmark.py --json benchmarks/results/speed.json
     python benchmarks/benchmark.py --only CartPole-v1-x8 HalfCheetah-v5-x1 --rounds 9
-    python benchmarks/benchmark.py --scaling --json benchmarks/results/scaling.json
-    python benchmarks/benchmark.py --learning --json benchmarks/results/learning_check.json
+    python benchmarks/benchmark.py --threads --json benchmarks/results/threads.json
     python benchmarks/benchmark.py --quick          # only whether it runs: its figures mean nothing
 
 **Time** is that of whole training, rollouts and updates together, per environment step. Contenders get the same
@@ -11,8 +10,8 @@ hyperparameters, seeds and number of threads and take turns in rounds; a speed-u
 contender's in the same round: median over rounds [smallest, largest]. **Start-up** is the first ``learn`` of one
 rollout in a fresh process, libraries imported and model made before it; where the contender compiles ahead, with a
 filled and with an empty compiler cache. **Memory** is the peak of the process, and how much of it training added.
-**Where the time goes** comes from a separate round with clocks around methods. ``--scaling`` leaves environments out:
-they replay random observations. ``--learning`` asks whether returns differ from SB3's by more than seeds do.
+**Where the time goes** comes from a separate round with clocks around methods. ``--threads`` leaves environments out:
+they replay random observations.
 """
 
 import argparse
@@ -39,14 +38,12 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
-from report.markdown import markdown
 from report.results import write
 from report.speed import (
     ACT,
     COLLECT,
     COMPILED,
     ENV,
-    LEARNING,
     REFERENCE,
     REST,
     SBX,
@@ -56,13 +53,10 @@ from report.speed import (
     Results,
     comparison,
     details_table,
-    learning_row,
-    memory_cell,
     time_cell,
 )
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 #: One thread each, torch's and XLA's; libraries read it when they are imported, so it is set before processes start.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
@@ -89,7 +83,6 @@ class Workload:
     :param own_policy: its policy, where it is another one
     :param reference: module and class of the algorithm that stands in the reference's column
     :param wrapper: wrapper of each environment
-    :param vec_wrapper: wrapper of all, unless PPO_Plus does its work itself (``normalize_observations`` in ``own``)
     """
 
     env: str | spaces.Space[Any]
@@ -104,7 +97,6 @@ class Workload:
     own_policy: str = ""
     reference: tuple[str, str] = ("stable_baselines3", "PPO")
     wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
-    vec_wrapper: Callable[[VecEnv], VecEnv] | None = None
 
     def make_env(self, seed: int) -> VecEnv:
         if not isinstance(self.env, str):
@@ -154,8 +146,6 @@ VECTOR = spaces.Box(-np.inf, np.inf, (8,))
 ATARI = Workload(image(84, 4), 8, 128, batch_size=256, n_epochs=4, rollouts=1, policy="CnnPolicy")
 VECTORS: dict[str, spaces.Space[Any]] = {"position": VECTOR, "velocity": VECTOR}
 RECURRENT: Any = dict(policy="MlpLstmPolicy", reference=("sb3_contrib", "RecurrentPPO"))
-#: What PPO_Plus normalizes itself.
-INSIDE = ("normalize_observations", "normalize_values")
 SMALL_LSTM: Any = dict(policy_kwargs=dict(lstm_hidden_size=64))
 WORKLOADS = {
     "CartPole-v1-x1": Workload("CartPole-v1", 1, 2048),
@@ -184,10 +174,6 @@ WORKLOADS = {
         for memory in ("Lru", "Attention")
         for name, size in {"": 64, "-batch-256": 256}.items()
     },
-    "CartPole-v1-VecNormalize-x8": Workload("CartPole-v1", 8, 256, rollouts=4, vec_wrapper=VecNormalize),
-    "CartPole-v1-normalized-x8": Workload(
-        "CartPole-v1", 8, 256, rollouts=4, vec_wrapper=VecNormalize, own=dict.fromkeys(INSIDE, True)
-    ),
     "Pendulum-v1-gSDE-x4": Workload("Pendulum-v1", 4, 512, arguments={"use_sde": True, "sde_sample_freq": 4}),
 }
 
@@ -198,27 +184,18 @@ def _wide(units: int, batch_size: int) -> Workload:
     return replace(_base, batch_size=batch_size, arguments={"policy_kwargs": {"net_arch": [units, units]}})
 
 
-#: For each quantity, workloads that differ in nothing else.
-SCALING: dict[str, dict[Any, Workload]] = {
-    # A rollout is 2048 transitions as long as each environment gets 16 steps.
-    "environments": {n: replace(_base, n_envs=n, n_steps=max(16, 2048 // n)) for n in (1, 4, 16, 64, 256, 1024)},
-    "batch-size": {n: replace(_base, batch_size=n) for n in (32, 64, 128, 256, 512, 2048)},
-    "width": {n: _wide(n, 64) for n in (32, 64, 128, 256, 512)},
-    # One epoch needs the memory of all.
-    "image-size": {n: replace(ATARI, env=image(n, 4), n_epochs=1) for n in (36, 64, 84, 128, 168)},
-    # SB3 has one thread in any case.
-    "threads": {
-        f"{what}: {n}": replace(workload, own={"n_threads": n})
-        for what, workload in {
-            "64 units, batch 64": _base,
-            "64 units, batch 1024": replace(_base, batch_size=1024),
-            "256 units, batch 256": _wide(256, 256),
-            "256 units, batch 1024": _wide(256, 1024),
-            "1024 units, batch 256": _wide(1024, 256),
-            "NatureCNN, batch 256": replace(ATARI, n_epochs=1),
-        }.items()
-        for n in sorted({1, os.cpu_count() or 1})
-    },
+#: Small and large updates with one thread and with one for each core; SB3 has one in any case.
+THREADS = {
+    f"{what}: {n}": replace(workload, own={"n_threads": n})
+    for what, workload in {
+        "64 units, batch 64": _base,
+        "64 units, batch 1024": replace(_base, batch_size=1024),
+        "256 units, batch 256": _wide(256, 256),
+        "256 units, batch 1024": _wide(256, 1024),
+        "1024 units, batch 256": _wide(1024, 256),
+        "NatureCNN, batch 256": replace(ATARI, n_epochs=1),
+    }.items()
+    for n in sorted({1, os.cpu_count() or 1})
 }
 
 
@@ -284,8 +261,6 @@ class Trainee:
         if module == "ppo_plus":
             arguments, policy = arguments | workload.own, workload.own_policy or policy
         env = workload.make_env(seed)
-        if workload.vec_wrapper is not None and not arguments.keys() & {*INSIDE}:
-            env = workload.vec_wrapper(env)
         self.memory_before = peak_memory()
         own = {name: getattr(workload, name) for name in ("n_steps", "batch_size", "n_epochs")}
         self.model = make(policy, env, seed=seed, device=device, **own, **workload.arguments, **arguments)
@@ -310,9 +285,9 @@ class Trainee:
         return parts | {REST: total - sum(parts.values())}
 
     def memory(self) -> dict[str, float]:
-        """Megabytes: the process at its peak, what training added to that, and the size of the rollout buffer."""
+        """Megabytes: the process at its peak, and what training added to that."""
         peak = peak_memory()
-        return {"peak": peak, "added": peak - self.memory_before, "buffer": stored(vars(self.model.rollout_buffer))}
+        return {"peak": peak, "added": peak - self.memory_before}
 
 
 def peak_memory() -> float:
@@ -320,17 +295,6 @@ def peak_memory() -> float:
     # It includes what the parent had when it started this process, so the parent loads nothing that this one does not.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-
-
-def stored(tree: Any, seen: dict[int, int] | None = None) -> float:
-    """Megabytes of the arrays and tensors in a nesting of dicts; those that share memory count once."""
-    seen = {} if seen is None else seen
-    if isinstance(tree, dict):
-        for value in tree.values():
-            stored(value, seen)
-    elif isinstance(tree, (np.ndarray, th.Tensor)):
-        seen[tree.data_ptr() if isinstance(tree, th.Tensor) else tree.ctypes.data] = tree.nbytes
-    return sum(seen.values()) / 1e6
 
 
 _trainee: Trainee
@@ -346,14 +310,6 @@ def _start(cache: str, *arguments: Any) -> None:
 
 def _call(method: str) -> Any:
     return getattr(_trainee, method)()
-
-
-def learn_and_evaluate(contender: str, workload: Workload, rollouts: int, device: str, seed: int) -> float:
-    """Mean return of 20 deterministic episodes after training."""
-    trainee = Trainee(contender, workload, seed, device)
-    trainee.learn(rollouts)
-    score, _ = evaluate_policy(trainee.model, workload.make_env(seed + 10_000), n_eval_episodes=20)
-    return float(np.mean(score))
 
 
 # --- in the parent -------------------------------------------------------------------------------------------------
@@ -417,7 +373,7 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
         "load before": round(os.getloadavg()[0], 2),
         "device": arguments.device if arguments.device == "cpu" else th.cuda.get_device_name(arguments.device),
         "threads": 1,
-        "seeds": list(range(arguments.seeds)) if arguments.learning else arguments.seed,
+        "seeds": arguments.seed,
         "rounds": arguments.rounds,
         "quick": arguments.quick,
     }
@@ -425,23 +381,20 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--scaling", action="store_true", help=f"cost against {', '.join(SCALING)}")
-    mode.add_argument("--learning", action="store_true", help="compare what is learned, not how fast")
+    parser.add_argument("--threads", action="store_true", help="updates with one thread and with more")
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"some of {', '.join(WORKLOADS)}")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--seed", type=int, default=0, help="of environments and algorithms")
-    parser.add_argument("--seeds", type=int, default=5, help="number of seeds of the learning check")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; SBX chooses for itself")
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see whether it runs")
     parser.add_argument("--json", type=Path, help="file for everything that was measured")
     arguments = parser.parse_args()
-    known = list(SCALING if arguments.scaling else LEARNING if arguments.learning else WORKLOADS)
+    known = list(THREADS if arguments.threads else WORKLOADS)
     arguments.only = arguments.only or known
     if set(arguments.only) - set(known):
         parser.error(f"--only takes some of {', '.join(known)}")
     if arguments.quick:
-        arguments.rounds, arguments.seeds = min(arguments.rounds, 2), min(arguments.seeds, 2)
+        arguments.rounds = min(arguments.rounds, 2)
     return arguments
 
 
@@ -459,7 +412,7 @@ def measure(workloads: dict[Any, Workload], contenders: list[str], arguments: ar
     for title, workload in workloads.items():
         print(f"{title} ...", file=sys.stderr)
         given = arguments.rounds, arguments.seed, arguments.device
-        results[str(title)] = compare(workload, contenders, *given, details=not arguments.scaling)
+        results[str(title)] = compare(workload, contenders, *given, details=not arguments.threads)
         for name, result in results[str(title)].items():
             if result.error:
                 print(f"{title}: {name} was not measured ({result.error})\n")
@@ -477,32 +430,11 @@ def run_speed(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"workloads": workloads, "results": results}
 
 
-def run_scaling(arguments: argparse.Namespace) -> dict[str, Any]:
-    everything = {}
-    for axis in arguments.only:
-        points = SCALING[axis]
-        workloads = selected(points, (min(points), max(points)) if arguments.quick else points, arguments.quick)
-        results = measure(workloads, [name for name in CONTENDERS if name != SBX], arguments)
-        show(comparison(results, f"time per step by {axis}", time_cell))
-        show(comparison(results, f"rollout buffer, memory added by training, by {axis}", memory_cell))
-        everything[axis] = {"workloads": workloads, "results": results}
-    return everything
-
-
-def run_learning(arguments: argparse.Namespace) -> dict[str, Any]:
-    returns: dict[str, dict[str, list[float]]] = {}
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
-        for name in arguments.only:
-            workload = WORKLOADS[name]
-            rollouts = 1 if arguments.quick else LEARNING[name] // (workload.n_envs * workload.n_steps)
-            given = workload, rollouts, arguments.device
-            returns[name] = {
-                contender: list(pool.map(partial(learn_and_evaluate, contender, *given), range(arguments.seeds)))
-                for contender in (REFERENCE, COMPILED)
-            }
-    rows = [learning_row(name, by_contender) for name, by_contender in returns.items()]
-    show(markdown(["returns, IQM [95 %]", REFERENCE, COMPILED, "intervals overlap"], rows))
-    return {"returns": returns}
+def run_threads(arguments: argparse.Namespace) -> dict[str, Any]:
+    workloads = selected(THREADS, arguments.only, arguments.quick)
+    results = measure(workloads, [name for name in CONTENDERS if name != SBX], arguments)
+    show(comparison(results, "time per step by number of threads", time_cell))
+    return {"threads": {"workloads": workloads, "results": results}}
 
 
 def main() -> None:
@@ -510,9 +442,7 @@ def main() -> None:
     os.environ |= ONE_THREAD
     about = facts(arguments)
     print(", ".join(f"{key} {value}" for key, value in about.items()) + "\n")
-    modes = {"scaling": run_scaling, "learning": run_learning}
-    run = next((run for mode, run in modes.items() if getattr(arguments, mode)), run_speed)
-    results = run(arguments)
+    results = run_threads(arguments) if arguments.threads else run_speed(arguments)
     if arguments.json:
         # JSON does not know dataclasses and, within workloads, spaces.
         write(arguments.json, {"about": about} | results, default=lambda v: vars(v) if is_dataclass(v) else str(v))

@@ -33,10 +33,7 @@ COMMANDS = {
     "workers": f"{VEC_ENV} --workers",
     "supervised": f"{VEC_ENV} --env CartPole-v1 --n-envs 8 --rounds 40 --kinds SB3 Supervised",
     "processes": "benchmarks/benchmark_processes.py",
-    "threads": f"{BENCHMARK} --scaling --only threads --rounds 3",
-    "scaling": f"{BENCHMARK} --scaling --only environments batch-size width image-size --rounds 2",
-    "normalization_speed": f"{BENCHMARK} --only CartPole-v1-VecNormalize-x8 CartPole-v1-normalized-x8",
-    "learning_check": f"{BENCHMARK} --learning",
+    "threads": f"{BENCHMARK} --threads --rounds 3",
     "determinism": "tests/long/determinism.py",
     "soak": "tests/long/soak.py",
 }

@@ -54,8 +54,6 @@ WORKLOADS = {
     "Dict-image-x8": "Dict with a small image, 8 envs",
     "Atari-shapes-x8": "Atari-shaped images, 8 envs",
     "Atari-shapes-bfloat16-x8": "Atari-shaped images, 8 envs, PPO_Plus in bfloat16",
-    "CartPole-v1-VecNormalize-x8": "PPO_Plus in `VecNormalize`",
-    "CartPole-v1-normalized-x8": "PPO_Plus normalizes inside the policy",
     "CartPole-v1-LSTM-x8": "two LSTMs of 256 units, minibatches of 64",
     "CartPole-v1-LSTM-x8-batch-256": "two LSTMs of 256 units, minibatches of 256",
     "CartPole-v1-small-LSTM-x8-batch-256": "two LSTMs of 64 units, minibatches of 256",
@@ -198,29 +196,10 @@ def speed_details(*names: str) -> Lines:
     return markdown(header, rows)
 
 
-def scaled(axis: str, name: str = "scaling") -> Lines:
-    """Time per step against one quantity."""
-    results = speed.parse(read(name)[axis]["results"])
-    return speed.comparison(results, axis, speed.time_cell)
-
-
-def learning_check() -> Lines:
-    """Returns of SB3 and PPO_Plus."""
-    titles = {
-        name: f"{WORKLOADS[name]}, {steps:,} steps"
-        for name, steps in speed.LEARNING.items()
-    }
-    rows = [
-        speed.learning_row(titles[name], by_contender)
-        for name, by_contender in read("learning_check")["returns"].items()
-    ]
-    header = [
-        "return, IQM of 5 seeds [95 %]",
-        speed.REFERENCE,
-        speed.COMPILED,
-        "intervals overlap",
-    ]
-    return markdown(header, rows)
+def threads() -> Lines:
+    """Time per step with one thread and with more."""
+    results = speed.parse(read("threads")["threads"]["results"])
+    return speed.comparison(results, "threads", speed.time_cell)
 
 
 def results(*names: str) -> list[scores.Result]:
@@ -389,20 +368,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     ),
     "memory-speed-about": lambda: about("memory_speed"),
     "memory-kinds-speed-about": lambda: about("memory_kinds_speed"),
-    "normalization-speed": lambda: speeds(
-        WORKLOADS,
-        "normalization_speed",
-        corner="CartPole-v1, 8 envs (SB3 in `VecNormalize`)",
-        others=False,
-    ),
-    "normalization-speed-about": lambda: about("normalization_speed"),
-    "scaling-batch-size": lambda: scaled("batch-size"),
-    "scaling-width": lambda: scaled("width"),
-    "scaling-about": lambda: about("scaling"),
-    "threads": lambda: scaled("threads", "threads"),
+    "threads": threads,
     "threads-about": lambda: about("threads"),
-    "learning-check": learning_check,
-    "learning-check-about": lambda: about("learning_check"),
     "returns": lambda: returns.contenders(reported()),
     "recipe": lambda: recommended.candidates(returns.results(stages=["recipe"])),
     "recommended-over-tasks": lambda: recommended.over_tasks(
@@ -459,7 +426,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "supervised-about": lambda: about("supervised"),
     "processes-training": lambda: processes.training_table(read("processes")),
     "processes-updates": lambda: processes.updates_table(read("processes")),
-    "processes-messages": lambda: processes.messages_table(read("processes")),
     "processes-about": lambda: about("processes"),
 }
 

@@ -15,8 +15,6 @@ from report.markdown import markdown
 REFERENCE, COMPILED, SBX = "SB3", "PPO_Plus compiled", "SBX"
 #: Parts of a step's time.
 ENV, ACT, COLLECT, UPDATE, REST = SECTIONS = ("environment", "acting", "buffer, bootstrap, GAE", "update", "rest")
-#: Steps until the learning check: enough to have learned, too few for every seed to be at the ceiling.
-LEARNING = {"CartPole-v1-x8": 30_720, "HalfCheetah-v5-x1": 102_400}
 #: Workloads that the picture shows.
 PICTURED = ("CartPole-v1-x8", "HalfCheetah-v5-x1")
 
@@ -28,7 +26,7 @@ class Measured:
     :param us_per_step: microseconds per environment step, one per round
     :param start_up: seconds of the first rollout and update in a fresh process
     :param start_up_empty: the same with an empty compiler cache
-    :param memory: megabytes: ``peak``, ``added`` by training, and of the rollout ``buffer``
+    :param memory: megabytes: ``peak``, and ``added`` by training
     :param sections: microseconds per environment step, by part
     :param error: why it was not measured
     """
@@ -76,10 +74,6 @@ def time_cell(result: Measured, reference: Measured) -> str:
     return text if result is reference or reference.error else f"{text}, {ratio_cell(result, reference)}"
 
 
-def memory_cell(result: Measured, reference: Measured) -> str:
-    return "–" if result.error else f"{result.memory['buffer']:.1f} MB, {result.memory['added']:.0f} MB"
-
-
 def comparison(results: Results, corner: str, cell: Callable[[Measured, Measured], str]) -> list[str]:
     """A row for each workload, a column for each contender."""
     contenders = list(next(iter(results.values())))
@@ -99,19 +93,6 @@ def details_table(results: Results) -> list[str]:
                 parts = [f"{result.sections[section]:.1f}" if result.sections else "" for section in SECTIONS]
                 rows.append([title, name, *seconds, *memory, *parts])
     return markdown([*header, *(f"{section}, µs" for section in SECTIONS)], rows)
-
-
-def learning_row(name: str, returns: dict[str, list[float]]) -> list[str]:
-    """The interquartile means over seeds with their 95 % intervals, and whether the intervals overlap."""
-    from ppo_plus.zoo.results import iqm_interval
-
-    intervals = [iqm_interval(scores) for scores in returns.values()]
-    overlap = max(low for _, low, _ in intervals) <= min(high for _, _, high in intervals)
-    return [
-        name,
-        *(f"{point:.0f} [{low:.0f}, {high:.0f}]" for point, low, high in intervals),
-        "yes" if overlap else "no",
-    ]
 
 
 def draw(results: Results, path: Path) -> None:
