@@ -53,7 +53,7 @@ from ppo_plus.zoo.callbacks import ProgressDisplay
 from ppo_plus.zoo.cli.arguments import whole_number
 from ppo_plus.zoo.experiment import Experiment, make_envs, parse_settings, with_recommended
 from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, find_env
+from ppo_plus.zoo.installation import find_env
 
 SCRIPT = "benchmarks/learning_returns.py"
 N_LAST, N_EPISODES, N_EVAL_ENVS = 100, 20, 10
@@ -96,7 +96,7 @@ def settings_of(job: Job, steps: int | None = None) -> dict[str, Any]:
 
 def experiment(job: Job, settings: dict[str, Any]) -> Experiment:
     """What a run trains, with :func:`settings_of` it; as in the shell, the entry "default" has the recommended ones."""
-    made = parse_settings(job.task, settings, ALLOWED_PACKAGES)
+    made = parse_settings(job.task, settings, packages=None)
     if (entry := ARMS[job.arm].entry) in ("default", "default/sb3"):
         made = with_recommended(made, settings, policy_alone=entry == "default/sb3")
     return made.replace(seed=job.seed, device="cpu", vec_env=ARMS[job.arm].vec_env)

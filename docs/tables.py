@@ -372,6 +372,9 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "threads-about": lambda: about("threads"),
     "returns": lambda: returns.contenders(reported()),
     "recipe": lambda: recommended.candidates(returns.results(stages=["recipe"])),
+    "recommended-in-other-units": lambda: recommended.candidates(
+        returns.results(stages=["robust"]), "robust"
+    ),
     "recommended-over-tasks": lambda: recommended.over_tasks(
         returns.results(stages=["unseen"])
     ),
