@@ -49,7 +49,6 @@ class Corridor(gym.Env):
         return np.eye(6, dtype=np.float32)[self.place]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", part(["MlpPolicy", "MlpLruPolicy"], ["MlpPolicy"]))
 def test_the_last_observation_of_an_episode_is_learned_like_the_others(policy):
     env = DummyVecEnv([Corridor] * 2)

@@ -6,6 +6,7 @@ import warnings
 from functools import partial
 from itertools import product
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -16,6 +17,7 @@ from models import SMALL, spoil, weights
 from parametrization import sample
 from resumable_envs import FORKED
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 from tensor_envs import twins
@@ -158,6 +160,31 @@ def test_what_an_environment_writes_into_again_is_kept(kind):
     np.testing.assert_equal(arrays[0][0], arrays[1][0])
     np.testing.assert_equal(arrays[1][0], arrays[1][1])
     assert rollouts[0].masks is not None and rollouts[0].episode_starts.sum() > 8
+
+
+class OneFinal(VecEnvWrapper):
+    """All final observations of an environment are written into one array."""
+
+    final = np.zeros((2, 3), np.float32)
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        obs, rewards, dones, infos = self.venv.step_wait()
+        for i in np.flatnonzero(dones):
+            self.final[i] = infos[i]["terminal_observation"]
+            infos[i]["terminal_observation"] = self.final[i]
+        return obs, rewards, dones, infos
+
+
+def test_final_observations_in_one_array_are_kept():
+    advantages = []
+    for wrap in (lambda env: env, OneFinal):
+        env = wrap(make_vec_env(lambda: gym.make("Pendulum-v1", max_episode_steps=5), 2, seed=0))
+        model = PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=32, n_epochs=1, seed=0, device="cpu")
+        advantages.append(model.learn(32).rollout_buffer.advantages)
+    np.testing.assert_array_equal(*advantages)
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,6 @@ class Elsewhere(PPO_Plus):
         return losses.plus("smooth", values.square().mean())
 
 
-@pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("traced")
 def test_a_loss_that_needs_the_encoder_elsewhere_runs_eagerly(monkeypatch):
