@@ -2,9 +2,9 @@ r"""Limits for the mean cost of an episode, kept by a Lagrange multiplier (PPO-L
 
 The policy maximizes :math:`J_r - \lambda J_c`, each in units of the standard deviation of its advantages, where
 :math:`J_c` is to be at most :math:`d`. After each rollout, with :math:`\Delta = (J_c - d) / \max(d, 1)`, the multiplier
-is :math:`\lambda = (K_P \Delta + I + K_D (\Delta - \Delta_{before})_+)_+`, where :math:`I \leftarrow (I + K_I
-\Delta)_+` if :math:`|\Delta| \le 1/2`. Further from the limit the first term is enough, and an integral would overshoot
-(conditional integration: Åström & Hägglund 2006, *Advanced PID Control*).
+is :math:`\lambda = (K_P \Delta + I + K_D (\Delta - \Delta_{before})_+)_+`, where :math:`I \leftarrow (I + K_I \min(\Delta,
+1))_+`. The minimum makes the integral rise no faster than it can fall, since :math:`\Delta \ge -1` for costs: otherwise
+the first rollouts, far above the limit, would count for most of the training.
 
 Sources: Ray, Achiam & Amodei 2019, *Benchmarking Safe Exploration in Deep Reinforcement Learning* (the integral term
 alone); Stooke, Achiam & Abbeel 2020 (arXiv:2007.03964), whose other two terms damp the oscillation.
@@ -34,8 +34,8 @@ class Cost(Stream):
     weight: ScheduleLike = field(default=0.0, init=False, repr=False)
     normalize: bool = field(default=False, init=False, repr=False)
     limit: float = field(kw_only=True)
-    k_p: float = field(default=10.0, kw_only=True)
-    k_i: float = field(default=0.2, kw_only=True)
+    k_p: float = field(default=3.0, kw_only=True)
+    k_i: float = field(default=1.0, kw_only=True)
     k_d: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -61,8 +61,7 @@ class Multiplier(StreamPart):
         cost = self.stream
         assert isinstance(cost, Cost)
         violation, (_, integral, before) = (mean - cost.limit) / max(cost.limit, 1.0), self.terms.tolist()
-        if abs(violation) <= 0.5:
-            integral = max(integral + cost.k_i * violation, 0.0)
+        integral = max(integral + cost.k_i * min(violation, 1.0), 0.0)
         multiplier = max(cost.k_p * violation + integral + cost.k_d * max(violation - before, 0.0), 0.0)
         self.terms.copy_(th.tensor([multiplier, integral, violation], dtype=th.double))
 

@@ -534,8 +534,8 @@ ROLLOUT = (
     Fault(
         "multiplier-lowers-below-zero",
         "policy/cost.py",
-        "integral = max(integral + cost.k_i * violation, 0.0)",
-        "integral = integral + cost.k_i * violation",
+        "integral = max(integral + cost.k_i * min(violation, 1.0), 0.0)",
+        "integral = integral + cost.k_i * min(violation, 1.0)",
         "tests/policy/test_cost.py",
     ),
     Fault(

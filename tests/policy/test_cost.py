@@ -17,10 +17,11 @@ def test_the_multiplier_follows_the_formula():
     for mean in (30.0, 40.0, 14.0, 15.0, 8.0, 0.0):
         part.end_rollout(mean)
         seen.append(-part.weight(1.0))
-    # Violations 2, 3, 0.4, 0.5, -0.2, -1; integrals 0, 0, 0.04, 0.09, 0.07, 0.07, since those above 1/2 do not count;
+    # Violations 2, 3, 0.4, 0.5, -0.2, -1; integrals 0.1, 0.2, 0.24, 0.29, 0.27, 0.17, since those above 1 count as 1;
     # increases 2, 1, 0, 0.1, 0, 0.
-    assert seen == pytest.approx([1 + 0.4, 1.5 + 0.2, 0.2 + 0.04, 0.25 + 0.09 + 0.02, 0.0, 0.0])
-    assert part.terms[1].item() == pytest.approx(0.07)
+    sums = [1 + 0.1 + 0.4, 1.5 + 0.2 + 0.2, 0.2 + 0.24, 0.25 + 0.29 + 0.02, -0.1 + 0.27, 0.0]
+    assert seen == pytest.approx(sums)
+    assert part.terms[1].item() == pytest.approx(0.17)
     # The integral does not fall below 0, from where it would take long to rise.
     for mean in [5.0] * 9 + [15.0]:
         part.end_rollout(mean)

@@ -186,8 +186,7 @@ def test_sums_of_episodes_go_on_over_rollouts_and_move_the_multiplier():
             ended += sums[step["dones"]].tolist()
             sums[step["dones"]] = 0.0
         violation = (np.mean(ended) - 2.0) / 2.0
-        if abs(violation) <= 0.5:
-            integral = max(integral + COST.k_i * violation, 0.0)
+        integral = max(integral + COST.k_i * min(violation, 1.0), 0.0)
         expected.append((np.mean(ended), max(COST.k_p * violation + integral, 0.0)))
     assert [logged["rollout/ep_cost_mean"] for logged in facts.logged] == pytest.approx([mean for mean, _ in expected])
     assert model.logger.name_to_value["train/cost_weight"] == pytest.approx(-expected[-1][1])
