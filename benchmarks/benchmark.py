@@ -189,9 +189,7 @@ THREADS = {
     f"{what}: {n}": replace(workload, own={"n_threads": n})
     for what, workload in {
         "64 units, batch 64": _base,
-        "64 units, batch 1024": replace(_base, batch_size=1024),
         "256 units, batch 256": _wide(256, 256),
-        "256 units, batch 1024": _wide(256, 1024),
         "1024 units, batch 256": _wide(1024, 256),
         "NatureCNN, batch 256": replace(ATARI, n_epochs=1),
     }.items()
