@@ -17,7 +17,7 @@ from ppo_plus.envs.resumable.attributes import NotResumableError, State, differ,
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry
 from ppo_plus.ppo import PPO_Plus
-from ppo_plus.require import require_one_of
+from ppo_plus.require import require_int, require_number, require_one_of
 from ppo_plus.trees import tree_map
 
 #: The player that draws its actions at random, whose rating is 0.
@@ -189,7 +189,7 @@ class League(BaseCallback):
     :param choose: ``"latest"`` snapshot; ``"uniform"``: any; ``"prioritized"``: more often those that win more often,
         with chances ∝ ``1 - rate of winning`` (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z)
     :param share_random: share of the opponents that draw actions at random, which anchors ratings, in ``[0, 1]``
-    :raises ValueError: there is no such choice; when training starts: observations are normalized by ``VecNormalize``
+    :raises ValueError: an argument is out of its range; when training starts: ``VecNormalize`` normalizes observations
     :raises AttributeError: when training starts: the environments are not ``SelfPlay``
     """
 
@@ -200,6 +200,8 @@ class League(BaseCallback):
         share_random: float = 0.1,
     ):
         super().__init__()
+        require_int("every", every, 1)
+        require_number("share_random", share_random, 0, 1)
         require_one_of("choose", choose, ("latest", "uniform", "prioritized"))
         self.every, self.choose, self.share_random = every, choose, share_random
         self.rating, self.n_rollouts = 0.0, 0

@@ -235,13 +235,15 @@ class Boxes(Crowd):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
+        (lambda: League(every=0), ValueError, "every=0 must be at least 1"),
+        (lambda: League(share_random=2), ValueError, "share_random=2 must be"),
         (lambda: League(choose="best"), ValueError, "choose='best' must be one of 'latest', 'uniform'"),
         (lambda: SelfPlay(TICTACTOE, seat="x").reset(), ValueError, "has removed 'x' without a last turn"),
         (lambda: SelfPlay(TICTACTOE, {"a": 3}), TypeError, "opponents: 'a' is 3: pass a function"),
         (lambda: SelfPlay(TICTACTOE, {"a": PPO("MlpPolicy", "CartPole-v1")}), TypeError, "opponents: 'a' is ActorCr"),
         (
             lambda: SelfPlay("math"),
-            AttributeError,
+            ValueError,
             "env='math' has no env .* use ppo_plus.SelfPlay .* games with turns",
         ),
         (lambda: PPO_Plus("MlpPolicy", "CartPole-v1").learn(1, League()), AttributeError, "opponents"),

@@ -2,9 +2,9 @@ r"""Limits for the mean cost of an episode, kept by a Lagrange multiplier (PPO-L
 
 The policy maximizes :math:`J_r - \lambda J_c`, each in units of the standard deviation of its advantages, where
 :math:`J_c` is to be at most :math:`d`. After each rollout, with :math:`\Delta = (J_c - d) / \max(d, 1)`, the multiplier
-is :math:`\lambda = (K_P \Delta + I + K_D (\Delta - \Delta_{before})_+)_+`, where :math:`I \leftarrow (I + K_I \min(\Delta,
-1))_+`. The minimum makes the integral rise no faster than it can fall, since :math:`\Delta \ge -1` for costs: otherwise
-the first rollouts, far above the limit, would count for most of the training.
+is :math:`\lambda = (K_P \Delta + I + K_D (\Delta - \Delta_{before})_+)_+`, where
+:math:`I \leftarrow (I + K_I \min(\Delta, 1))_+`. The minimum makes the integral rise no faster than it can fall, since
+:math:`\Delta \ge -1` for costs: otherwise the first rollouts, far above the limit, would count most.
 
 Sources: Ray, Achiam & Amodei 2019, *Benchmarking Safe Exploration in Deep Reinforcement Learning* (the integral term
 alone); Stooke, Achiam & Abbeel 2020 (arXiv:2007.03964), whose other two terms damp the oscillation.

@@ -269,7 +269,7 @@ def test_mistakes_of_games_are_named(mistake, message):
     ("env", "options", "error", "message"),
     [
         ("no_such.game", {}, ModuleNotFoundError, r"env='no_such.game' has no parallel_env .*pip install"),
-        ("math", {}, AttributeError, "env=.* has no parallel_env .*SelfPlay.*selfplay:"),
+        ("math", {}, ValueError, "env=.* has no parallel_env .*SelfPlay.*selfplay:"),
         (Crowd(), {"n_envs": 2}, ValueError, "n_envs=2 copies need a function: pass one that makes crowd"),
         (Crowd(), {"env_kwargs": {"end": 1}}, TypeError, "env_kwargs={'end': 1} need a function"),
         (lambda: 3, {}, TypeError, "env=3 must be an environment of PettingZoo with possible agents: .*make_vec"),
@@ -283,6 +283,13 @@ def test_mistakes_of_games_are_named(mistake, message):
 def test_wrong_arguments_are_named(env, options, error, message):
     with pytest.raises(error, match=message):
         make_agents(env, **options)
+
+
+def test_a_package_that_a_game_needs_is_named(tmp_path, monkeypatch):
+    (tmp_path / "needy_game.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="pip install no_such_package, which the game needs"):
+        make_agents("needy_game")
 
 
 # --- PettingZoo's own ------------------------------------------------------------------------------------------------
@@ -330,7 +337,7 @@ def test_knights_die_and_are_excluded():
 )
 def test_games_of_another_kind_are_named(name, message):
     pytest.importorskip(name)
-    with pytest.raises((ValueError, AttributeError), match=message):
+    with pytest.raises(ValueError, match=message):
         make_agents(name)
 
 

@@ -158,7 +158,8 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         if recommends:
             print(f"there are no tuned settings for {args.env}: training with the recommended ones", file=sys.stderr)
             print(to_yaml(experiment.settings()).rstrip(), file=sys.stderr)
-            print(f"look for better ones: {command('tune', '--env', args.env)}", file=sys.stderr)
+            imports = import_options(args.gym_packages, args.trust_config)
+            print(f"look for better ones: {command('tune', '--env', args.env, *imports)}", file=sys.stderr)
         else:
             what = f"training with the entry {entry!r} of {source}, and the policy is {experiment.policy}"
             print(what, file=sys.stderr)
