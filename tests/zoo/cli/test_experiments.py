@@ -196,7 +196,7 @@ def test_training_a_saved_model_further(folder, monkeypatch):
         (["--env", "CartPole-v1", "--env-kwargs", "wheels"], "'wheels' must be KEY:VALUE"),
         (["--env", "CartPole-v1", "-tb", "tb", "-params", "gamma:high"], "gamma='high' must be a number"),
         (["--env", "CartPole-v1", "--processes", "2", "-params", "gamma:high"], "gamma='high' must be a number"),
-        (["--env", "CartPole-v1", "--processes", "3"], "n_envs=32 cannot be divided among 3 processes"),
+        (["--env", "CartPole-v1", "--processes", "3"], "n_envs=8 cannot be divided among 3 processes"),
         (["--env", "CartPole-v1", "--eval-env-kwargs", "wheels:3", "--dry-run"], "wheels"),
         (["--env", "CartPole-v1", "--algo", "sac"], "invalid choice: 'sac'"),
         (
