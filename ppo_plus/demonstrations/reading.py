@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch as th
@@ -44,8 +45,11 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
     :raises ValueError: something is missing, unknown, or does not fit the spaces: names the row
     """
     if isinstance(dataset, (str, Path)):
-        with np.load(dataset) as file:
-            dataset = dict(file)
+        try:
+            with np.load(dataset) as file:
+                dataset = dict(file)
+        except (ValueError, TypeError, EOFError, BadZipFile) as error:
+            raise ValueError(f"dataset={str(dataset)!r} must be an .npz file of arrays (np.savez)") from error
     if isinstance(dataset, tuple):
         dataset = dict(zip(NAMES, dataset, strict=False))
     episodes = dataset.iterate_episodes() if hasattr(dataset, "iterate_episodes") else dataset

@@ -691,6 +691,18 @@ def test_the_critic_stays_where_dicts_do_not_say_how_episodes_end():
     assert "rewards" not in data and data["ends"].nonzero().flatten().tolist() == [3, 8, 14]
 
 
+@pytest.mark.parametrize("data", [b"", b"import gymnasium", b"PK no archive", b"array"])
+def test_a_file_of_another_kind_is_named(data, tmp_path):
+    path = tmp_path / "data.npz"
+    if data == b"array":
+        np.save(path.with_suffix(".npy"), np.zeros(3))
+        path = path.with_suffix(".npy")
+    else:
+        path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"dataset='.*data.np.' must be an .npz file of arrays"):
+        PPO_Plus("MlpPolicy", "CartPole-v1", device="cpu").pretrain(path)
+
+
 def test_tensors_and_files(tmp_path):
     model, data = make_model(env=vec(BOX)), pairs(32)
     expected = read_demonstrations(model, data)
