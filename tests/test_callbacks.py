@@ -17,7 +17,9 @@ from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.experiment import load_experiment, make_envs, make_model
 
 #: A rollout is 64 timesteps.
-EXPERIMENT = load_experiment("CartPole-v1", overrides={"n_envs": 2, "normalize": True, "compile": False, "n_epochs": 2})
+EXPERIMENT = load_experiment(
+    "CartPole-v1", overrides={"n_envs": 2, "n_steps": 32, "normalize": True, "compile": False, "n_epochs": 2}
+)
 
 
 class Snapshot(BaseCallback):

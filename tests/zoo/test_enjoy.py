@@ -34,7 +34,7 @@ from ppo_plus.zoo.train import Options, set_up, train
 
 EXPERIMENT = load_experiment(
     "CartPole-v1",
-    overrides={"n_timesteps": 512, "n_envs": 2, "n_epochs": 2, "normalize": True, "compile": False},
+    overrides={"n_timesteps": 512, "n_envs": 2, "n_steps": 32, "n_epochs": 2, "normalize": True, "compile": False},
     eval_env_kwargs={"sutton_barto_reward": True},
 )
 

@@ -251,7 +251,7 @@ def test_evaluation_is_deterministic_but_for_atari():
     del gym.registry["MiniGrid-Fake-v0"]
 
 
-CARTPOLE = load_experiment("CartPole-v1", overrides={"n_envs": 2})
+CARTPOLE = load_experiment("CartPole-v1", overrides={"n_envs": 2, "n_steps": 32})
 
 
 def test_several_processes_share_environments_and_minibatches():
@@ -311,8 +311,8 @@ def test_images_are_transposed_for_evaluation_as_for_training():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"normalize": True}, (0.99, True, True, True)),
-        ({"normalize": {"gamma": 0.5}}, (0.99, True, True, True)),
+        ({"normalize": True}, (0.995, True, True, True)),
+        ({"normalize": {"gamma": 0.5}}, (0.995, True, True, True)),
         ({"normalize": {"norm_obs": False}, "gamma": 0.7}, (0.7, False, True, True)),
     ],
 )
@@ -355,7 +355,9 @@ def test_mistakes_show_with_their_own_message(kind, change, message):
         make_envs(CARTPOLE.replace(vec_env=kind, **change))
 
 
-EXPERIMENT = load_experiment("CartPole-v1", seed=5, overrides={"n_envs": 2, "normalize": True, "compile": False})
+EXPERIMENT = load_experiment(
+    "CartPole-v1", seed=5, overrides={"n_envs": 2, "n_steps": 32, "normalize": True, "compile": False}
+)
 
 
 def test_hyperparameters_arrive():
@@ -364,7 +366,7 @@ def test_hyperparameters_arrive():
     )
     model = make_model(experiment, make_envs(experiment), verbose=0)
     assert model.policy.action_net.in_features == 7
-    assert (model.n_steps, model.gamma, model.seed) == (16, 0.99, 5)
+    assert (model.n_steps, model.gamma, model.seed) == (16, 0.995, 5)
     assert model.learning_rate(0.5) == pytest.approx(0.005)
 
 

@@ -28,13 +28,13 @@ def test_scripts(folder, monkeypatch, capsys):
         runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
         return capsys.readouterr()
 
-    done = script("train", "--env", "CartPole-v1", "-n", "2e3", "-f", "runs", "--eval-freq", "1000")
+    done = script("train", "--env", "CartPole-v1", "-n", "4e3", "-f", "runs", "--eval-freq", "2000")
     assert done.out.startswith("CartPole-v1: mean return ")
-    assert re.match(r"CartPole-v1: training for 2,000 timesteps, seed \d+; Ctrl-C ends it early", done.err)
+    assert re.match(r"CartPole-v1: training for 4,000 timesteps, seed \d+; Ctrl-C ends it early", done.err)
     run_folder = folder / "runs" / "ppo_plus" / "CartPole-v1_1"
     played = command("record", "--env", "CartPole-v1", "-f", run_folder.relative_to(folder))
     assert done.out.endswith(f": {played}\n")
-    progress = [line for line in done.err.splitlines() if "/2.00k [" in line]
+    progress = [line for line in done.err.splitlines() if "/4.00k [" in line]
     assert len(progress) >= 8 and progress[-1].startswith("100%")
     assert done.err.count("evaluation after") == 2
     assert (run_folder / "learning_curve.png").is_file()

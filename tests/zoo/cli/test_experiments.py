@@ -107,7 +107,7 @@ def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys)
     words += " --eval-freq 7e3 --save-freq -5 -tb tb --eval-env-kwargs sutton_barto_reward:False"
     words += " -params learning_rate:lin_1e-3 gamma:0.5"
     shown = dry_run(capsys, *words.split(), "policy_kwargs:dict(net_arch=[4], activation_fn=nn.ReLU)")
-    settings = {"n_timesteps": 1000, "n_envs": 2, "gamma": 0.5, "learning_rate": "lin_1e-3", "n_steps": 32}
+    settings = {"n_timesteps": 1000, "n_envs": 2, "gamma": 0.5, "learning_rate": "lin_1e-3", "n_steps": 256}
     settings |= {"policy_kwargs": "dict(net_arch=[4], activation_fn=nn.ReLU)", "n_threads": 2}
     settings |= {"env_kwargs": {"sutton_barto_reward": True}}
     assert shown["CartPole-v1"].items() >= settings.items()
