@@ -105,7 +105,7 @@ def _published(run: RunFolder, experiment: Experiment) -> RunFolder:
 def to_play(model: PPO_Plus, experiment: Experiment) -> PPO_Plus:
     """A smaller model with the same actor: its weights are rounded to half precision, and its critic is one layer,
     which was not trained."""
-    net_arch = experiment.policy_kwargs.get("net_arch", [64, 64])
+    net_arch = model.policy.net_arch
     actor = net_arch["pi"] if isinstance(net_arch, dict) else net_arch
     with closing(make_envs(experiment, n_envs=1)) as envs:
         small = make_model(experiment.with_hyperparams({"policy_kwargs": {"net_arch": {"pi": actor, "vf": []}}}), envs)

@@ -432,7 +432,7 @@ def run_threads(arguments: argparse.Namespace) -> dict[str, Any]:
     workloads = selected(THREADS, arguments.only, arguments.quick)
     results = measure(workloads, [name for name in CONTENDERS if name != SBX], arguments)
     show(comparison(results, "time per step by number of threads", time_cell))
-    return {"threads": {"workloads": workloads, "results": results}}
+    return {"workloads": workloads, "results": results}
 
 
 def main() -> None:

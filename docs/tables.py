@@ -198,8 +198,7 @@ def speed_details(*names: str) -> Lines:
 
 def threads() -> Lines:
     """Time per step with one thread and with more."""
-    results = speed.parse(read("threads")["threads"]["results"])
-    return speed.comparison(results, "threads", speed.time_cell)
+    return speed.comparison(measured("threads"), "threads", speed.time_cell)
 
 
 def results(*names: str) -> list[scores.Result]:

@@ -13,7 +13,7 @@ from ppo_plus.zoo.results import interval, iqm
 from report.markdown import markdown
 from report.plan import ARMS, STAGES
 from report.results import RESULTS, read_lines
-from report.scores import score
+from report.scores import N_INTERVAL, score
 from report.statistics import improvement_interval
 
 #: What random actions reach, a line for each task.
@@ -75,11 +75,13 @@ def by_task(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> list
 
 
 def over_tasks(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> list[str]:
-    """A line for each contender: its score over the tasks that all have run, and how probable it is that a run is
-    better than one of SB3's defaults."""
+    """A line for each contender: its score over the tasks that all have run often enough for an interval, and how
+    probable it is that a run is better than one of SB3's defaults."""
     found = returns(results)
     random = {line["task"]: line["return"] for line in read_lines(RANDOM)}
-    tasks = [task for task in tasks_of(stage) if all(task in found.get(arm, {}) for arm in COMPARED)]
+    tasks = [
+        task for task in tasks_of(stage) if all(len(found.get(arm, {}).get(task, [])) >= N_INTERVAL for arm in COMPARED)
+    ]
     if not tasks:
         return []
 

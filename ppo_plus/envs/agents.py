@@ -97,11 +97,11 @@ class GameEnv(gym.Env):
             except (ImportError, AttributeError, ValueError) as error:
                 kinds = "ppo_plus.SelfPlay (selfplay:) for games with turns, make_agents (pettingzoo:) for others"
                 remedy = f"correct the name, pip install 'ppo_plus[agents]', or use {kinds}"
-                missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
+                missing = error.name if isinstance(error, ImportError) else None
                 if missing and not f"{env}.".startswith(f"{missing}."):
                     remedy = f"pip install {missing.partition('.')[0]}, which the game needs"
                 problem = f"env={env!r} has no {function} ({error}): {remedy}"
-                raise (ValueError if missing is None else ModuleNotFoundError)(problem) from error
+                raise (ValueError if isinstance(error, AttributeError) else type(error))(problem) from error
         if kwargs and not callable(env):
             raise TypeError(f"env_kwargs={kwargs!r} need a function: pass one that makes {env} instead of that")
         game = env(**kwargs) if callable(env) else env

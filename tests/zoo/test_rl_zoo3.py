@@ -108,16 +108,7 @@ def test_train_and_enjoy_in_rl_zoo3(tmp_path):
     page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
     (tmp_path / "my_zoo.py").write_text(re.search(r"```text\n(# my_zoo.py.*?)```", page, re.DOTALL)[1])
     env = ["--algo", "ppo_plus", "--env", "CartPole-v1", "-f", "logs"]
-    settings = [
-        "-n",
-        "2048",
-        "--eval-freq",
-        "1024",
-        "-conf",
-        str(builtin_file()),
-        "-params",
-        "learning_rate:'lin_1e-3'",
-    ]
+    settings = [*"-n 2048 --eval-freq 1024 -params learning_rate:'lin_1e-3' -conf".split(), str(builtin_file())]
     assert "('n_steps', 256)" in run(["my_zoo.py", "train", *env, *settings], tmp_path)
     folder = tmp_path / "logs" / "ppo_plus" / "CartPole-v1_1"
     assert (folder / "best_model.zip").is_file()
