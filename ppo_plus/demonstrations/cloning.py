@@ -90,8 +90,12 @@ def _fit(
         _estimate(policy, parts, model.gamma)
         known = batch.returns if batch.valid is None else batch.returns[batch.valid]
         values["vf_coef"] = coefficients["vf_coef"] / max(known.var(correction=0).item(), 1e-8)
-        if policy.value_normalizer is not None and policy.streams is None:  # the returns of streams are not known
-            policy.value_normalizer.rescale([policy.value_net], Moments.of(known))
+        if policy.value_normalizer is not None:
+            moments, last = Moments.of(known), [policy.value_net]
+            if policy.streams is not None:  # whose returns are not known: one of variance 1
+                one = th.ones_like(policy.value_normalizer.mean)
+                moments, last = Moments(one.new_ones(()), 0 * one, one), [*last, policy.streams.head]
+            policy.value_normalizer.rescale(last, moments)
 
     def compute_loss(batch: Batch, coefficients: Coefficients) -> Losses:
         values, params = policy.evaluate_batch(batch)

@@ -186,14 +186,21 @@ class ValueNormalizer(RunningMoments):
 
     @th.no_grad()
     def rescale(self, last: Sequence[nn.Linear], moments: Moments) -> None:
-        """Add the moments of further returns, and change the critic's last layers so that values stay the same."""
-        before = self.mean.clone().reshape(-1), self.std.reshape(-1)
+        """Add the moments of further returns, and change the critic's last layers so that values stay the same; the
+        first moments change none: predictions are normalized from the beginning."""
+        known, mean, std = self.count > 0, self.mean.clone().reshape(-1), self.std.reshape(-1)
         self.add(moments)
+        new_mean, new_std = self.mean.reshape(-1), self.std.reshape(-1)
+        scales, shifts = (std / new_std).where(known, 1.0), ((mean - new_mean) / new_std).where(known, 0.0)
         rows = (row for layer in last for row in zip(layer.weight.split(1), layer.bias.split(1), strict=True))
-        scales = zip(*before, self.mean.reshape(-1), self.std.reshape(-1), strict=True)
-        for (weight, bias), (mean, std, new_mean, new_std) in zip(rows, scales, strict=True):
-            weight.copy_(weight * (std / new_std))
-            bias.copy_((bias * std + mean - new_mean) / new_std)
+        for (weight, bias), scale, shift in zip(rows, scales, shifts, strict=True):
+            weight.copy_(weight * scale)
+            bias.copy_(bias * scale + shift)
+
+    def _round(self) -> None:
+        super()._round()
+        # Before the first rollout, values are 0 in every unit of rewards.
+        self.single[2] *= self.count > 0
 
     def in_units_of_values(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
         r"""The coefficients of an update in units of values instead of predictions: ``vf_coef`` becomes

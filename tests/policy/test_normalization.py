@@ -118,17 +118,29 @@ def test_the_critic_learns_on_every_scale_of_rewards(reward_scale):
         assert explained(normalize_values=False) < 0.1
 
 
+def test_the_unit_of_rewards_changes_no_weight():
+    def trained(reward_scale):
+        env = make_vec_env(Scaled, 2, seed=3, env_kwargs={"reward_scale": reward_scale})
+        return weights(make(env, normalize_values={"epsilon": 1e-30}, learning_rate=1e-3).learn(4 * 64))
+
+    # A power of two, by which numbers are multiplied exactly; beside it, the epsilon of advantages is nothing.
+    assert th.equal(trained(2.0**7), trained(2.0**14))
+
+
 @given(st.integers(0, 2**31), st.floats(-1e5, 1e5), st.floats(1e-3, 1e5), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
-def test_rescaling_changes_no_value(seed, offset, scale, n_times):
+def test_rescaling_by_further_returns_changes_no_value(seed, offset, scale, n_times):
     rng = th.Generator().manual_seed(seed)
     last = nn.Linear(4, 1)
     normalizer = ValueNormalizer(last, 1, 1e-5)
     features = th.randn(20, 4, generator=rng)
-    every = []
+    predictions, every = last(features), []
+    assert not normalizer(predictions).any()
     for _ in range(n_times):
         before = normalizer(last(features))
         every.append(offset + scale * th.randn(50, generator=rng, dtype=th.double))
+        if len(every) == 1:  # predictions are in units of the first returns
+            before = (every[0].mean() + (every[0].var(correction=0) + 1e-5).sqrt() * predictions).float()
         normalizer.rescale([last], Moments.of(every[-1]))
         th.testing.assert_close(normalizer(last(features)), before, rtol=1e-4, atol=1e-4 * max(scale, abs(offset), 1.0))
     returns = th.cat(every)
