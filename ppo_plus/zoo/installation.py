@@ -17,7 +17,10 @@ from types import ModuleType
 import gymnasium as gym
 
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
-ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
+ALLOWED_PACKAGES = (
+    *("ale_py", "gymnasium", "minigrid", "mpe2", "pettingzoo", "ppo_plus"),
+    *("rl_zoo3", "sb3_contrib", "stable_baselines3"),
+)
 #: Which packages a function may import from; ``None``: any.
 Packages = Collection[str] | None
 #: By a pattern of ids: the module that registers these environments, and the packages to install.
@@ -36,6 +39,11 @@ def module_of(env_id: str) -> str:
     return name if module in GAMES else module
 
 
+def games_of(env_ids: Iterable[str]) -> set[str]:
+    """The modules of games of PettingZoo among environments."""
+    return {module_of(env_id) for env_id in env_ids if env_id.rpartition(":")[0] in GAMES}
+
+
 def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
     """Gymnasium's specification of an environment, with which a worker process need not register it.
 
@@ -44,7 +52,8 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
     :raises gymnasium.error.Error: the environment does not exist, or its package is not installed
     """
     module, _, name = env_id.rpartition(":")
-    if module in GAMES:
+    if module in GAMES:  # which import the game when they are made, with errors that say what is missing
+        _search_current_folder()
         return gym.envs.registration.EnvSpec(env_id, GAMES[module], kwargs={"env": name}, disable_env_checker=True)
     if module:
         import_packages([module])
@@ -95,7 +104,7 @@ def import_class(name: str, parents: type | tuple[type, ...], packages: Packages
     module_name, _, class_name = name.rpartition(".")
     if packages is None:
         _search_current_folder()
-    elif not _is_within(module_name, packages):
+    elif not is_within(module_name, packages):
         problem = f"{name!r} is in none of the packages that settings may import from ({', '.join(packages)})"
         remedy = f"add --gym-packages {name.partition('.')[0]}, or --trust-config for all (Python: packages=None)"
         raise ValueError(f"{problem}: if you trust the file, {remedy}")
@@ -109,7 +118,7 @@ def import_class(name: str, parents: type | tuple[type, ...], packages: Packages
         names = " or ".join(f"{parent.__module__}.{parent.__qualname__}" for parent in parents)
         raise ValueError(f"{name!r} is not a subclass of {names}")
     # A module of an allowed package may itself have imported the class from elsewhere.
-    if packages is not None and not _is_within(cls.__module__, packages):
+    if packages is not None and not is_within(cls.__module__, packages):
         raise ValueError(f"{name!r} comes from {cls.__module__}, which settings may not import from")
     return cls
 
@@ -123,7 +132,7 @@ def _imported(name: str) -> ModuleType:
         gym.wrappers.TimeLimit = gym.wrappers.common.TimeLimit = limit  # type: ignore[misc]
 
 
-def _is_within(module_name: str, packages: Collection[str]) -> bool:
+def is_within(module_name: str, packages: Collection[str]) -> bool:
     return any(module_name == package or module_name.startswith(f"{package}.") for package in packages)
 
 
@@ -157,8 +166,6 @@ def require_drawing(env_id: str, window: bool) -> None:
 
 def require_render_modes(env_id: str) -> None:
     """:raises ValueError: the environment's class says that it does not render"""
-    if env_id.partition(":")[0] in GAMES:
-        return  # which only the game knows
     entry = find_env(env_id).entry_point
     creator = gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
     if getattr(creator, "metadata", {}).get("render_modes") == []:
@@ -175,7 +182,8 @@ def command(*words: object) -> str:
 
 def import_options(packages: Iterable[str] | None, trusted: bool) -> list[str]:
     """The options that allow a command to import packages; ``trusted``: all."""
-    return [*(["--gym-packages", *packages] if packages else []), *(["--trust-config"] if trusted else [])]
+    named = [name for name in packages or () if not is_within(name, ALLOWED_PACKAGES)]
+    return [*(["--gym-packages", *named] if named else []), *(["--trust-config"] if trusted else [])]
 
 
 def this_command() -> str:

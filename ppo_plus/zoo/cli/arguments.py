@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 import yaml
 
 from ppo_plus.zoo.hyperparams import parse_literal, positive_int
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, import_packages, module_of
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, games_of, import_packages, is_within, module_of
 from ppo_plus.zoo.runs import RunFolder
 
 GYM_PACKAGES = "import these packages, or modules in the current folder, first: they register environments"
@@ -108,14 +108,17 @@ def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
 def import_named(args: argparse.Namespace, folder: RunFolder | None = None) -> None:
     """Import the packages that the command names, also before the colon of ``--env``, and those that the command of a
     run named. These must be named again, unless the run is trusted."""
-    given = [*args.gym_packages, module_of(getattr(args, "env", None) or "")]
+    env_ids = [getattr(args, "env", None) or ""]
+    given = [*args.gym_packages, module_of(env_ids[0])]
     named: list[str] = []
     if folder is not None:
         named = [*(folder.arguments().get("gym_packages") or []), module_of(folder.env_id)]
-        if not args.trust_config and not {*named, ""} <= {*given, ""}:
-            raise ValueError(f"{folder.path} imports packages of yours: add --gym-packages {' '.join(named)}")
+        env_ids.append(folder.env_id)
+        yours = dict.fromkeys(name for name in named if name and not is_within(name, ALLOWED_PACKAGES))
+        if not args.trust_config and not yours.keys() <= {*given}:
+            raise ValueError(f"{folder.path} imports packages of yours: add --gym-packages {' '.join(yours)}")
     args.gym_packages = list(dict.fromkeys(filter(None, [*given, *named])))
-    import_packages(args.gym_packages)
+    import_packages(name for name in args.gym_packages if name not in games_of(env_ids))
 
 
 def key_value(text: str) -> tuple[str, Any]:

@@ -116,6 +116,38 @@ def test_a_module_before_the_colon_is_a_package_that_is_named(my_envs, check_one
     check_one_line_error(["export", "logs/ppo_plus/my_envs.all-Mine-v0_1"], "add --gym-packages my_envs.all")
 
 
+@pytest.mark.parametrize("kind", ["pettingzoo", "selfplay"])
+def test_a_package_that_a_game_lacks_is_named(folder, kind, monkeypatch, check_one_line_error):
+    """Also by a module of the current folder, of which the traceback is shown, as of all code of the user."""
+    pytest.importorskip("pettingzoo")
+    monkeypatch.setitem(sys.modules, "chess", None)
+    message = "pip install chess, which the game needs"
+    check_one_line_error(["train", "--env", f"{kind}:pettingzoo.classic.chess_v6"], message)
+    (folder / "needy_game_of_shell.py").write_text("import chess")
+    with pytest.raises(ModuleNotFoundError, match=message):
+        main(["train", "--env", f"{kind}:needy_game_of_shell"])
+
+
+def test_games_of_pettingzoo_are_no_packages_of_the_user(folder, capsys):
+    pytest.importorskip("pettingzoo")
+    main(
+        [
+            "train",
+            "--env",
+            "selfplay:pettingzoo.classic.tictactoe_v3",
+            "-f",
+            "runs",
+            "-n",
+            "16",
+            "-params",
+            "n_steps:16",
+        ]
+    )
+    assert "--gym-packages" not in capsys.readouterr().out
+    main(["export", "runs/ppo_plus/selfplay-pettingzoo.classic.tictactoe_v3_1"])
+    assert capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("kind", "policy"), [("Dict", "MultiInputPolicy"), ("Image", "CnnPolicy")])
 def test_the_default_policy_fits_the_observations(my_envs, capsys, kind, policy):
     main(["train", "--env", f"Mine-{kind}-v0", "--gym-packages", "my_envs.all", "--dry-run"])
