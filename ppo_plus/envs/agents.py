@@ -8,7 +8,7 @@ them. A row is a transition only if its agent was there before the step. For oth
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -20,11 +20,12 @@ from gymnasium.vector.utils import batch_space
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Info, check_obs, row_of
+from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Info, as_reward, check_obs, row_of
 from ppo_plus.envs.make_vec import make_vec
+from ppo_plus.envs.supervised.shared_memory import write_row
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.masking import METHOD
-from ppo_plus.policy.observations import parts_of
+from ppo_plus.policy.observations import as_dict, parts_of
 from ppo_plus.trees import mapped
 
 #: Entries of PettingZoo's observations with masks; a bare observation has the first name.
@@ -90,6 +91,9 @@ class GameEnv(gym.Env):
     """A game of PettingZoo, a function that makes one, or the ``function`` of a module: ``"env"`` if agents take turns,
     ``"parallel_env"`` if all act."""
 
+    #: The modes of PettingZoo's games, of which each has its own.
+    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array", "ansi"]}
+
     def __init__(self, env: Game, function: str, kwargs: dict[str, object]):
         if isinstance(env, str):
             try:
@@ -146,28 +150,27 @@ class Team(GameEnv):
     def __init__(self, env: Game, indicate_agents: bool = False, state: bool = False, **kwargs: object):
         super().__init__(env, "parallel_env", kwargs)
         game, self._space, action_space = self.game, self.observation_space, self.action_space
-        self.agents = tuple(game.possible_agents)
-        self._index = {agent: i for i, agent in enumerate(self.agents)}
+        self._index = {agent: i for i, agent in enumerate(game.possible_agents)}
         kind = type(game.unwrapped)
         #: For :mod:`ppo_plus.envs.resumable.state`.
         self.replayable = getattr(kind, "replayable", kind.__module__.startswith(REPLAYABLE))
         seen, mask = without_mask(self._space)
-        n, entries = len(self.agents), {key or OBSERVATION: space for key, space in parts_of(seen).items()}
+        n, entries = len(self._index), {key or OBSERVATION: space for key, space in parts_of(as_dict(seen)).items()}
         self._seen = [*entries]
-        if indicate_agents:
-            entries["agent"] = spaces.Discrete(n)
-        if state:
-            entries[STATE] = game.state_space
-        alone = [*entries] == [OBSERVATION]
-        row_space = entries[OBSERVATION] if alone else spaces.Dict([*entries.items()])
-        #: The spaces of a row, and which entries of its observations only the critic may see.
-        self.row = row_space, action_space, (STATE,) if state else ()
+        added = {"agent": spaces.Discrete(n)} if indicate_agents else {}
+        added |= {STATE: game.state_space} if state else {}
+        if twice := entries.keys() & added.keys():
+            raise ValueError(f"observations of {game} have the entries {twice} already: rename them in a wrapper")
+        entries |= added
+        row_space = entries[OBSERVATION] if [*entries] == [OBSERVATION] else spaces.Dict([*entries.items()])
+        #: The spaces of a row, which entries of its observations only the critic may see, and the row of each agent.
+        self.row = row_space, action_space, (STATE,) if state else (), self._index
         rows: dict[str, Any] = {key: batch_space(space, n) for key, space in entries.items()}
         rows[STATUS], rows[REWARD] = spaces.Box(ABSENT, TRUNCATED, (n,), np.int8), spaces.Box(-np.inf, np.inf, (n,))
         self.observation_space = spaces.Dict([*rows.items()])
         self.action_space = spaces.Tuple([action_space] * n)
         # Choices may begin above 0.
-        starts = {key: getattr(space, "start", 0) for key, space in rows.items()}
+        starts = {key: getattr(entries.get(key), "start", 0) for key in rows}
         self._empty = {key: np.full(space.shape, starts[key], space.dtype) for key, space in rows.items()}
         if indicate_agents:
             self._empty["agent"] = np.arange(n)
@@ -178,13 +181,15 @@ class Team(GameEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
         seed = int(self.np_random.integers(2**31)) if seed is None else seed
-        obs, infos = self.game.reset(seed=seed, options=options)
-        return self._rows(obs, {}), _infos(infos)
+        obs, _ = self.game.reset(seed=seed, options=options)
+        return self._rows(obs, {}), {}
 
     def step(self, action: tuple[Action, ...]) -> tuple[Any, float, bool, bool, Info]:
         before = [*self.game.agents]
         actions = {agent: action[self._index[agent]] for agent in before}
         obs, rewards, terminated, truncated, infos = self.game.step(actions)
+        for what, given in (("rewards", rewards), ("terminations", terminated), ("truncations", truncated)):
+            self._require(what, given, before)
         ended, present = {}, self.game.agents
         for agent in before:
             if terminated[agent] or truncated[agent]:
@@ -193,13 +198,15 @@ class Team(GameEnv):
                 what = "has ended, but is still" if agent in ended else "has not ended, but is not"
                 raise ValueError(f"{agent!r} of {self.game} {what} among agents={[*present]}: correct one of them")
         rows = self._rows(obs, ended)
-        rows[REWARD][[self._index[agent] for agent in before]] = [rewards[agent] for agent in before]
-        terminates = not present and TERMINATED in ended.values()
-        return rows, float(rows[REWARD].sum()), terminates, not present and not terminates, _infos(infos)
+        rows[REWARD][[self._index[agent] for agent in before]] = [as_reward(rewards[agent]) for agent in before]
+        own = {agent: infos[agent] for agent in before if infos.get(agent)}
+        return rows, float(rows[REWARD].sum()), not present, False, {INFOS: own}
 
     def _rows(self, observations: Mapping[str, Any], ended: Mapping[str, int]) -> dict[str, Any]:
         """A row for each possible agent, from the observations of those that are there, or have just ``ended``."""
         status = dict(ended) | dict.fromkeys(self.game.agents, PRESENT)
+        self._require("possible_agents", self._index, status)
+        self._require("observations", observations, status)
         if absent := [agent for agent in observations if agent not in status]:
             problem = f"observations for {absent}, who are not among agents={[*self.game.agents]}"
             raise ValueError(f"{self.game} returned {problem}: leave them out, or add them to agents")
@@ -208,19 +215,19 @@ class Team(GameEnv):
             self._masks = np.ones_like(self._masks)
         for agent, now in status.items():
             check_obs(observations[agent], self._space, values=False, name=f"the observation of {agent!r}")
-            i, parts = self._index[agent], parts_of(observations[agent])
+            i, parts = self._index[agent], parts_of(as_dict(observations[agent]))
             for key in self._seen:
                 rows[key][i] = parts[key if key in parts else ""]
             rows[STATUS][i] = now
             if METHOD in vars(self) and now == PRESENT:
                 self._masks[i] = parts[MASK]
         if STATE in self.row[2]:
-            rows[STATE][...] = self.game.state()
+            rows[STATE][...] = check_obs(self.game.state(), self.game.state_space, values=False, name="state()")
         return rows
 
-
-def _infos(infos: Mapping[str, Info]) -> Info:
-    return {INFOS: {agent: dict(info) for agent, info in infos.items()}} if any(infos.values()) else {}
+    def _require(self, what: str, values: Collection[str], agents: Iterable[str]) -> None:
+        if missing := [agent for agent in agents if agent not in values]:
+            raise ValueError(f"{self.game} lacks {missing} in {what}={values!r:.200}: add them, or remove the agents")
 
 
 class AgentsVecEnv(VecEnvWrapper):
@@ -231,18 +238,14 @@ class AgentsVecEnv(VecEnvWrapper):
     """
 
     def __init__(self, venv: VecEnv):
-        ((observation_space, action_space, self.critic_only),) = venv.get_attr("row", [0])
+        ((observation_space, action_space, self.critic_only, self.agents),) = venv.get_attr("row", [0])
         super().__init__(venv, observation_space, action_space)
-        (self.agents,) = venv.get_attr("agents", [0])
         self.num_envs = venv.num_envs * len(self.agents)
         self.reset_infos: list[Info] = [{} for _ in range(self.num_envs)]
         #: Which rows are of agents that are there now, and which were transitions in the last step, ``(N,)``.
         self.observed = self.stepped = np.zeros(self.num_envs, dtype=bool)
-        #: Return and length of the present episode of each agent.
-        self.returns, self.lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=np.int64)
         #: The group of each agent: its name without the number at the end.
         self._groups = [re.sub(r"_?\d+$", "", str(agent)) or "agent" for agent in self.agents]
-        self._entries = [*parts_of(observation_space)] if isinstance(observation_space, spaces.Dict) else [OBSERVATION]
         #: The last returns of whole games, and of the agents of each group.
         self.last_returns: dict[str, deque[float]] = {}
 
@@ -251,8 +254,12 @@ class AgentsVecEnv(VecEnvWrapper):
         assert isinstance(obs, dict)
         self.observed = obs[STATUS].reshape(-1) == PRESENT
         self.stepped = np.zeros_like(self.observed)
-        self.returns[:], self.lengths[:] = 0.0, 0
-        return self._rows(obs)
+        #: Return and length of the present episode of each agent.
+        self.returns, self.lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=np.int64)
+        rows = self._rows(obs)
+        #: What each agent that is not there saw last: from it, returns that go on beyond episodes are estimated.
+        self.last_seen = [row_of(rows, row) for row in range(self.num_envs)]
+        return rows
 
     def step_async(self, actions: np.ndarray | list[Action]) -> None:
         n = len(self.agents)
@@ -278,8 +285,7 @@ class AgentsVecEnv(VecEnvWrapper):
         infos: list[Info] = [{} if stepped else {AUTORESET: True} for stepped in self.stepped.tolist()]
         for i, info in enumerate(game_infos):
             for agent, own in info.get(INFOS, {}).items():
-                row = i * n_agents + self.agents.index(agent)
-                infos[row] |= own if self.stepped[row] else {}
+                infos[i * n_agents + self.agents[agent]] |= own
         ended = self.stepped & (status >= TERMINATED)
         for row in np.flatnonzero(ended).tolist():
             (i, agent), info = divmod(row, n_agents), infos[row]
@@ -291,12 +297,15 @@ class AgentsVecEnv(VecEnvWrapper):
                 info["episode"] = {"r": float(self.returns[row]), "l": int(self.lengths[row])}
                 self._record(self._groups[agent], info["episode"]["r"])
         self.returns[ended], self.lengths[ended] = 0.0, 0
+        for row in np.flatnonzero(~self.observed).tolist():
+            self.last_seen[row] = infos[row].get("terminal_observation", self.last_seen[row])
+            write_row(new_obs, row, self.last_seen[row])
         return new_obs, rewards, ended | ~self.stepped, infos
 
     def _rows(self, obs: dict[str, np.ndarray]) -> VecEnvObs:
         """The observations of rows, from those of copies."""
-        parts = {key: obs[key].reshape(-1, *obs[key].shape[2:]) for key in self._entries}
-        return parts if isinstance(self.observation_space, spaces.Dict) else parts[OBSERVATION]
+        parts = {key: rows.reshape(-1, *rows.shape[2:]) for key, rows in obs.items() if key not in (STATUS, REWARD)}
+        return parts[OBSERVATION] if [*parts] == [OBSERVATION] else parts
 
     def _record(self, name: str, returned: float) -> None:
         self.last_returns.setdefault(name, deque(maxlen=100)).append(returned)

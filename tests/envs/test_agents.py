@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from parametrization import SLOW, part
 from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus import EvalAfterUpdates, PPO_Plus, make_agents, policy_arguments
+from ppo_plus import Cost, EvalAfterUpdates, PPO_Plus, RandomNetworkDistillation, make_agents, policy_arguments
 from ppo_plus.policy.policies import Carry
 from ppo_plus.zoo.cli import main
 
@@ -104,6 +104,39 @@ def test_moments_count_no_rows_of_the_absent():
     assert float(model.policy.observation_normalizer.count) == acted
 
 
+class Costly(Crowd):
+    def step(self, actions):
+        obs, rewards, *ends, _ = super().step(actions)
+        return (
+            obs,
+            rewards,
+            *ends,
+            {agent: {"cost": abs(reward)} for agent, reward in rewards.items()} | {"red_9": {1: 2}},
+        )
+
+
+@pytest.mark.parametrize(
+    ("policy", "arguments"),
+    [
+        ("MlpPolicy", {"streams": [Cost("cost", limit=1.0)], "recompute_advantages": True}),
+        ("MlpPolicy", {"streams": [RandomNetworkDistillation()], "normalize_observations": True}),
+        ("MlpLstmPolicy", {"streams": [Cost("cost", limit=1.0)], "normalize_values": True}),
+    ],
+)
+def test_nothing_is_learned_from_what_rows_of_the_absent_show(policy, arguments):
+    """Other numbers in them leave all weights, moments and multipliers unchanged."""
+    states = []
+    for shown in (0.0, 50.0):
+        env = make_agents(lambda: Costly(0.3, 0.3, first=0.5), 2, seed=3)
+        for single in env.unwrapped.envs:
+            single.unwrapped._empty["observation"][:] = shown
+        model = PPO_Plus(policy, env, n_steps=16, **ARGUMENTS, **arguments).learn(96 * 3)
+        assert model.rollout_buffer.valid.sum() < 96
+        states.append(model.policy.state_dict())
+    for name, value in states[0].items():
+        assert th.equal(value, states[1][name]), name
+
+
 def test_masks_are_used_and_no_word_is_needed():
     env = make_agents(lambda: Crowd(masks=True), 3, seed=0)
     assert env.observation_space == spaces.Box(-np.inf, np.inf, (3,)) and policy_arguments(env) == {
@@ -137,6 +170,43 @@ def test_the_state_is_for_the_critic():
             PPO_Plus(policy, env, policy_kwargs=kwargs)
     model = PPO_Plus(env=env, n_steps=16, **policy_arguments(env), **ARGUMENTS).learn(200)
     model.predict({"observation": np.zeros((2, 3)), "agent": np.arange(2)})
+
+
+@pytest.mark.parametrize(
+    ("space", "seen"),
+    [
+        (spaces.MultiDiscrete([3, 4], start=[1, 1]), np.array([3, 4])),
+        (spaces.Discrete(3, start=2), 4),
+        (spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(2)]), (np.zeros(2, np.float32), 1)),
+    ],
+)
+def test_observations_of_other_spaces(space, seen):
+    class Other(Crowd):
+        def observation_space(self, agent):
+            return space
+
+        def observe(self):
+            return seen
+
+    env = make_agents(lambda: Other(first=0.5), 2, seed=0)
+    PPO_Plus(env=env, n_steps=16, **policy_arguments(env), **ARGUMENTS).learn(96)
+
+
+class Stated(Crowd):
+    def observation_space(self, agent):
+        return spaces.Dict({"state": spaces.Box(-9, 9, (3,)), "x": spaces.Discrete(2)})
+
+
+class OtherState(Crowd):
+    def state(self):
+        return np.zeros(1, np.float32)
+
+
+def test_states_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="observations of crowd have the entries {'state'} already: rename them"):
+        make_agents(Stated, state=True)
+    with pytest.raises(ValueError, match=r"returned state\(\) of shape \(1,\), but its space .* has \(2,\)"):
+        make_agents(OtherState, state=True).reset()
 
 
 def test_returns_are_logged_of_teams_and_groups():
@@ -238,6 +308,8 @@ class Wrong(Crowd):
             del {"rewards": rewards, "terminations": terminated, "truncations": truncated, "observation": obs}[
                 self.mistake
             ]["red_1"]
+        elif self.mistake == "two rewards":
+            rewards["red_1"] = np.ones(2)
         elif self.mistake == "not finite":
             obs["red_1"] = obs["red_1"] + np.nan
         return obs, rewards, terminated, truncated, infos
@@ -251,16 +323,17 @@ class Wrong(Crowd):
         ("dead", r"crowd returned observations for \['red_1'\], who are not among agents=\['red_0'\]: leave them out"),
         ("stays", r"'red_1' of crowd has ended, but is still among agents=\['red_0', 'red_1'\]: correct"),
         ("vanishes", r"'red_1' of crowd has not ended, but is not among agents=\['red_0'\]: correct"),
-        ("unknown", "'green'"),
-        ("rewards", "'red_1'"),
-        ("terminations", "'red_1'"),
-        ("truncations", "'red_1'"),
-        ("observation", "'red_1'"),
+        ("unknown", r"crowd lacks \['green'\] in possible_agents=.*: add them, or remove the agents"),
+        ("rewards", r"crowd lacks \['red_1'\] in rewards={'red_0'"),
+        ("terminations", r"crowd lacks \['red_1'\] in terminations={'red_0'"),
+        ("truncations", r"crowd lacks \['red_1'\] in truncations={'red_0'"),
+        ("observation", r"crowd lacks \['red_1'\] in observations={'red_0'"),
+        ("two rewards", r"returned array\(\[1., 1.\]\) as reward: return one number"),
         ("not finite", "the observation that the environment returned is not finite"),
     ],
 )
 def test_mistakes_of_games_are_named(mistake, message):
-    with pytest.raises((ValueError, KeyError), match=message):
+    with pytest.raises(ValueError, match=message):
         env = make_agents(lambda: Wrong(mistake), 2, seed=0)
         PPO_Plus("MlpPolicy", env, n_steps=8, **ARGUMENTS).learn(32)
 

@@ -76,7 +76,7 @@ _NORMALIZED = ("obs_rms", "ret_rms", "returns", "old_obs", "old_reward", "traini
 #: Wrappers of vectorized environments, and the attributes that change while they run.
 VEC_WRAPPERS: dict[str, tuple[str, ...]] = {
     "ppo_plus.envs.make_vec.TupleAsDict": (),
-    "ppo_plus.envs.agents.AgentsVecEnv": ("observed", "returns", "lengths", "last_returns"),
+    "ppo_plus.envs.agents.AgentsVecEnv": ("observed", "last_seen", "returns", "lengths", "last_returns"),
     f"{_SB3}vec_env.vec_check_nan.VecCheckNan": ("_user_warned",),
     f"{_SB3}vec_env.vec_extract_dict_obs.VecExtractDictObs": (),
     f"{_SB3}vec_env.vec_frame_stack.VecFrameStack": ("stacked_obs",),
