@@ -53,6 +53,8 @@ class SelfPlay(GameEnv):
         self, env: Game, opponents: Mapping[str, Any] | None = None, seat: str | None = None, **kwargs: object
     ):
         super().__init__(env, "env", kwargs)
+        if not isinstance(opponents or {}, Mapping):
+            raise TypeError(f"opponents={opponents!r:.80} must be a dict of names and players")
         self.seat, (self.observation_space, mask) = seat, without_mask(self.observation_space)
         self.opponents = {name: _as_player(name, player) for name, player in (opponents or {RANDOM: None}).items()}
         #: Further opponents by name, and how often each is drawn; empty: those above, equally often.
@@ -63,38 +65,39 @@ class SelfPlay(GameEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
-        agents, chances = self.game.possible_agents, self.chances or dict.fromkeys(self.opponents, 1.0)
         self._start = {"seed": int(self.np_random.integers(2**31)) if seed is None else seed, "options": options}
-        self.learner = self.seat or agents[self.np_random.integers(len(agents))]
-        weights = np.array([*chances.values()])
-        drawn = self.np_random.choice([*chances], len(agents), p=weights / weights.sum()).tolist()
+        self.game.reset(**self._start)
+        # Not all possible agents need to be there.
+        self.learner = self.seat or self.game.agents[self.np_random.integers(len(self.game.agents))]
+        agents = self.game.possible_agents
+        chances = self.chances or dict.fromkeys(self.opponents, 1 / len(self.opponents))
+        drawn = self.np_random.choice([*chances], len(agents), p=[*chances.values()]).tolist()
         #: Who plays the other seats, what they remember, all actions so far, and the learner's return.
         self._seats = {agent: name for agent, name in zip(agents, drawn, strict=True) if agent != self.learner}
         self._carries: dict[str, Carry] = {}
         self._actions: list[Action | None] = []
         self._returned = 0.0
-        self.game.reset(**self._start)
         obs, _, terminated, truncated, info = self._advance()
         # A game may be over before the learner's turn.
         return self.reset(options=options) if terminated or truncated else (obs, info)
 
     def step(self, action: Action) -> tuple[Any, float, bool, bool, Info]:
-        self._act(action)
+        self._actions.append(action)
+        self.game.step(action)
         obs, reward, terminated, truncated, info = self._advance()
         self._returned += reward
         if terminated or truncated:
             info[GAME] = {"result": float(np.sign(self._returned) + 1) / 2, "opponents": [*self._seats.values()]}
         return obs, reward, terminated, truncated, info
 
-    def _act(self, action: Action | None) -> None:
-        self._actions.append(action)
-        self.game.step(action)
-
     def _advance(self) -> tuple[Any, float, bool, bool, Info]:
         """Have opponents play until it is the learner's turn, or its game is over."""
         game = self.game
         while game.agents and (agent := game.agent_selection) != self.learner:
-            self._act(None if game.terminations[agent] or game.truncations[agent] else self._reply(agent))
+            if over := game.terminations[agent] or game.truncations[agent]:
+                self._carries.pop(agent, None)
+            self._actions.append(None if over else self._reply(agent))
+            game.step(self._actions[-1])
         if not game.agents:
             raise ValueError(f"{game} has removed {self.learner!r} without a last turn: give it one, as AEC asks")
         return self._look()
@@ -108,7 +111,7 @@ class SelfPlay(GameEnv):
             self._obs, self._mask = rest[OBSERVATION] if [*rest] == [OBSERVATION] else rest, np.asarray(obs[MASK])
         return self._obs, float(reward), bool(terminated), bool(truncated), dict(info)
 
-    def _reply(self, agent: str) -> Action:
+    def _reply(self, agent: str) -> Any:
         """The action of an opponent.
 
         :raises ValueError: it is not in the action space, or masked
@@ -116,18 +119,14 @@ class SelfPlay(GameEnv):
         name, seed = self._seats[agent], int(self.np_random.integers(2**31))
         (obs, *_), mask = self._look(), self._mask
         player, space = self.snapshots.get(name, self.opponents.get(name)), cast(Any, self.action_space)
-        action: Action
         if isinstance(player, ActorCriticPolicy):
-            generator, masks = th.default_generator, None if mask is None else th.from_numpy(mask[None].astype(bool))
-            before = generator.get_state()
-            generator.manual_seed(seed)
-            with th.inference_mode():
+            masks = None if mask is None else th.from_numpy(mask[None].astype(bool))
+            with th.random.fork_rng([]), th.inference_mode():
+                th.default_generator.manual_seed(seed)
                 # A third of what `predict` takes.
                 carry = self._carries.get(agent) or player.init_carry(1)
                 output, self._carries[agent] = player.act(player.obs_to_tensor(obs)[0], carry, masks=masks)
-            generator.set_state(before)
-            action = player.distribution.to_env(output.actions.numpy(force=True))[0]
-            return action
+            return player.distribution.to_env(output.actions.numpy())[0]
         by_choice = [] if mask is None else np.split(mask, np.cumsum(np.ravel(getattr(space, "nvec", mask.size)))[:-1])
         if player is not None:
             chosen = player(obs, mask)
@@ -137,14 +136,12 @@ class SelfPlay(GameEnv):
             if not fits:
                 allowed = f"{space}, with the mask {mask}" if mask is not None else space
                 raise ValueError(f"opponents: {name!r} has chosen {chosen!r:.80}: let it choose from {allowed}")
-            action = chosen
-        elif by_choice:
+            return chosen
+        if by_choice:
             chosen = [self.np_random.choice(np.flatnonzero(part)) for part in by_choice]
-            action = (np.reshape(chosen, space.shape) + space.start).astype(space.dtype)[()]
-        else:
-            space.seed(seed)
-            action = space.sample()
-        return action
+            return (np.reshape(chosen, space.shape) + space.start).astype(space.dtype)[()]
+        space.seed(seed)
+        return space.sample()
 
     def get_state(self) -> State:
         """The present game, for :mod:`ppo_plus.envs.resumable.state`."""
@@ -154,24 +151,30 @@ class SelfPlay(GameEnv):
 
     def set_state(self, state: State) -> None:
         """Play a game again to where it was."""
-        self._start, self.learner, self._seats, carries, actions, self._returned, seen = state["game"]
+        self._start, self.learner, self._seats, carries, self._actions, self._returned, seen = state["game"]
         self._carries = {agent: Carry(*tree_map(th.tensor, carry)) for agent, carry in carries.items()}
-        self._actions = []
         self.game.reset(**self._start)
-        for action in actions:
-            self._act(action)
+        for action in self._actions:
+            self.game.step(action)
         if differ(plain(self._look()[0]), seen):
             raise NotResumableError(f"the same actions led {self.game} elsewhere: it depends on more than its seed")
 
 
+def _frozen(policy: ActorCriticPolicy) -> ActorCriticPolicy:
+    """A copy of a policy that does not learn, on the CPU and without the optimizer."""
+    snapshot = copy.deepcopy(policy, {id(policy.optimizer): None}).to("cpu").requires_grad_(False)
+    snapshot.set_training_mode(False)
+    return snapshot
+
+
 def _as_player(name: str, player: Any) -> Any:
-    """What plays a seat: a policy, a function, or ``None``, which draws actions at random."""
+    """What plays a seat: a frozen policy, a function, or ``None``, which draws actions at random."""
     if isinstance(player, (str, Path)):
         player = PPO_Plus.load(player, device="cpu")
     player = getattr(player, "policy", player)
     if isinstance(player, ActorCriticPolicy):
-        player.set_training_mode(False)
-    elif player is not None and (not callable(player) or isinstance(player, th.nn.Module)):
+        return _frozen(player)
+    if player is not None and (not callable(player) or isinstance(player, th.nn.Module)):
         remedy = "pass a function of observation and mask, a model of PPO_Plus or its file, or None"
         raise TypeError(f"opponents: {name!r} is {player!r:.80}: {remedy}")
     return player
@@ -218,16 +221,21 @@ class League(BaseCallback):
         if normalize is not None and normalize.norm_obs:
             remedy = "pass normalize_observations=True to PPO_Plus and norm_obs=False to it"
             raise ValueError(f"opponents see observations that VecNormalize has not normalized: {remedy}")
+        if not self.training_env.has_attr("opponents"):
+            raise AttributeError(
+                "a League needs SelfPlay environments: make_vec(lambda: SelfPlay(game)), or selfplay:game"
+            )
         for name in (RANDOM, *self.training_env.get_attr("opponents", [0])[0]):
             self._add(name)
-        self._share()
+        self.training_env.set_attr("snapshots", self.snapshots)
 
     def _on_rollout_start(self) -> None:
         if self.n_rollouts % self.every == 0:
             name = f"step_{self.num_timesteps}"
-            self.snapshots[name] = self._copy()
+            name += f"_{len(self.players)}" if name in self.players else ""  # after another call of learn
+            self.snapshots[name] = _frozen(self.model.policy)  # type: ignore[arg-type]
             self._add(name)
-            self._share()
+            self.training_env.set_attr("snapshots", self.snapshots)
         self.n_rollouts += 1
         self.training_env.set_attr("chances", self.chances())
 
@@ -246,10 +254,8 @@ class League(BaseCallback):
 
     def chances(self) -> dict[str, float]:
         """How often each opponent is drawn."""
-        names = [name for name in self.players if name != RANDOM]
-        if self.choose == "latest":
-            names = [*self.snapshots][-1:]
-        lost = {name: 1.0 - self.players[name]["win_rate"] + 1e-3 for name in names}
+        names = [*self.snapshots][-1:] if self.choose == "latest" else [name for name in self.players if name != RANDOM]
+        lost = {name: 1.001 - self.players[name]["win_rate"] for name in names}
         weights = lost if self.choose == "prioritized" else dict.fromkeys(names, 1.0)
         shares = {name: weight / sum(weights.values()) * (1 - self.share_random) for name, weight in weights.items()}
         return {RANDOM: self.share_random, **shares}
@@ -269,23 +275,13 @@ class League(BaseCallback):
             player["games"] += 1
             player["win_rate"] += STEP * (result - player["win_rate"])
 
-    def _copy(self) -> ActorCriticPolicy:
-        """The learner's policy, frozen and without its optimizer."""
-        policy = self.model.policy
-        snapshot = copy.deepcopy(policy, {id(policy.optimizer): None}).to("cpu").requires_grad_(False)
-        snapshot.set_training_mode(False)
-        return snapshot  # type: ignore[return-value]
-
-    def _share(self) -> None:
-        self.training_env.set_attr("snapshots", self.snapshots)
-
     def get_state(self) -> dict[str, Any]:
         weights = {name: {**snapshot.state_dict()} for name, snapshot in self.snapshots.items()}
         return {"rating": self.rating, "n_rollouts": self.n_rollouts, "players": self.players, "weights": weights}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.rating, self.n_rollouts, self.players = state["rating"], state["n_rollouts"], state["players"]
-        self.snapshots = {name: self._copy() for name in state["weights"]}
+        self.snapshots = {name: _frozen(self.model.policy) for name in state["weights"]}  # type: ignore[arg-type]
         for name, weights in state["weights"].items():
             self.snapshots[name].load_state_dict(weights)
-        self._share()
+        self.training_env.set_attr("snapshots", self.snapshots)

@@ -43,6 +43,75 @@ def test_a_game_seen_from_both_seats():
         assert obs.shape == (3, 3, 2)  # the learner's, though the other may have moved last
 
 
+def test_the_learner_is_one_of_those_who_are_there():
+    env = SelfPlay(lambda: Crowd(0.2, 0.0, first=0.4))
+    seats = set()
+    for seed in range(30):
+        env.reset(seed=seed)
+        assert env.learner in env.game.agents
+        seats.add(env.learner)
+    assert len(seats) == 3
+
+
+def test_a_model_that_learns_is_a_frozen_opponent():
+    model = PPO_Plus("MlpPolicy", games(), **ARGUMENTS)
+    env = SelfPlay(TICTACTOE, {"itself": model})
+    before = [weight.clone() for weight in model.policy.parameters()]
+    model.learn(64)
+    assert not th.equal(before[0], [*model.policy.parameters()][0])
+    for one, other in zip(before, env.opponents["itself"].parameters(), strict=True):
+        assert th.equal(one, other) and not other.requires_grad
+
+
+class Reborn:
+    """A game with turns in which the second player dies with its second turn, and then comes back."""
+
+    metadata: dict[str, object] = {"name": "reborn"}  # noqa: RUF012
+    possible_agents = ("red", "blue")
+
+    def __init__(self):
+        self.unwrapped = self
+
+    def observation_space(self, agent):
+        return spaces.Box(-1, 1, (2,))
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def agent_iter(self):
+        raise NotImplementedError
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.n_steps = [*self.possible_agents], 0
+        self._select()
+
+    def _select(self):
+        #: Red and blue in turns; the sixth turn is the death of blue.
+        self.agent_selection = self.possible_agents[self.n_steps % 2]
+        self.terminations = {"red": self.n_steps == 10, "blue": self.n_steps == 5}
+        self.truncations = dict.fromkeys(self.possible_agents, False)
+
+    def last(self):
+        return np.ones(2, np.float32), 0.0, self.terminations[self.agent_selection], False, {}
+
+    def step(self, action):
+        assert (action is None) == self.terminations[self.agent_selection]
+        self.n_steps += 1
+        self._select()
+
+
+def test_an_opponent_that_comes_back_remembers_nothing():
+    model = PPO_Plus("MlpGruPolicy", SelfPlay(Reborn), **ARGUMENTS)
+    env = SelfPlay(Reborn, {"model": model}, seat="red")
+    env.reset(seed=0)
+    remembered = []
+    while not env.step(0)[2]:
+        carry = env._carries.get("blue")
+        remembered.append(None if carry is None else th.cat([*map(th.flatten, th.utils._pytree.tree_leaves(carry))]))
+    first, second, dead, again = remembered
+    assert dead is None and th.equal(first, again) and not th.equal(first, second)
+
+
 def test_the_seat_and_the_opponents_are_drawn_at_each_reset():
     env = SelfPlay(TICTACTOE, {"first": first_free, "random": None})
     env.reset(seed=0)
@@ -125,6 +194,17 @@ def test_ratings_are_elos():
     assert league.rating == pytest.approx(16 * 10 / 11) and league.players["a"]["win_rate"] == 0.525
     league._record(0.0, ["a"])
     assert league.rating < 16 * 10 / 11 and league.players["a"] == {"rating": 400.0, "games": 2, "win_rate": 0.49875}
+
+
+def test_snapshots_are_kept_when_timesteps_are_counted_again():
+    """Further calls of learn, and opponents with such a name, replace none."""
+    league = League(every=1)
+    model = PPO_Plus("MlpPolicy", games(opponents={"step_64": None}), **ARGUMENTS).learn(128, league)
+    before = {name: snapshot.action_net.weight.clone() for name, snapshot in league.snapshots.items()}
+    model.learn(128, league)
+    assert len(before) == 2 and len(league.snapshots) == 4 and len(league.table()) == 6
+    for name, weight in before.items():
+        assert th.equal(weight, league.snapshots[name].action_net.weight)
 
 
 def test_games_that_began_against_others_are_not_counted():
@@ -246,7 +326,8 @@ class Boxes(Crowd):
             ValueError,
             "env='math' has no env .* use ppo_plus.SelfPlay .* games with turns",
         ),
-        (lambda: PPO_Plus("MlpPolicy", "CartPole-v1").learn(1, League()), AttributeError, "opponents"),
+        (lambda: PPO_Plus("MlpPolicy", "CartPole-v1").learn(1, League()), AttributeError, "a League needs SelfPlay"),
+        (lambda: SelfPlay(TICTACTOE, first_free), TypeError, "opponents=<function .* must be a dict of names"),
         (
             lambda: PPO_Plus("MlpPolicy", VecNormalize(games()), n_steps=8).learn(1, League()),
             ValueError,
