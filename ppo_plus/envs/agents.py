@@ -186,10 +186,10 @@ class Team(GameEnv):
 
     def step(self, action: tuple[Action, ...]) -> tuple[Any, float, bool, bool, Info]:
         before = [*self.game.agents]
-        actions = {agent: action[self._index[agent]] for agent in before}
-        obs, rewards, terminated, truncated, infos = self.game.step(actions)
-        for what, given in (("rewards", rewards), ("terminations", terminated), ("truncations", truncated)):
-            self._require(what, given, before)
+        results = self.game.step({agent: action[self._index[agent]] for agent in before})
+        obs, rewards, terminated, truncated, infos = results
+        for what, given in zip(("rewards", "terminations", "truncations"), results[1:4], strict=True):
+            self._require("agents", before, what, given)
         ended, present = {}, self.game.agents
         for agent in before:
             if terminated[agent] or truncated[agent]:
@@ -205,11 +205,9 @@ class Team(GameEnv):
     def _rows(self, observations: Mapping[str, Any], ended: Mapping[str, int]) -> dict[str, Any]:
         """A row for each possible agent, from the observations of those that are there, or have just ``ended``."""
         status = dict(ended) | dict.fromkeys(self.game.agents, PRESENT)
-        self._require("possible_agents", self._index, status)
-        self._require("observations", observations, status)
-        if absent := [agent for agent in observations if agent not in status]:
-            problem = f"observations for {absent}, who are not among agents={[*self.game.agents]}"
-            raise ValueError(f"{self.game} returned {problem}: leave them out, or add them to agents")
+        self._require("agents", status, "possible_agents", [*self._index])
+        self._require("agents", status, "observations", observations)
+        self._require("observations", observations, "agents", [*status])
         rows = {key: empty.copy() for key, empty in self._empty.items()}
         if METHOD in vars(self):
             self._masks = np.ones_like(self._masks)
@@ -225,9 +223,11 @@ class Team(GameEnv):
             rows[STATE][...] = check_obs(self.game.state(), self.game.state_space, values=False, name="state()")
         return rows
 
-    def _require(self, what: str, values: Collection[str], agents: Iterable[str]) -> None:
-        if missing := [agent for agent in agents if agent not in values]:
-            raise ValueError(f"{self.game} lacks {missing} in {what}={values!r:.200}: add them, or remove the agents")
+    def _require(self, having: str, agents: Iterable[str], what: str, values: Collection[str]) -> None:
+        """:raises ValueError: ``values`` lack an agent"""
+        if lacking := [agent for agent in agents if agent not in values]:
+            problem = f"has {lacking} among its {having}, but not in {what}={values!r:.200}"
+            raise ValueError(f"{self.game} {problem}: correct one of them")
 
 
 class AgentsVecEnv(VecEnvWrapper):
