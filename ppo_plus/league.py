@@ -76,8 +76,8 @@ class SelfPlay(GameEnv):
         self._seats = {agent: name for agent, name in zip(agents, drawn, strict=True) if agent != self.learner}
         self._carries: dict[str, Carry] = {}
         self._actions: list[Action | None] = []
-        self._returned = 0.0
-        obs, _, terminated, truncated, info = self._advance()
+        # Rewards before the learner's first turn count in the result.
+        obs, self._returned, terminated, truncated, info = self._advance()
         # A game may be over before the learner's turn.
         return self.reset(options=options) if terminated or truncated else (obs, info)
 
@@ -142,6 +142,10 @@ class SelfPlay(GameEnv):
             return (np.reshape(chosen, space.shape) + space.start).astype(space.dtype)[()]
         space.seed(seed)
         return space.sample()
+
+    def set_of_game(self, name: str, value: object) -> None:
+        """Set an attribute of this environment, not of a wrapper."""
+        setattr(self, name, value)
 
     def get_state(self) -> State:
         """The present game, for :mod:`ppo_plus.envs.resumable.state`."""
@@ -227,7 +231,7 @@ class League(BaseCallback):
             )
         for name in (RANDOM, *self.training_env.get_attr("opponents", [0])[0]):
             self._add(name)
-        self.training_env.set_attr("snapshots", self.snapshots)
+        self._tell("snapshots", self.snapshots)
 
     def _on_rollout_start(self) -> None:
         if self.n_rollouts % self.every == 0:
@@ -235,9 +239,9 @@ class League(BaseCallback):
             name += f"_{len(self.players)}" if name in self.players else ""  # after another call of learn
             self.snapshots[name] = _frozen(self.model.policy)  # type: ignore[arg-type]
             self._add(name)
-            self.training_env.set_attr("snapshots", self.snapshots)
+            self._tell("snapshots", self.snapshots)
         self.n_rollouts += 1
-        self.training_env.set_attr("chances", self.chances())
+        self._tell("chances", self.chances())
 
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:
@@ -275,6 +279,12 @@ class League(BaseCallback):
             player["games"] += 1
             player["win_rate"] += STEP * (result - player["win_rate"])
 
+    def _tell(self, name: str, value: object) -> None:
+        """Set an attribute of the games, also of those in processes that are started again (``set_attr``), and within
+        wrappers, of which SB3's ``set_attr`` sets the outermost."""
+        self.training_env.set_attr(name, value)
+        self.training_env.env_method("set_of_game", name, value)
+
     def get_state(self) -> dict[str, Any]:
         weights = {name: {**snapshot.state_dict()} for name, snapshot in self.snapshots.items()}
         return {"rating": self.rating, "n_rollouts": self.n_rollouts, "players": self.players, "weights": weights}
@@ -284,4 +294,4 @@ class League(BaseCallback):
         self.snapshots = {name: _frozen(self.model.policy) for name in state["weights"]}  # type: ignore[arg-type]
         for name, weights in state["weights"].items():
             self.snapshots[name].load_state_dict(weights)
-        self.training_env.set_attr("snapshots", self.snapshots)
+        self._tell("snapshots", self.snapshots)

@@ -8,9 +8,11 @@ import pytest
 import torch as th
 from games import Crowd
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from parametrization import SLOW, part
 from stable_baselines3 import PPO
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from ppo_plus import Checkpoints, League, PPO_Plus, SelfPlay, make_vec
 
@@ -98,6 +100,22 @@ class Reborn:
         assert (action is None) == self.terminations[self.agent_selection]
         self.n_steps += 1
         self._select()
+
+
+class Gift(Reborn):
+    """Pays blue for red's first turn."""
+
+    def last(self):
+        obs, _, *rest = super().last()
+        return obs, float(self.n_steps == 1), *rest
+
+
+def test_rewards_before_the_first_turn_count_in_the_result_alone():
+    env = SelfPlay(Gift, seat="blue")
+    env.reset(seed=0)
+    _, first, *_ = env.step(0)
+    _, second, terminated, _, info = env.step(0)
+    assert first == second == 0.0 and terminated and info["game"] == {"result": 1.0, "opponents": ["random"]}
 
 
 def test_an_opponent_that_comes_back_remembers_nothing():
@@ -194,6 +212,15 @@ def test_ratings_are_elos():
     assert league.rating == pytest.approx(16 * 10 / 11) and league.players["a"]["win_rate"] == 0.525
     league._record(0.0, ["a"])
     assert league.rating < 16 * 10 / 11 and league.players["a"] == {"rating": 400.0, "games": 2, "win_rate": 0.49875}
+
+
+@pytest.mark.parametrize("vec_env", part([DummyVecEnv, SubprocVecEnv], [DummyVecEnv], SLOW))
+def test_snapshots_play_within_wrappers_of_sb3s_environments(vec_env):
+    league = League(every=1)
+    env = make_vec_env(lambda: TimeLimit(SelfPlay(TICTACTOE), 20), 2, seed=0, vec_env_cls=vec_env)
+    PPO_Plus("MlpPolicy", env, **ARGUMENTS).learn(128, league)
+    assert sum(row["games"] for row in league.table() if row["name"] != "random") > 10
+    env.close()
 
 
 def test_snapshots_are_kept_when_timesteps_are_counted_again():
