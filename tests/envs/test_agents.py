@@ -11,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parametrization import SLOW, part
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from ppo_plus import Cost, EvalAfterUpdates, PPO_Plus, RandomNetworkDistillation, make_agents, policy_arguments
 from ppo_plus.policy.policies import Carry
@@ -228,6 +228,15 @@ def test_evaluations_play_episodes_of_agents(tmp_path):
     callback = EvalAfterUpdates(make_agents(Crowd, 2, seed=1), eval_freq=100, n_eval_episodes=12, log_path=tmp_path)
     PPO_Plus("MlpPolicy", make_agents(Crowd, 2, seed=0), n_steps=16, **ARGUMENTS).learn(200, callback)
     assert np.load(tmp_path / "evaluations.npz")["results"].shape[1] == 12
+
+
+def test_evaluations_count_no_rows_of_the_absent():
+    """Which are episodes of a step to SB3's VecMonitor."""
+    env = VecMonitor(make_agents(lambda: Crowd(0.3, 0.2, first=0.5), 2, seed=3))
+    episodes = PPO_Plus("MlpPolicy", make_agents(Crowd), **ARGUMENTS).evaluate(40, env, return_episodes=True)
+    logs = [one for game in games(env) for log in game.log.values() for one in log if one and len(one[-1]) == 2]
+    returns = [round(sum(step[2] for step in one[:-1]), 3) for one in logs]
+    assert len(episodes) == 40 and {round(float(episode["return"]), 3) for episode in episodes} <= {*returns}
 
 
 @pytest.mark.parametrize("vec_env", part(["dummy", "subproc"], ["dummy"], SLOW))
