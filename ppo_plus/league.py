@@ -55,6 +55,8 @@ class SelfPlay(GameEnv):
         super().__init__(env, "env", kwargs)
         if not isinstance(opponents or {}, Mapping):
             raise TypeError(f"opponents={opponents!r:.80} must be a dict of names and players")
+        if seat is not None:
+            require_one_of("seat", seat, self.game.possible_agents)
         self.seat, (self.observation_space, mask) = seat, without_mask(self.observation_space)
         self.opponents = {name: _as_player(name, player) for name, player in (opponents or {RANDOM: None}).items()}
         #: Further opponents by name, and how often each is drawn; empty: those above, equally often.
@@ -68,8 +70,8 @@ class SelfPlay(GameEnv):
         self._start = {"seed": int(self.np_random.integers(2**31)) if seed is None else seed, "options": options}
         self.game.reset(**self._start)
         # Not all possible agents need to be there.
-        self.learner = self.seat or self.game.agents[self.np_random.integers(len(self.game.agents))]
-        agents = self.game.possible_agents
+        present, agents = self.game.agents, self.game.possible_agents
+        self.learner = present[self.np_random.integers(len(present))] if self.seat is None else self.seat
         chances = self.chances or dict.fromkeys(self.opponents, 1 / len(self.opponents))
         drawn = self.np_random.choice([*chances], len(agents), p=[*chances.values()]).tolist()
         #: Who plays the other seats, what they remember, all actions so far, and the learner's return.

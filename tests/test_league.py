@@ -55,6 +55,11 @@ def test_the_learner_is_one_of_those_who_are_there():
     assert len(seats) == 3
 
 
+def test_a_seat_may_be_a_number():
+    env = SelfPlay(lambda: Crowd(0.2, 0.0, names=(0, 1, 2)), seat=0)
+    assert {env.reset(seed=seed) and env.learner for seed in range(9)} == {0}
+
+
 def test_a_model_that_learns_is_a_frozen_opponent():
     model = PPO_Plus("MlpPolicy", games(), **ARGUMENTS)
     env = SelfPlay(TICTACTOE, {"itself": model})
@@ -100,6 +105,11 @@ class Reborn:
         assert (action is None) == self.terminations[self.agent_selection]
         self.n_steps += 1
         self._select()
+
+
+class Leaving(Reborn):
+    def step(self, action):
+        self.agents = []
 
 
 class Gift(Reborn):
@@ -345,7 +355,8 @@ class Boxes(Crowd):
         (lambda: League(every=0), ValueError, "every=0 must be at least 1"),
         (lambda: League(share_random=2), ValueError, "share_random=2 must be"),
         (lambda: League(choose="best"), ValueError, "choose='best' must be one of 'latest', 'uniform'"),
-        (lambda: SelfPlay(TICTACTOE, seat="x").reset(), ValueError, "has removed 'x' without a last turn"),
+        (lambda: SelfPlay(TICTACTOE, seat="x"), ValueError, "seat='x' must be one of 'player_1', 'player_2'"),
+        (lambda: SelfPlay(Leaving, seat="blue").reset(), ValueError, "has removed 'blue' without a last turn"),
         (lambda: SelfPlay(TICTACTOE, {"a": 3}), TypeError, "opponents: 'a' is 3: pass a function"),
         (lambda: SelfPlay(TICTACTOE, {"a": PPO("MlpPolicy", "CartPole-v1")}), TypeError, "opponents: 'a' is ActorCr"),
         (
