@@ -34,17 +34,27 @@ Move = Callable[[Any, Any], int]
 
 
 class Board(BaseFeaturesExtractor):
-    """Convolutions over a board ``(rows, columns, 2)``: a line of four is the same everywhere."""
+    """What surrounds the square on which a piece would land, for each column of a board ``(rows, columns, 2)``; the
+    same layers look at all of them."""
+
+    AROUND, HIDDEN, FEATURES = 3, 128, 32
 
     def __init__(self, observation_space: spaces.Box):
-        n_rows, n_columns, n_players = observation_space.shape
-        # Windows of four by four squares, and of two by two windows, which show what lies below a line.
-        layers = [nn.Conv2d(n_players, 32, 4, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 2), nn.ReLU(), nn.Flatten()]
-        super().__init__(observation_space, 32 * (n_rows - 2) * (n_columns - 2))
-        self.layers = nn.Sequential(*layers)
+        _, n_columns, n_players = observation_space.shape
+        super().__init__(observation_space, n_columns * self.FEATURES)
+        n_inputs = (n_players + 1) * (2 * self.AROUND + 1) ** 2
+        layers = [nn.Linear(n_inputs, self.HIDDEN), nn.ReLU(), nn.Linear(self.HIDDEN, self.FEATURES), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Flatten())
 
     def forward(self, boards: th.Tensor) -> th.Tensor:
-        return self.layers(boards.permute(0, 3, 1, 2))  # type: ignore[no-any-return]
+        around, width = self.AROUND, 2 * self.AROUND + 1
+        # A third player has the squares of the board, which ends there.
+        squares = nn.functional.pad(boards, (0, 1), value=1.0)
+        squares = nn.functional.pad(squares, (0, 0, around, around, around, around))
+        patches = squares.unfold(1, width, 1).unfold(2, width, 1).flatten(3)
+        row = (boards.shape[1] - 1 - boards.sum(dim=(1, 3)).long()).clamp(min=0)
+        chosen = patches.gather(1, row[:, None, :, None].expand(-1, -1, -1, patches.shape[3]))
+        return self.layers(chosen.squeeze(1))  # type: ignore[no-any-return]
 
 
 class ConnectFour:
@@ -172,14 +182,14 @@ SETTINGS: dict[str, tuple[int, float, dict[str, Any]]] = {
         },
     ),
     "connect_four": (
-        1_000_000,
-        0.2,
+        1_600_000,
+        0.1,
         {
             "n_steps": 128,
-            "batch_size": 512,
+            "batch_size": 128,
             "n_epochs": 8,
             "learning_rate": "lin_1e-3",
-            "ent_coef": "lin_0.05",
+            "ent_coef": "lin_0.03",
             "policy_kwargs": {"features_extractor_class": Board, "net_arch": [128], "activation_fn": nn.ReLU},
         },
     ),
