@@ -18,17 +18,20 @@ ARMS = {
 
 
 def self_play(file: Path = FILE) -> list[str]:
-    """Games won and lost by the most likely actions, in percent, in the first seat and the second: means over seeds."""
+    """Games won and lost by the most likely actions, in percent, in the first seat and the second, and the ratings of
+    snapshots after quarters of training: means over seeds."""
     rows = []
     for task, game in GAMES.items():
         runs = [run for run in read_lines(file) if run["task"] == task]
+        lasts = [[run["ratings"][(len(run["ratings"]) - 1) * k // 4][1] for k in (1, 2, 3, 4)] for run in runs]
         for opponent in runs[0]["scores"] if runs else ():
             of_runs = [run["scores"][opponent] for run in runs]
             shares = [100 * np.mean([seats[key] for seats in of_runs], axis=0) for key in ("won", "lost")]
             cells = [" / ".join(f"{share:.1f}" for share in of_seats) for of_seats in shares]
             minutes = np.mean([run["cpu_seconds"] for run in runs]) / 60
+            cells.append(", ".join(f"{rating:.0f}" for rating in np.mean(lasts, axis=0)))
             rows.append([game, f"{runs[0]['timesteps']:,}", f"{minutes:.0f}", str(len(runs)), opponent, *cells])
-    return markdown(["game", "steps", "CPU minutes", "seeds", "against", "won, %", "lost, %"], rows)
+    return markdown(["game", "steps", "CPU minutes", "seeds", "against", "won, %", "lost, %", "ratings"], rows)
 
 
 def spread(file: Path = FILE) -> list[str]:

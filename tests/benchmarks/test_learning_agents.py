@@ -45,11 +45,12 @@ def test_lookahead_blocks_and_beats_random_moves():
 
 def test_tables(tmp_path):
     file = tmp_path / "agents.jsonl"
-    runs = [
-        {"task": "tictactoe", "timesteps": 9, "cpu_seconds": 60, "scores": {"random": {"won": [w, 1], "lost": [0, 0]}}}
-        for w in (0.9, 1.0)
-    ]
+    ratings = [[step, 10 * step] for step in (0, 1, 2, 3, 4)]
+    same = {"task": "tictactoe", "timesteps": 9, "cpu_seconds": 60, "ratings": ratings}
+    runs = [same | {"scores": {"random": {"won": [won, 1], "lost": [0, 0]}}} for won in (0.9, 1.0)]
     runs += [{"task": "spread", "arm": "shared", "timesteps": 9, "cpu_seconds": 1, "return": r} for r in (-20, -22)]
     file.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    assert games.self_play(file)[2:] == ["| tic-tac-toe | 9 | 1 | 2 | random | 95.0 / 100.0 | 0.0 / 0.0 |"]
+    assert games.self_play(file)[2:] == [
+        "| tic-tac-toe | 9 | 1 | 2 | random | 95.0 / 100.0 | 0.0 / 0.0 | 10, 20, 30, 40 |"
+    ]
     assert games.spread(file)[2:] == ["| `PPO_Plus` | 9 | 2 | -21.0 [-22.0, -20.0] | 1.0 [1.0, 1.0] |"]
