@@ -90,12 +90,16 @@ def _fit(
         _estimate(policy, parts, model.gamma)
         known = batch.returns if batch.valid is None else batch.returns[batch.valid]
         values["vf_coef"] = coefficients["vf_coef"] / max(known.var(correction=0).item(), 1e-8)
-        if policy.value_normalizer is not None:
-            moments, last = Moments.of(known), [policy.value_net]
-            if policy.streams is not None:  # whose returns are not known: one of variance 1
-                one = th.ones_like(policy.value_normalizer.mean)
-                moments, last = Moments(one.new_ones(()), 0 * one, one), [*last, policy.streams.head]
-            policy.value_normalizer.rescale(last, moments)
+        if (normalizer := policy.value_normalizer) is not None:
+            moments = Moments.of(known)
+            if policy.streams is None:
+                normalizer.rescale([policy.value_net], moments)
+            elif not normalizer.count:
+                # The returns of streams are not known: 0 and 1 stand for their moments, with little weight.
+                one = th.ones_like(normalizer.mean)
+                mean, var = 0 * one, one
+                mean[0], var[0] = moments.mean, moments.var
+                normalizer.add(Moments(moments.n / moments.n, mean, var))
 
     def compute_loss(batch: Batch, coefficients: Coefficients) -> Losses:
         values, params = policy.evaluate_batch(batch)

@@ -10,7 +10,8 @@ rollout are added after the update; in the first rollout :math:`\mu = 0` and :ma
 *Values*: the critic's last layer predicts :math:`\hat v`; the value, in units of the reward, is :math:`v = \mu +
 \hat v \sqrt{\sigma^2 + \epsilon}` with the moments of all returns of training. The moments of a rollout are added
 before the update, and the last layer is rescaled so that no value changes (PopArt, van Hasselt et al. 2016,
-arXiv:1602.07714; :math:`\epsilon` is rl_games').
+arXiv:1602.07714; :math:`\epsilon` is rl_games'). In the first rollout, values are 0; what the layer predicts is
+normalized from the beginning, and values follow it when the first moments are known.
 """
 
 import inspect
@@ -178,18 +179,26 @@ class ValueNormalizer(RunningMoments):
                 "and without weight_norm or the like: end policy_kwargs=dict(critic=...) with one, or do not normalize"
             )
         super().__init__(() if n_values == 1 else (n_values,), epsilon)
+        #: Whether values are still what they were in the rollout.
+        self.keeps_values = self.count > 0
 
     def forward(self, predictions: th.Tensor) -> th.Tensor:
         """Values in units of the reward."""
         mean, _, std = self.single.unbind()
         return th.addcmul(mean, predictions, std)
 
+    @property
+    def std(self) -> th.Tensor:
+        """0 before the first rollout, so that values are 0 in every unit of rewards."""
+        return super().std * (self.count > 0)
+
     @th.no_grad()
     def rescale(self, last: Sequence[nn.Linear], moments: Moments) -> None:
         """Add the moments of further returns, and change the critic's last layers so that values stay the same; the
-        first moments change none: predictions are normalized from the beginning."""
+        first moments change no layer: predictions are normalized from the beginning."""
         known, mean, std = self.count > 0, self.mean.clone().reshape(-1), self.std.reshape(-1)
         self.add(moments)
+        self.keeps_values = known
         new_mean, new_std = self.mean.reshape(-1), self.std.reshape(-1)
         scales, shifts = (std / new_std).where(known, 1.0), ((mean - new_mean) / new_std).where(known, 0.0)
         rows = (row for layer in last for row in zip(layer.weight.split(1), layer.bias.split(1), strict=True))
@@ -197,14 +206,10 @@ class ValueNormalizer(RunningMoments):
             weight.copy_(weight * scale)
             bias.copy_(bias * scale + shift)
 
-    def _round(self) -> None:
-        super()._round()
-        # Before the first rollout, values are 0 in every unit of rewards.
-        self.single[2] *= self.count > 0
-
     def in_units_of_values(self, coefficients: Mapping[str, Any]) -> dict[str, Any]:
         r"""The coefficients of an update in units of values instead of predictions: ``vf_coef`` becomes
-        :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`; lists with several values."""
+        :math:`c / \sigma^2`, and ``clip_range_vf`` :math:`\epsilon \sigma`, but none around the 0 of the first rollout;
+        lists with several values."""
         std, bound = self.std.cpu(), coefficients["clip_range_vf"]
-        clip_range_vf = None if bound is None else (bound * std).tolist()
+        clip_range_vf = None if bound is None else (bound * std).where(self.keeps_values.cpu(), math.inf).tolist()
         return {**coefficients, "vf_coef": (coefficients["vf_coef"] / std**2).tolist(), "clip_range_vf": clip_range_vf}

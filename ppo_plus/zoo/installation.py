@@ -16,10 +16,12 @@ from types import ModuleType
 
 import gymnasium as gym
 
+#: Packages of games, which are imported when they are made.
+GAME_PACKAGES = ("mpe2", "pettingzoo")
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
 ALLOWED_PACKAGES = (
-    *("ale_py", "gymnasium", "minigrid", "mpe2", "pettingzoo", "ppo_plus"),
-    *("rl_zoo3", "sb3_contrib", "stable_baselines3"),
+    *("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3"),
+    *GAME_PACKAGES,
 )
 #: Which packages a function may import from; ``None``: any.
 Packages = Collection[str] | None
@@ -182,7 +184,7 @@ def command(*words: object) -> str:
 
 def import_options(packages: Iterable[str] | None, trusted: bool) -> list[str]:
     """The options that allow a command to import packages; ``trusted``: all."""
-    named = [name for name in packages or () if not is_within(name, ALLOWED_PACKAGES)]
+    named = [name for name in packages or () if not is_within(name, GAME_PACKAGES)]
     return [*(["--gym-packages", *named] if named else []), *(["--trust-config"] if trusted else [])]
 
 

@@ -695,8 +695,8 @@ ROLLOUT = (
     Fault(
         "first-values-in-the-unit-of-rewards",
         "policy/normalization.py",
-        "self.single[2] *= self.count > 0",
-        "pass",
+        "return super().std * (self.count > 0)",
+        "return super().std",
         "tests/policy/test_normalization.py",
     ),
     Fault(

@@ -127,6 +127,13 @@ def test_the_unit_of_rewards_changes_no_weight():
     assert th.equal(trained(2.0**7), trained(2.0**14))
 
 
+def test_values_that_follow_the_first_moments_are_not_clipped_around_0():
+    def updated(**kwargs):
+        return weights(make(make_vec_env(Scaled, 2, seed=3, env_kwargs={"reward_scale": 100.0}), **kwargs).learn(64))
+
+    assert th.equal(updated(clip_range_vf=0.2), updated())
+
+
 @given(st.integers(0, 2**31), st.floats(-1e5, 1e5), st.floats(1e-3, 1e5), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
 def test_rescaling_by_further_returns_changes_no_value(seed, offset, scale, n_times):
@@ -156,7 +163,7 @@ def test_values_are_in_units_of_the_reward_and_the_loss_is_in_units_of_the_retur
             return losses
 
     model = make(make_vec_env(Scaled, 2, env_kwargs={"reward_scale": 1000.0}), cls=Recording, clip_range_vf=0.3)
-    model.learn(64)
+    model.learn(2 * 64)
     std = model.policy.value_normalizer.std.item()
     coefficients, value_loss, batch = model.seen
     assert std > 500

@@ -158,6 +158,23 @@ def test_demonstrations_teach_the_value_of_the_reward_alone(kwargs):
     model.learn(32)
 
 
+def test_demonstrations_scale_the_value_of_the_reward_once():
+    model = make(STREAMS, gamma=0.5, normalize_values=True)
+    observations = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+    data = {
+        "observations": observations,
+        "actions": np.zeros((64, 1), np.float32),
+        "rewards": np.full(64, 1e4),
+        "terminations": np.arange(64) % 4 == 3,
+    }
+    model.pretrain(data, n_epochs=1)
+    assert model.policy.predict_values(th.from_numpy(observations))[:, 0].mean().item() == pytest.approx(1.5e4, rel=0.3)
+    normalizer = model.learn(32).policy.value_normalizer
+    before = {name: moments.clone() for name, moments in normalizer.state_dict().items()}
+    model.pretrain(data, n_epochs=1)
+    assert all(th.equal(moments, before[name]) for name, moments in normalizer.state_dict().items())
+
+
 def test_sb3_has_no_streams(tmp_path):
     with pytest.raises(ValueError, match="SB3's PPO cannot have this policy"):
         make([COST]).to_sb3(tmp_path / "sb3")
