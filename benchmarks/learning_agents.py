@@ -48,7 +48,7 @@ class Board(BaseFeaturesExtractor):
 
     def forward(self, boards: th.Tensor) -> th.Tensor:
         around, width = self.AROUND, 2 * self.AROUND + 1
-        # A third player has the squares of the board, which ends there.
+        # A third plane is 1 on the board, and 0 beyond it.
         squares = nn.functional.pad(boards, (0, 1), value=1.0)
         squares = nn.functional.pad(squares, (0, 0, around, around, around, around))
         patches = squares.unfold(1, width, 1).unfold(2, width, 1).flatten(3)

@@ -50,7 +50,7 @@ class SelfPlay(GameEnv):
     """
 
     def __init__(
-        self, env: Game, opponents: Mapping[str, Any] | None = None, seat: str | None = None, **kwargs: object
+        self, env: Game, opponents: Mapping[str, Any] | None = None, seat: str | int | None = None, **kwargs: object
     ):
         super().__init__(env, "env", kwargs)
         if not isinstance(opponents or {}, Mapping):

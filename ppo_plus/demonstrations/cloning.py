@@ -96,10 +96,9 @@ def _fit(
                 normalizer.rescale([policy.value_net], moments)
             elif not normalizer.count:
                 # The returns of streams are not known: 0 and 1 stand for their moments, with little weight.
-                one = th.ones_like(normalizer.mean)
-                mean, var = 0 * one, one
+                mean, var = th.zeros_like(normalizer.mean), th.ones_like(normalizer.var)
                 mean[0], var[0] = moments.mean, moments.var
-                normalizer.add(Moments(moments.n / moments.n, mean, var))
+                normalizer.add(Moments(th.ones_like(moments.n), mean, var))
 
     def compute_loss(batch: Batch, coefficients: Coefficients) -> Losses:
         values, params = policy.evaluate_batch(batch)

@@ -91,7 +91,7 @@ class GameEnv(gym.Env):
     """A game of PettingZoo, a function that makes one, or the ``function`` of a module: ``"env"`` if agents take turns,
     ``"parallel_env"`` if all act."""
 
-    #: The modes of PettingZoo's games, of which each has its own.
+    #: The modes that a game of PettingZoo may have; an instance has those of its game.
     metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array", "ansi"]}
 
     def __init__(self, env: Game, function: str, kwargs: dict[str, object]):

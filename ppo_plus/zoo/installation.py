@@ -20,7 +20,13 @@ import gymnasium as gym
 GAME_PACKAGES = ("mpe2", "pettingzoo")
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
 ALLOWED_PACKAGES = (
-    *("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3"),
+    "ale_py",
+    "gymnasium",
+    "minigrid",
+    "ppo_plus",
+    "rl_zoo3",
+    "sb3_contrib",
+    "stable_baselines3",
     *GAME_PACKAGES,
 )
 #: Which packages a function may import from; ``None``: any.

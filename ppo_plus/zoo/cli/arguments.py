@@ -118,7 +118,8 @@ def import_named(args: argparse.Namespace, folder: RunFolder | None = None) -> N
         if not args.trust_config and not yours.keys() <= {*given}:
             raise ValueError(f"{folder.path} imports packages of yours: add --gym-packages {' '.join(yours)}")
     args.gym_packages = list(dict.fromkeys(filter(None, [*given, *named])))
-    import_packages(name for name in args.gym_packages if name not in games_of(env_ids))
+    games = games_of(env_ids)
+    import_packages(name for name in args.gym_packages if name not in games)
 
 
 def key_value(text: str) -> tuple[str, Any]:
