@@ -14,6 +14,7 @@ from parametrization import SLOW, part
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from ppo_plus import Cost, EvalAfterUpdates, PPO_Plus, RandomNetworkDistillation, make_agents, policy_arguments
+from ppo_plus.policy.observations import as_dict, parts_of
 from ppo_plus.policy.policies import Carry
 from ppo_plus.zoo.cli import main
 
@@ -189,6 +190,10 @@ def test_observations_of_other_spaces(space, seen):
             return seen
 
     env = make_agents(lambda: Other(first=0.5), 2, seed=0)
+    rows = env.reset()
+    for key, value in parts_of(as_dict(seen)).items():
+        shown = (rows[key] if isinstance(rows, dict) else rows)[env.observed]
+        np.testing.assert_array_equal(shown, np.broadcast_to(value, shown.shape))
     PPO_Plus(env=env, n_steps=16, **policy_arguments(env), **ARGUMENTS).learn(96)
 
 
