@@ -365,9 +365,7 @@ def compare(
 def facts(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the figures depend on."""
     packages = ("sb3_contrib", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax")
-    found = machine.facts(*packages)
-    return found | {
-        "machine": f"{found['machine']}, {machine.processor()}",
+    return machine.facts(*packages) | {
         "load before": round(os.getloadavg()[0], 2),
         "device": arguments.device if arguments.device == "cpu" else th.cuda.get_device_name(arguments.device),
         "threads": 1,

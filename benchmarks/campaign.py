@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch as th
-from machine import facts, processor  # the modules beside this one
+from machine import facts  # the modules beside this one
 from report.plan import Job, read
 from report.results import ROOT
 
@@ -75,9 +75,10 @@ def versions(*packages: str) -> dict[str, str | None]:
 
     :param packages: what simulates the environments
     """
+    found = facts("sb3_contrib", "gymnasium", "numpy", *packages)
     return {
-        **facts("sb3_contrib", "gymnasium", "numpy", *packages),
-        "processor": f"{processor()} ({th.backends.cpu.get_cpu_capability()})",
+        **found,
+        "processor": f"{found['processor']} ({th.backends.cpu.get_cpu_capability()})",
         "commit": git("describe", "--always", "--dirty", "--abbrev=40"),
         "package": _package(),
     }

@@ -20,7 +20,8 @@ def facts(*packages: str) -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found | {"machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"}
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return found | {"machine": machine, "processor": processor()}
 
 
 def processor() -> str:

@@ -5,38 +5,24 @@
     python benchmarks/release.py --list           # which version measured what, and by which command
     python docs/tables.py                         # then write the tables into the pages
 
-Some two hours on two quiet cores; a run that was stopped continues with the measurement that it was stopped in. For
-columns of SBX and EnvPool, ``pip install sbx-rl envpool`` first. Learning runs are apart: ``learning_*.py``; and so are
-those on a GPU, which is not at hand for every release.
+Some three hours on two quiet cores; a run that was stopped begins again with the measurement that it was stopped in.
+For columns of SBX and EnvPool, ``pip install sbx-rl envpool`` first. Long learning runs are apart, each with its
+version (``learning_returns.py``, ``learning_memory_kinds.py``), and so is what needs a GPU, which is not at hand for
+every release.
 """
 
 import argparse
+import json
+import shlex
 import subprocess
 import sys
 import time
 from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from campaign import git  # the modules beside this one
-from report.results import ROOT, about, path, read, write
-
-BENCHMARK, VEC_ENV = "benchmarks/benchmark.py", "benchmarks/benchmark_vec_env.py"
-#: What measures a file of ``benchmarks/results``, in order: what README shows comes first.
-COMMANDS = {
-    "speed": f"{BENCHMARK} --rounds 7 --only CartPole-v1-x1 CartPole-v1-x8 CartPole-v1-x64 HalfCheetah-v5-x1"
-    " HalfCheetah-v5-x8 Pendulum-v1-gSDE-x4 Dict-x8 CartPole-v1-masked-x8",
-    "memory_speed": f"{BENCHMARK} --rounds 3 --only CartPole-v1-LSTM-x8 CartPole-v1-LSTM-x8-batch-256"
-    " CartPole-v1-small-LSTM-x8-batch-256",
-    "memory_kinds_speed": f"{BENCHMARK} --rounds 3 --only CartPole-v1-Lru-x8 CartPole-v1-Lru-x8-batch-256"
-    " CartPole-v1-Attention-x8 CartPole-v1-Attention-x8-batch-256",
-    "speed_images": f"{BENCHMARK} --rounds 3 --only Dict-image-x8 Atari-shapes-x8 Atari-shapes-bfloat16-x8",
-    "learning_curves": "benchmarks/learning_curves.py",
-    "workers": f"{VEC_ENV} --workers",
-    "supervised": f"{VEC_ENV} --env CartPole-v1 --n-envs 8 --rounds 40 --kinds SB3 Supervised",
-    "processes": "benchmarks/benchmark_processes.py",
-    "threads": f"{BENCHMARK} --threads --rounds 3",
-    "determinism": "tests/long/determinism.py",
-    "soak": "tests/long/soak.py",
-}
+from report.results import COMMANDS, ROOT, about, path, read, write
 
 
 def version_of(name: str) -> str:
@@ -60,11 +46,13 @@ def measure(name: str) -> int:
     :return: the exit code of its command
     """
     commit = git("describe", "--always", "--dirty", "--abbrev=40")
-    code = subprocess.run([sys.executable, *COMMANDS[name].split(), "--json", str(path(name))], cwd=ROOT).returncode
-    if not code:
-        measured = read(name)
-        about(measured)["commit"] = commit
-        write(path(name), measured)
+    with TemporaryDirectory() as folder:
+        new = Path(folder) / "new.json"
+        code = subprocess.run([sys.executable, *shlex.split(COMMANDS[name]), "--json", str(new)], cwd=ROOT).returncode
+        if not code:
+            measured = json.loads(new.read_text(encoding="utf-8"))
+            about(measured)["commit"] = commit
+            write(path(name), measured)
     return code
 
 

@@ -9,7 +9,7 @@ made again when the documentation is built; a test checks that both are equal. R
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -35,8 +35,8 @@ from report import (  # noqa: E402
 )
 from report.markdown import markdown  # noqa: E402
 from report.plan import ARMS  # noqa: E402
+from report.results import COMMANDS, path, read, read_lines  # noqa: E402
 from report.results import about as facts_of  # noqa: E402
-from report.results import path, read, read_lines  # noqa: E402
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 PATTERN = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- end of table -->", re.DOTALL)
@@ -99,12 +99,36 @@ def about(name: str) -> Lines:
     return described(facts_of(read(name)))
 
 
+def joined(measurements: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """What several measurements depend on: of each fact all values."""
+    seen: dict[str, set[str]] = {}
+    for facts in measurements:
+        for name, value in facts.items():
+            seen.setdefault(name, set()).add(str(value))
+    return {name: " and ".join(sorted(found)) for name, found in seen.items()}
+
+
+def release_about() -> Lines:
+    """The machine and the versions of a release's measurements, and the load before each."""
+    measurements = {name: dict(facts_of(read(name))) for name in COMMANDS}
+    for facts in measurements.values():
+        facts.pop("rounds", None)
+    loads = {
+        name: facts.pop("load before")
+        for name, facts in measurements.items()
+        if "load before" in facts
+    }
+    said = ", ".join(f"{name} {load}" for name, load in loads.items())
+    return [
+        *described(joined(measurements.values())),
+        "",
+        f"Load at the start: {said}.",
+    ]
+
+
 def described(facts: dict[str, Any]) -> Lines:
     """The machine, and the versions of all packages."""
-    facts = dict(facts)
-    machine = facts.pop(
-        "machine", None
-    ) or "{system}, {processor}, {cores} cores".format(**facts)
+    machine = ", ".join(facts[key] for key in ("machine", "processor") if key in facts)
     packages = {
         key: value
         for key, value in facts.items()
@@ -120,9 +144,8 @@ def described(facts: dict[str, Any]) -> Lines:
 
 
 NO_PACKAGES = (
-    "system",
+    "machine",
     "processor",
-    "cores",
     "load before",
     "device",
     "threads",
@@ -328,13 +351,10 @@ def agents() -> Lines:
 
 def returns_about() -> Lines:
     """The versions of all runs."""
-    seen: dict[str, set[str]] = {}
-    for result in returns.results():
-        for name, version in result["versions"].items():
-            seen.setdefault(name, set()).add(str(version))
-    versions = {name: " and ".join(sorted(found)) for name, found in seen.items()}
-    (line,) = described(versions)
-    return [f"{line} {len(seen['package'])} states of the package; each run names one."]
+    facts = [result["versions"] for result in returns.results()]
+    (line,) = described(joined(facts))
+    states = {each["package"] for each in facts}
+    return [f"{line} {len(states)} states of the package; each run names one."]
 
 
 IMAGES = {
@@ -344,6 +364,7 @@ IMAGES = {
 }
 LSTM = "CartPole-v1, 8 envs (SB3: RecurrentPPO)"
 TABLES: dict[str, Callable[[], Lines]] = {
+    "release-about": release_about,
     "readme-compared": compared,
     "readme-speed": lambda: speeds(
         README,
@@ -355,9 +376,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
         cell=speed.ratio_cell,
     ),
     "speed": lambda: speeds(WORKLOADS, "speed", "speed_images"),
-    "speed-about": lambda: about("speed"),
     "speed-details": lambda: speed_details("speed", "speed_images"),
-    "images-about": lambda: about("speed_images"),
     "gpu-images": lambda: speeds(IMAGES, "gpu_images"),
     "gpu-images-about": lambda: about("gpu_images"),
     "gpu-tensors": lambda: speed.iterations(read("gpu_tensor_env")["results"]),
@@ -365,10 +384,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "memory-speed": lambda: speeds(
         WORKLOADS, "memory_speed", "memory_kinds_speed", corner=LSTM, others=False
     ),
-    "memory-speed-about": lambda: about("memory_speed"),
-    "memory-kinds-speed-about": lambda: about("memory_kinds_speed"),
     "threads": threads,
-    "threads-about": lambda: about("threads"),
     "returns": lambda: returns.contenders(reported()),
     "recipe": lambda: recommended.candidates(returns.results(stages=["recipe"])),
     "recommended-in-other-units": lambda: recommended.candidates(
@@ -400,16 +416,13 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "demonstrations": lambda: learned("learning_demonstrations"),
     "demonstrations-about": lambda: about("learning_demonstrations"),
     "memory": lambda: learned("learning_memory", timed=True),
-    "memory-about": lambda: about("learning_memory"),
     "together": lambda: learned("learning_together", timed=True),
-    "together-about": lambda: about("learning_together"),
     "tuning": tuning,
     "determinism": lambda: reliability.determinism_table(
         read("determinism")["results"]
     ),
     "determinism-about": lambda: about("determinism"),
     "soak": lambda: reliability.soak_table(read("soak")["results"]),
-    "soak-about": lambda: about("soak"),
     "workers": lambda: vec_envs.table(
         read("workers")["us_per_step"],
         vec_envs.BASE,
@@ -422,13 +435,10 @@ TABLES: dict[str, Callable[[], Lines]] = {
         "µs per step of one environment",
         WORKERS_TRAINING,
     ),
-    "workers-about": lambda: about("workers"),
     "supervised": lambda: by_task("supervised", SUPERVISED),
     "agents": agents,
-    "supervised-about": lambda: about("supervised"),
     "processes-training": lambda: processes.training_table(read("processes")),
     "processes-updates": lambda: processes.updates_table(read("processes")),
-    "processes-about": lambda: about("processes"),
 }
 
 

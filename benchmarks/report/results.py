@@ -1,4 +1,4 @@
-"""Where results are kept, and how files of them are read and written."""
+"""Where results are kept, what measures them, and how files of them are read and written."""
 
 import json
 import lzma
@@ -9,6 +9,27 @@ from ppo_plus.saving.files import append_lines, is_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+_BENCHMARK, _VEC_ENV = "benchmarks/benchmark.py", "benchmarks/benchmark_vec_env.py"
+#: What measures a file of ``benchmarks/results``, in order: what README shows comes first.
+COMMANDS = {
+    "speed": f"{_BENCHMARK} --rounds 7 --only CartPole-v1-x1 CartPole-v1-x8 CartPole-v1-x64 HalfCheetah-v5-x1"
+    " HalfCheetah-v5-x8 Pendulum-v1-gSDE-x4 Dict-x8 CartPole-v1-masked-x8",
+    "memory_speed": f"{_BENCHMARK} --rounds 3 --only CartPole-v1-LSTM-x8 CartPole-v1-LSTM-x8-batch-256"
+    " CartPole-v1-small-LSTM-x8-batch-256",
+    "memory_kinds_speed": f"{_BENCHMARK} --rounds 3 --only CartPole-v1-Lru-x8 CartPole-v1-Lru-x8-batch-256"
+    " CartPole-v1-Attention-x8 CartPole-v1-Attention-x8-batch-256",
+    "speed_images": f"{_BENCHMARK} --rounds 3 --only Dict-image-x8 Atari-shapes-x8 Atari-shapes-bfloat16-x8",
+    "learning_curves": "benchmarks/learning_curves.py",
+    "workers": f"{_VEC_ENV} --workers",
+    "supervised": f"{_VEC_ENV} --env CartPole-v1 --n-envs 8 --rounds 40 --kinds SB3 Supervised",
+    "processes": "benchmarks/benchmark_processes.py",
+    "threads": f"{_BENCHMARK} --threads --rounds 3",
+    "determinism": "tests/long/determinism.py",
+    "soak": "tests/long/soak.py",
+    "learning_actions": "benchmarks/learning_actions.py",
+    "learning_together": 'benchmarks/learning_together.py --without "RecurrentPPO (memory)"',
+    "learning_memory": "benchmarks/learning_memory.py",
+}
 
 
 def path(name: str) -> Path:
