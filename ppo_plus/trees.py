@@ -39,4 +39,4 @@ def widest(device: th.device) -> th.dtype:
 
 def to_device(tensor: th.Tensor, device: th.device) -> th.Tensor:
     """``tensor.to(device)``, without waiting for a GPU: CUDA puts memory that is not pinned aside before it returns."""
-    return tensor.to(device, non_blocking=device.type == "cuda")
+    return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type == "cuda")

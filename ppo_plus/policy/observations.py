@@ -199,8 +199,8 @@ def _one_hot(sizes: list[int], starts: th.Tensor, observations: th.Tensor) -> th
 
 def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any:
     """Observations ``(N, ...)`` of vectorized environments as contiguous tensors, floats in single precision."""
-    if isinstance(space, spaces.Dict):
-        return {key: to_network(observations[key], sub, device) for key, sub in space.items()}
+    if not isinstance(observations, np.ndarray):
+        return {key: to_network(observations[key], sub, device) for key, sub in as_dict(space).items()}
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         require_choices(observations, space)
     # Numpy converts small arrays several times faster.
@@ -235,7 +235,8 @@ class NotFiniteError(NotFinite):
 def require_finite(what: str, values: GivenObservation, step: int, env: int | None = None) -> None:
     """Raise :class:`NotFiniteError` if environments returned a number that is not finite in single precision: an array
     ``(n_envs, ...)`` or a dict of them, or the values of one ``env``, after so many steps of each."""
-    if isinstance(values, Mapping):
+    # Every step calls it, and asking an abstract class takes longer than the check of a small array.
+    if not isinstance(values, np.ndarray) and isinstance(values, Mapping):
         for key, value in values.items():
             require_finite(f"{what}[{key!r}]", value, step, env)
         return

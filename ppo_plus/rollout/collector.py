@@ -381,7 +381,15 @@ def prepare_act(
             return plain(*inputs)
 
     compiled = compilation.compiled("acting", act, Reads(tensors, {"policy": policy, "masks": masks}))
-    return th.no_grad()(plain if compiled is None else compiled.bind(tensors, plain=plain, may_move=may_move))
+    function = plain if compiled is None else compiled.bind(tensors, plain=plain, may_move=may_move)
+    no_grad = th.no_grad()
+
+    def without_gradients(*inputs: Any) -> tuple[th.Tensor, Carry]:
+        # As a decorator, it would make a context for each step.
+        with no_grad:
+            return function(*inputs)  # type: ignore[no-any-return]
+
+    return without_gradients
 
 
 def where(mask: th.Tensor, one: Tree, other: Tree) -> Tree:
