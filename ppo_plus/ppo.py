@@ -384,6 +384,8 @@ class PPO_Plus(ModelFiles):
         """As SB3's: fill the buffer with steps of the current policy; ``False`` if the callback stopped training."""
         self.policy.set_training_mode(False)
         rollout_buffer.reset()
+        # A size that a callback assigns now is that of the next rollout.
+        length = self._refresh().steps_per_sequence
         # A callback may use the environments here, write a checkpoint, or assign arguments.
         callback.on_rollout_start()
         self._refresh()
@@ -394,7 +396,7 @@ class PPO_Plus(ModelFiles):
         watched = not (isinstance(callback, ConvertCallback) and callback.callback is None)
         # SB3's wrappers of environments in tensors work in NumPy.
         kind = TensorCollector if isinstance(env, TensorVecEnv) else Collector
-        plan = self._plan(env, rollout_buffer, watched)
+        plan = self._plan(env, rollout_buffer, length, watched)
         self.collector = collector = kind(plan, env, self.position, self._steps())
         while (n_steps := collector.n_steps) < n_rollout_steps:
             step = collector.step()
@@ -428,12 +430,12 @@ class PPO_Plus(ModelFiles):
             collector.estimate(rollout_buffer)  # from the rewards that callbacks leave
         return keep_training
 
-    def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
+    def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, length: int, watched: bool) -> RolloutPlan:
         """What the rollout that begins is collected with."""
         masks = find_masks(env, self.policy.distribution.mask_layout, self.settings.action_mask_key)
         self._expects_masks = masks is not None and masks.key is None
         act = prepare_act(self.policy, masks, self.compilation, may_move=watched)
-        length, window = self.settings.steps_per_sequence, self._stats_window_size
+        window = self._stats_window_size
         return RolloutPlan(self.policy, act, masks, rollout_buffer, self.device, self.sde_sample_freq, length, window)
 
     def _synchronize(self, keep_training: bool) -> bool:

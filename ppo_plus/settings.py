@@ -184,7 +184,7 @@ class Settings:
 
     def check_unchanged(self, before: "Settings") -> None:
         """:raises ValueError: an argument that the model is built with has been assigned"""
-        for name in (argument.name for argument in fields(self) if argument.metadata.get("fixed")):
+        for name in BUILT_WITH:
             value, built = getattr(self, name), getattr(before, name)
             if value is not built and not (isinstance(value, int) and value == built):
                 other = "call set_random_seed" if name == "seed" else f"make a new model, or pass {name}= to load"
@@ -227,6 +227,12 @@ class Settings:
                 f"batch_size={self.batch_size} with n_steps={self.n_steps} times n_envs={n_envs} leaves nothing to "
                 "normalize: use at least 2 transitions, or normalize_advantage=False"
             )
+        adapts = type(self.control).after_update is not KLControl.after_update
+        if adapts and self.n_epochs == 1 and self.batch_size >= n_transitions:
+            raise ValueError(
+                f"kl_control={self.kl_control!r} with n_epochs=1 and batch_size={self.batch_size} finds no KL to adapt "
+                "to, which is measured before each gradient step: use more epochs, or smaller minibatches"
+            )
         if isinstance(env, TensorVecEnv) and self.policy_kwargs.get("squash_output") and env.env.unbounded:
             raise ValueError(
                 "policy_kwargs: squash_output=True scales actions to the bounds of the Box, which has none: give the "
@@ -244,6 +250,8 @@ class Settings:
             )
 
 
+#: The arguments that a model is built with.
+BUILT_WITH = tuple(each.name for each in fields(Settings) if each.metadata.get("fixed"))
 #: The smallest values of arguments that may change over time, and whether they have to be above them at the start.
 SCHEDULED = {each.name: each.metadata["schedule"] for each in fields(Settings) if "schedule" in each.metadata}
 #: Those of them that may be ``None``.

@@ -110,8 +110,8 @@ class RolloutBuffer:
         self.full = False
         #: Which rows are transitions (:meth:`add`), booleans ``(T, N)``; ``None``: all.
         self.valid: np.ndarray | None = None
-        #: The values of final observations that the rewards have; ``None``: none.
-        self._final_values: th.Tensor | None = None
+        #: What the rewards have of the values of final observations; ``None``: nothing.
+        self._gain: th.Tensor | None = None
         #: The rollout with the rewards of each stream (:class:`ppo_plus.Stream`) in place of the environment's.
         self.stream_buffers: list[RolloutBuffer] = []
         #: Whether returns end with episodes.
@@ -208,10 +208,9 @@ class RolloutBuffer:
         (Pardo et al. 2018, arXiv:1712.00378). Calling it again replaces the earlier values."""
         rewards = self.stored("rewards")
         rows, columns = (th.as_tensor(indices, dtype=th.long, device=self.storage) for indices in (steps, envs))
-        values = final_values.reshape(-1).to(self.storage)
-        gain = values if self._final_values is None else values - self._final_values
-        rewards.index_put_((rows, columns), self.gamma * gain, accumulate=True)
-        self._final_values = values
+        gain = self.gamma * final_values.reshape(-1).to(self.storage)
+        rewards.index_put_((rows, columns), gain if self._gain is None else gain - self._gain, accumulate=True)
+        self._gain = gain
 
     def estimate(self, last_values: th.Tensor, starts: th.Tensor) -> None:
         """Estimate the advantages of the transitions by :meth:`compute_returns_and_advantage`, as if the rows that are
@@ -316,7 +315,7 @@ class RolloutBuffer:
         """One epoch: every transition once, in an order drawn from NumPy's global generator, as in SB3; of a rollout
         that is kept on another device, from that device's.
 
-        With memory, whole sequences are shuffled instead.
+        With memory, whole sequences that have transitions are shuffled instead.
 
         :param batch_size: transitions per minibatch (the last one may be smaller); ``None`` for all in one
         :param rollout: the result of :meth:`on_device`, to use in several epochs
@@ -326,17 +325,19 @@ class RolloutBuffer:
         n_transitions = self.buffer_size * self.n_envs
         if self.memories:
             length = self.buffer_size // len(self.memories)
-            firsts = self._permutation(n_transitions // length) * length
-            order = (firsts[:, None] + th.arange(length, device=firsts.device)).reshape(-1)
+            order = self._permutation(n_transitions // length)
+            if self.valid is not None:
+                order = order[th.from_numpy(self.valid.T.reshape(-1, length).any(axis=1))[order]]
         else:
             # SB3 numbers transitions environment by environment; the storage here is step by step.
-            order = self._permutation(n_transitions)
+            length, order = 1, self._permutation(n_transitions)
             order = order % self.buffer_size * self.n_envs + order // self.buffer_size
             if self.valid is not None:
                 order = order[th.from_numpy(self.valid.reshape(-1))[order]]
         data = rollout or self.on_device()
-        for indices in th.split(to_device(order, self.device), int(batch_size or n_transitions)):
-            yield data, indices
+        steps = th.arange(length, device=self.device)
+        for part in th.split(to_device(order, self.device), max(int(batch_size or n_transitions) // length, 1)):
+            yield data, (part[:, None] * length + steps).reshape(-1) if length > 1 else part
 
     def epochs(
         self,

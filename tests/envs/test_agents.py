@@ -454,3 +454,21 @@ def test_the_shell_trains_and_plays(tmp_path, capsys):
     (model,) = tmp_path.rglob("*tictactoe_v3.zip")
     main(["enjoy", "--env", name, *play, "--env-kwargs", f"opponents:dict(itself={str(model)!r})"])
     assert "mean return" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("batch_size", [16, 64])
+def test_sequences_of_agents_that_are_away_are_not_learned_from(batch_size):
+    """One of four agents stays: most sequences have no transition, and a minibatch of them would have no loss."""
+
+    class Alone(Crowd):
+        def step(self, actions):
+            *facts, truncated, infos = super().step(actions)
+            if self.n_steps == 3:
+                truncated, self.agents = {agent: agent != "a" for agent in truncated}, ["a"]
+            return *facts, truncated, infos
+
+    env = make_agents(partial(Alone, end=0.0, back=0.0, limit=100, names=("a", "b", "c", "d")), 1, seed=0)
+    model = PPO_Plus("MlpLstmPolicy", env, n_steps=128, **ARGUMENTS | {"batch_size": batch_size})
+    model.learn(1024)
+    assert model.rollout_buffer.valid.mean() < 0.5
+    assert "train/skipped_minibatches" not in model.logger.name_to_value

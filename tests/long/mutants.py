@@ -436,8 +436,8 @@ ROLLOUT = (
     Fault(
         "bootstraps-pile-up",
         "rollout/buffer.py",
-        "values if self._final_values is None else values - self._final_values",
-        "values",
+        "gain if self._gain is None else gain - self._gain",
+        "gain",
         "tests/rollout/test_reestimate.py",
     ),
     Fault(
@@ -499,8 +499,8 @@ ROLLOUT = (
     Fault(
         "timeouts-overwrite",
         "rollout/buffer.py",
-        "self.gamma * gain, accumulate=True",
-        "self.gamma * gain, accumulate=False",
+        "gain - self._gain, accumulate=True",
+        "gain - self._gain, accumulate=False",
         "tests/rollout/test_buffer.py",
     ),
     Fault(

@@ -390,3 +390,46 @@ def test_evaluation_passes_masks_and_memory():
         mean, _ = evaluate_policy(model, env, 4, warn=False) if by_sb3 else model.evaluate(4, env)
         assert np.isfinite(mean)
         assert states[0] is None and all(part.any() for state in states[1:] for part in state)
+
+
+class Assigns(BaseCallback):
+    """Assigns sizes to the model at the start or at the end of its first rollout."""
+
+    def __init__(self, at, **sizes):
+        super().__init__()
+        self.at, self.sizes = at, sizes
+
+    def _on_rollout_start(self):
+        if self.at == "start":
+            vars(self.model).update(self.sizes)
+
+    def _on_rollout_end(self):
+        if self.at == "end":
+            vars(self.model).update(self.sizes)
+
+    def _on_step(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("at", "sizes"),
+    [("end", {"batch_size": size}) for size in (8, 24, 40)]
+    + [("start", {"n_steps": 24}), ("start", {"n_steps": 36, "batch_size": 36})],
+    ids=str,
+)
+def test_sizes_that_a_callback_assigns_leave_memories_with_their_sequences(at, sizes):
+    """Weights that stay predict in the update what they predicted in the rollout."""
+
+    class Compared(PPO_Plus):
+        largest = 0.0
+
+        def compute_loss(self, batch, coefficients):
+            values, _ = self.policy.evaluate(batch.observations, batch.carry, batch.episode_starts, batch.masks)
+            self.largest = max(self.largest, (values - batch.old_values).abs().max().item())
+            return super().compute_loss(batch, coefficients)
+
+    env = vec(ACTIONS["discrete"], n_envs=2)
+    model = Compared("MlpLstmPolicy", env, n_steps=64, batch_size=64, learning_rate=0.0, seed=0, device="cpu")
+    model.learn(300, Assigns(at, **sizes))
+    assert model.largest < 1e-5
+    assert {name: getattr(model, name) for name in sizes} == sizes

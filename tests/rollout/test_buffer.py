@@ -264,6 +264,15 @@ def test_bootstrap_adds_the_discounted_value_at_time_limits():
     np.testing.assert_array_equal(without.rewards, np.stack([step[2] for step in steps]))
 
 
+def test_a_bootstrap_with_another_gamma_replaces_the_earlier_one():
+    (buffer, _), (expected, _) = filled(gamma=0.5), filled(gamma=0.25)
+    buffer.bootstrap_timeouts([0, 4], [2, 0], th.tensor([10.0, -20.0]))
+    buffer.gamma = 0.25
+    for each in (buffer, expected):
+        each.bootstrap_timeouts([0, 4], [2, 0], th.tensor([12.0, -24.0]))
+    np.testing.assert_allclose(buffer.rewards, expected.rewards, rtol=1e-6)
+
+
 def test_advantages_are_normalized_over_the_whole_rollout():
     buffer, _ = filled()
     before, returns = buffer.advantages.copy(), buffer.returns.copy()
