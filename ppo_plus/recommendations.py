@@ -13,12 +13,10 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.agents import MASK
 from ppo_plus.envs.make_vec import checked_env
-from ppo_plus.policy.observations import as_dict, parts_of
+from ppo_plus.policy.observations import as_dict, is_small_image, parts_of
 from ppo_plus.require import require_int
 from ppo_plus.trees import named_parts
 
-#: Height and width that SB3's ``NatureCNN`` needs at least.
-LEAST_PIXELS = 36
 #: Transitions of a rollout, and how many rollouts a budget has at least.
 TRANSITIONS, LEAST_ROLLOUTS = 2048, 40
 #: The least steps of each environment per rollout, and transitions per minibatch, of which an epoch has some of these.
@@ -53,7 +51,7 @@ def recommended(env: GymEnv | str, n_timesteps: int | None = None) -> dict[str, 
 def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = None) -> dict[str, Any]:
     """What :func:`recommended` returns for ``n_envs`` environments such as this one."""
     arguments = policy_arguments(env)
-    policy_kwargs = arguments.pop("policy_kwargs", {})
+    policy_kwargs, mask_key = arguments.pop("policy_kwargs", {}), arguments.get("action_mask_key")
     most = TRANSITIONS if n_timesteps is None else min(TRANSITIONS, n_timesteps // LEAST_ROLLOUTS)
     # Minibatches are of the same size.
     n_steps = max(most // n_envs // MINIBATCHES[0] * MINIBATCHES[0], LEAST_STEPS)
@@ -63,8 +61,8 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     arguments |= {"kl_control": "adaptive_lr", "target_kl": 0.016, "normalize_values": True}
     # Later epochs follow a critic that has learned from the rollout.
     arguments |= {"recompute_advantages": True, "gae_lambda": 0.9}
-    seen = parts_of(as_dict(env.observation_space)).values()
-    if any(isinstance(part, spaces.Box) and not is_image_space(part) for part in seen):
+    seen = parts_of(as_dict(env.observation_space)).items()
+    if any(isinstance(part, spaces.Box) and not is_image_space(part) for key, part in seen if key != mask_key):
         arguments["normalize_observations"] = True
     actions = list(_single_spaces(env.action_space))
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
@@ -91,10 +89,9 @@ def policy_arguments(env: gym.Env | VecEnv) -> dict[str, Any]:
     """
     space = as_dict(env.observation_space)
     if not isinstance(space, spaces.Dict):
-        is_picture = is_image_space(space) and sorted(space.shape)[1] >= LEAST_PIXELS  # channels are fewer
-        return {"policy": "CnnPolicy" if is_picture else "MlpPolicy"}
+        return {"policy": "CnnPolicy" if is_image_space(space) and not is_small_image(space) else "MlpPolicy"}
     arguments: dict[str, Any] = {"policy": "MultiInputPolicy"}
-    if MASK in space.spaces:
+    if MASK in space.spaces and not all(isinstance(part, spaces.Box) for part in _single_spaces(env.action_space)):
         arguments["action_mask_key"] = MASK
     if hidden := getattr(env, "critic_only", ()):
         arguments["policy_kwargs"] = {"actor_keys": [key for key in space if key not in (*hidden, MASK)]}

@@ -73,6 +73,39 @@ def test_they_follow_from_the_spaces_and_make_a_model(observations, actions, exp
 
 
 @pytest.mark.parametrize(
+    ("observations", "actions", "expected"),
+    [
+        # MiniGrid's without its mission: the image is too small for SB3's NatureCNN.
+        (spaces.Dict(image=spaces.Box(0, 255, (7, 7, 3), np.uint8), direction=CHOICES), CHOICES, {}),
+        (spaces.Tuple([spaces.Box(0, 255, (9, 40, 1), np.uint8), CHOICES]), CHOICES, {}),
+        (
+            spaces.Dict(state=CHOICES, action_mask=spaces.Box(0, 1, (3,), np.int8)),
+            spaces.Discrete(3),
+            {"action_mask_key": "action_mask"},
+        ),
+        # No choice is masked: an entry of that name is an observation.
+        (
+            spaces.Dict(state=CHOICES, action_mask=spaces.Box(0, 1, (3,), np.int8)),
+            spaces.Box(-1, 1, (3,)),
+            {"normalize_observations": True},
+        ),
+    ],
+    ids=["small-image", "narrow-image", "mask-alone", "no-mask"],
+)
+def test_their_models_choose_actions(observations, actions, expected):
+    env = Untouched(observations, actions)
+    found = recommended(env)
+    names = ("action_mask_key", "normalize_observations")
+    assert {name: found[name] for name in names if name in found} == expected
+    model = PPO_Plus(env=env, **found, device="cpu")
+    observation = observations.sample()
+    if isinstance(observation, dict) and "action_mask" in observation:
+        observation["action_mask"][:] = 1
+    action, _ = model.predict(observation)
+    assert actions.contains(action)
+
+
+@pytest.mark.parametrize(
     ("n_envs", "n_timesteps", "n_steps", "batch_size"),
     [(1, None, 2048, 256), (8, 1_000_000, 256, 256), (3, None, 680, 255), (8, 20_000, 56, 112), (4096, None, 16, 8192)]
     + [(1, 1, 16, 16), (8, 1_000, 16, 64)],

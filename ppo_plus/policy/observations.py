@@ -38,6 +38,15 @@ def parts_of(whole: Any) -> dict[str, Any]:
     return dict(whole) if isinstance(whole, Mapping) else {"": whole}
 
 
+def is_small_image(space: spaces.Space, normalized: bool = False) -> bool:
+    """Whether it is an image that SB3's ``NatureCNN`` cannot read: it needs 36 pixels in height and in width.
+
+    :param normalized: whether images are not divided by 255; every Box of three dimensions may be one then
+    """
+    # Channels are fewer than pixels.
+    return is_image_space(space, normalized_image=normalized) and sorted(space.shape or ())[1] < 36
+
+
 def canonical_space(space: spaces.Space, name: str = "observation_space") -> spaces.Space:
     """The space for features extractors: zero-based, with one-dimensional choices; ``space`` if SB3 supports it."""
     space = as_dict(space)
