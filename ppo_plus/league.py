@@ -13,11 +13,13 @@ from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
 from ppo_plus.envs.agents import MASK, OBSERVATION, Action, Game, GameEnv, without_mask
 from ppo_plus.envs.checks import Info
+from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.envs.resumable.attributes import NotResumableError, State, differ, plain
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry
 from ppo_plus.ppo import PPO_Plus
-from ppo_plus.require import require_int, require_number, require_one_of
+from ppo_plus.require import require_int, require_number, require_one_of, same_space
+from ppo_plus.saving.checkpoint.process_state import generators_kept
 from ppo_plus.trees import tree_map
 
 #: The player that draws its actions at random, whose rating is 0.
@@ -55,6 +57,8 @@ class SelfPlay(GameEnv):
         super().__init__(env, "env", kwargs)
         if not isinstance(opponents or {}, Mapping):
             raise TypeError(f"opponents={opponents!r:.80} must be a dict of names and players")
+        if (opponents or {}).get(RANDOM) is not None:
+            raise ValueError(f"opponents: {RANDOM!r} draws its actions at random: give that player another name")
         if seat is not None:
             require_one_of("seat", seat, self.game.possible_agents)
         self.seat, (self.observation_space, mask) = seat, without_mask(self.observation_space)
@@ -62,8 +66,18 @@ class SelfPlay(GameEnv):
         #: Further opponents by name, and how often each is drawn; empty: those above, equally often.
         self.snapshots: dict[str, ActorCriticPolicy] = {}
         self.chances: dict[str, float] = {}
+        for name, player in self.opponents.items():
+            if isinstance(player, ActorCriticPolicy):
+                for kind in ("observation_space", "action_space"):
+                    own, other = getattr(self, kind), getattr(player, kind)
+                    if not same_space(own, other):
+                        raise ValueError(f"opponents: {name!r} has {kind}={other}, and the game {own}: let it learn it")
         if mask is not None:
-            setattr(self, METHOD, lambda: self._mask)
+            # Not a function, of which copies would have the masks of the original.
+            setattr(self, METHOD, self._present_mask)
+
+    def _present_mask(self) -> np.ndarray | None:
+        return self._mask
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
@@ -176,7 +190,9 @@ def _frozen(policy: ActorCriticPolicy) -> ActorCriticPolicy:
 def _as_player(name: str, player: Any) -> Any:
     """What plays a seat: a frozen policy, a function, or ``None``, which draws actions at random."""
     if isinstance(player, (str, Path)):
-        player = PPO_Plus.load(player, device="cpu")
+        with generators_kept():
+            player = PPO_Plus.load(player, device="cpu")
+    warn_of_statistics(getattr(player, "_trained_normalized", None), None)
     player = getattr(player, "policy", player)
     if isinstance(player, ActorCriticPolicy):
         return _frozen(player)

@@ -1,5 +1,6 @@
 """Self-play: the learner's seat, its opponents, and the league of snapshots."""
 
+import copy
 import multiprocessing
 import time
 
@@ -23,6 +24,10 @@ ARGUMENTS = {"n_steps": 16, "n_epochs": 1, "batch_size": 32, "device": "cpu", "s
 
 def games(n=4, **options):
     return make_vec(lambda: SelfPlay(TICTACTOE, **options), n, seed=0)
+
+
+def games_of(game):
+    return make_vec(lambda: SelfPlay(game), 2)
 
 
 def first_free(obs, mask):
@@ -68,6 +73,23 @@ def test_a_model_that_learns_is_a_frozen_opponent():
     assert not th.equal(before[0], [*model.policy.parameters()][0])
     for one, other in zip(before, env.opponents["itself"].parameters(), strict=True):
         assert th.equal(one, other) and not other.requires_grad
+
+
+def test_copies_have_masks_of_their_own():
+    twin = copy.deepcopy(PPO_Plus("MlpPolicy", games(), **ARGUMENTS)).learn(64)
+    for env in twin.env.unwrapped.envs:
+        np.testing.assert_array_equal(env.unwrapped.action_masks(), env.unwrapped.game.last()[0]["action_mask"])
+
+
+def test_a_file_as_an_opponent_draws_no_numbers_and_names_statistics(tmp_path):
+    env = VecNormalize(games())
+    PPO_Plus("MlpPolicy", env, **ARGUMENTS).learn(64).save(tmp_path / "model.zip")
+    numbers = []
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="was trained on observations that were normalized"):
+            SelfPlay(TICTACTOE, {"old": tmp_path / "model.zip"})
+        numbers.append((np.random.random(), float(th.rand(()))))
+    assert numbers[0] != numbers[1]
 
 
 class Reborn:
@@ -357,6 +379,13 @@ class Boxes(Crowd):
         (lambda: League(choose="best"), ValueError, "choose='best' must be one of 'latest', 'uniform'"),
         (lambda: SelfPlay(TICTACTOE, seat="x"), ValueError, "seat='x' must be one of 'player_1', 'player_2'"),
         (lambda: SelfPlay(Leaving, seat="blue").reset(), ValueError, "has removed 'blue' without a last turn"),
+        (lambda: SelfPlay(TICTACTOE, {"random": first_free}), ValueError, "'random' draws its actions at random: give"),
+        (
+            lambda: SelfPlay(TICTACTOE, {"a": PPO_Plus("MlpPolicy", "CartPole-v1")}),
+            ValueError,
+            r"opponents: 'a' has observation_space=Box\(.*\), and the game Box\(0, 1, \(3, 3, 2\), int8\)",
+        ),
+        (lambda: games_of(Crowd(back=0.0)), ValueError, "crowd is in another environment already: pass a function"),
         (lambda: SelfPlay(TICTACTOE, {"a": 3}), TypeError, "opponents: 'a' is 3: pass a function"),
         (lambda: SelfPlay(TICTACTOE, {"a": PPO("MlpPolicy", "CartPole-v1")}), TypeError, "opponents: 'a' is ActorCr"),
         (

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import gymnasium as gym
 import numpy as np
@@ -42,6 +43,8 @@ ABSENT, PRESENT, TERMINATED, TRUNCATED = range(4)
 REPLAYABLE = ("mpe2.", "pettingzoo.")
 #: An environment of PettingZoo, which need not be installed.
 Game: TypeAlias = Any
+#: The games that are in an environment: in a second one, both would step it.
+PLAYED: WeakSet[Any] = WeakSet()
 #: What an environment takes as an action.
 Action = np.ndarray | int | tuple[Any, ...] | dict[str, Any]
 
@@ -112,6 +115,9 @@ class GameEnv(gym.Env):
         if not getattr(game, "possible_agents", None):
             remedy = "give it its list of possible_agents, or use ppo_plus.make_vec for an environment of Gymnasium"
             raise TypeError(f"env={game!r} must be an environment of PettingZoo with possible agents: {remedy}")
+        if game.unwrapped in PLAYED:
+            raise ValueError(f"{game} is in another environment already: pass a function that makes a new one")
+        PLAYED.add(game.unwrapped)
         if hasattr(game, "agent_iter") != (function == "env"):
             from pettingzoo.utils import conversions
 
@@ -176,7 +182,11 @@ class Team(GameEnv):
             self._empty["agent"] = np.arange(n)
         if mask is not None:
             self._masks = np.ones((n, *(mask.shape or ())), dtype=bool)
-            setattr(self, METHOD, lambda: self._masks.reshape(-1))
+            # Not a function, of which copies would have the masks of the original.
+            setattr(self, METHOD, self._present_masks)
+
+    def _present_masks(self) -> np.ndarray:
+        return self._masks.reshape(-1)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)

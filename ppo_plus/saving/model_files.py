@@ -22,7 +22,7 @@ from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.formulas.schedules import Constant
 from ppo_plus.require import require_installed
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.checkpoint.process_state import get_generators, set_generators
+from ppo_plus.saving.checkpoint.process_state import generators_kept
 from ppo_plus.saving.export import Normalization, export, outermost
 from ppo_plus.saving.files import file_name
 from ppo_plus.saving.format.container import is_container
@@ -298,11 +298,8 @@ class ModelFiles(SavedModel):
     ) -> None:
         """As SB3's: a dict such as ``get_parameters`` returns, or what :meth:`load` loads."""
         if not isinstance(load_path_or_dict, Mapping):
-            generators = get_generators()  # which a model that is built seeds
-            try:
+            with generators_kept():
                 load_path_or_dict = type(self).load(load_path_or_dict, device="cpu").get_parameters()
-            finally:
-                set_generators(generators)
         unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
         if unknown:  # SB3 would follow the name through attributes
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")

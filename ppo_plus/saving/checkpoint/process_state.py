@@ -12,7 +12,8 @@ import random
 import re
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,16 @@ def get_generators() -> dict[str, Any]:
         is_used = getattr(gpus, "is_initialized", gpus.is_available)()
         states[kind] = [gpus.get_rng_state(i) for i in range(gpus.device_count())] if is_used else []
     return states
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """What is done within this context, such as building a model, which seeds them, leaves generators as they were."""
+    states = get_generators()
+    try:
+        yield
+    finally:
+        set_generators(states)
 
 
 def set_generators(states: dict[str, Any]) -> None:
