@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space, maybe_transpose
+from stable_baselines3.common.preprocessing import get_flattened_obs_dim, is_image_space, maybe_transpose
+from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from torch import nn
 from torch.nn import functional as F
 
@@ -45,6 +46,24 @@ def is_small_image(space: spaces.Space, normalized: bool = False) -> bool:
     """
     # Channels are fewer than pixels.
     return is_image_space(space, normalized_image=normalized) and sorted(space.shape or ())[1] < 36
+
+
+def for_convolutions(extractor: type[nn.Module], space: spaces.Space, normalized: bool) -> spaces.Space:
+    """The space for a features extractor. SB3's ``CombinedExtractor`` reads small images as it reads vectors.
+
+    :param normalized: as of :func:`is_small_image`
+    :raises ValueError: the image is too small for the convolutions
+    """
+    if extractor is NatureCNN and is_small_image(space, normalized):
+        raise ValueError(
+            f"policy: the image observation_space={space} is too small for SB3's NatureCNN, which needs 36 pixels in "
+            'height and in width: use "MlpPolicy", or another features_extractor_class'
+        )
+    if extractor is not CombinedExtractor or not isinstance(space, spaces.Dict):
+        return space
+    small = [key for key, sub in space.items() if is_small_image(sub, normalized)]
+    flat = {key: spaces.Box(0, 1, (get_flattened_obs_dim(space[key]),)) for key in small}
+    return spaces.Dict([(key, flat.get(key, sub)) for key, sub in space.items()])
 
 
 def canonical_space(space: spaces.Space, name: str = "observation_space") -> spaces.Space:

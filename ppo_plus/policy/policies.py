@@ -13,7 +13,6 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
-from stable_baselines3.common.preprocessing import get_flattened_obs_dim
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
@@ -40,8 +39,8 @@ from ppo_plus.policy.observations import (
     GivenObservation,
     as_starts,
     canonical_space,
+    for_convolutions,
     is_finite,
-    is_small_image,
     make_preprocess,
     not_finite,
     parts_of,
@@ -282,16 +281,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
                 f'policy: observation_space={space} does not fit SB3\'s {extractor.__name__}: a "MultiInput" policy '
                 'takes Dict observations, "Mlp" and "Cnn" take others'
             )
-        space, is_small = canonical_space(space), partial(is_small_image, normalized=not self.normalize_images)
-        if extractor is NatureCNN and is_small(space):
-            raise ValueError(
-                f"policy: the image observation_space={space} is too small for SB3's NatureCNN, which needs 36 pixels "
-                'in height and in width: use "MlpPolicy", or another features_extractor_class'
-            )
-        if extractor is CombinedExtractor and isinstance(space, spaces.Dict):
-            # Of a small image it takes the numbers.
-            flat = {key: spaces.Box(0, 1, (get_flattened_obs_dim(sub),)) for key, sub in space.items() if is_small(sub)}
-            space = spaces.Dict([(key, flat.get(key, sub)) for key, sub in space.items()])
+        space = for_convolutions(extractor, canonical_space(space), normalized=not self.normalize_images)
         return extractor(space, **self.features_extractor_kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
