@@ -167,8 +167,9 @@ class ModelEnvs(OnPolicyAlgorithm):
         require_spaces(env, self.observation_space, self.action_space)
         require_one_normalization(env, self.normalize_observations, self.normalize_values)
         warn_of_statistics(self._trained_normalized, env)
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        super().set_env(env, force_reset)
+        # SB3 compares them again, and knows fewer that are the same.
+        with assigned(self, observation_space=env.observation_space, action_space=env.action_space):
+            super().set_env(env, force_reset)
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """As SB3's; environments that cannot be seeded give a warning."""

@@ -208,7 +208,10 @@ def build(space: spaces.Space, leaf: Callable[[str, spaces.Space], Any], name: s
 
 def named(space: spaces.Space, action: Any) -> dict[str, Any]:
     """The parts of a nested action by the names of outputs."""
-    return dict(zip(tree_leaves(build(space, lambda name, _: name)), tree_leaves(action), strict=True))
+    names = tree_leaves(build(space, lambda name, _: name))
+    if len({*names}) < len(names):
+        raise ValueError(f"action_space={space} has several parts of one name, {names}: rename their keys")
+    return dict(zip(names, tree_leaves(action), strict=True))
 
 
 def described_action(name: str, space: spaces.Space) -> dict[str, Any]:

@@ -309,8 +309,8 @@ def assemble(
             _require_harmless(values.get("policy_kwargs", {}))
     if env is not None:
         env = cls._wrap_env(env, values.get("verbose", 0))
+        # The weights have the order of keys that the file's spaces have.
         require_spaces(env, values["observation_space"], values["action_space"])
-        values |= {name: getattr(env, name) for name in ("observation_space", "action_space")}
         values["n_envs"] = env.num_envs
     constructor: Any = cls  # of more arguments than SB3's
     model: M = constructor(values["policy_class"], env, device=device, _init_setup_model=False)

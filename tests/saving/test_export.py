@@ -291,6 +291,9 @@ def test_other_mistakes(tmp_path, monkeypatch):
         ValueError, match="policy=Overridden overrides methods of SB3's policy: derive it from ppo_plus"
     ):
         make(policy=Overridden).export(tmp_path / "policy.onnx")
+    twice = spaces.Dict({"x.y": spaces.Discrete(2), "x": spaces.Dict({"y": spaces.Discrete(2)})})
+    with pytest.raises(ValueError, match="has several parts of one name"):
+        make(env=vec(twice)).export(tmp_path / "policy.onnx")
     model = make()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r'onnxruntime is missing: pip install "ppo_plus\[export\]"'):

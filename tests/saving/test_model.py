@@ -9,6 +9,7 @@ import zipfile
 from functools import partial
 from itertools import count, product
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import safetensors.torch
@@ -649,3 +650,31 @@ def test_a_policy_class_may_make_its_optimizer():
     model = make(WithOwnOptimizer).learn(16)
     loaded = PPO_Plus.load(saved(PPO_Plus.load(saved(model))))
     assert type(loaded.policy.optimizer) is th.optim.SGD and same_weights(loaded, model)
+
+
+@pytest.mark.parametrize("by", ["load", "from_sb3", "set_env"])
+def test_keys_in_another_order_leave_every_weight_with_its_key(by, tmp_path):
+    """Spaces with the same keys are equal in every order, which is that of features and of the parts of actions."""
+    keys = ("b", "a")
+    parts = {"a": gym.spaces.Box(-1, 1, (3,)), "b": gym.spaces.Box(-1, 1, (2,))}
+
+    def space(keys):
+        return gym.spaces.Dict([(key, parts[key]) for key in keys])
+
+    def env(keys):
+        return vec(gym.spaces.Box(-1, 1, (2,)) if by == "from_sb3" else space(keys), space(keys))
+
+    cls = PPO if by == "from_sb3" else PPO_Plus
+    model = cls("MultiInputPolicy", env(keys), n_steps=8, batch_size=8, device="cpu", seed=0)
+    if by == "set_env":
+        model.set_env(env(("a", "b")))
+    model.save(tmp_path / "model.zip")
+    loaded = getattr(PPO_Plus, "from_sb3" if by == "from_sb3" else "load")(
+        tmp_path / "model.zip", env=None if by == "set_env" else env(("a", "b")), device="cpu"
+    )
+    obs = {key: part.sample() for key, part in parts.items()}
+    before, after = (each.predict(obs, deterministic=True)[0] for each in (model, loaded))
+    if by == "from_sb3":
+        before, after = {"": before}, {"": after}
+    for key in before:
+        np.testing.assert_allclose(before[key], after[key], rtol=1e-6)
