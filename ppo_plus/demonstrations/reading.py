@@ -51,6 +51,8 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
         except (ValueError, TypeError, EOFError, BadZipFile) as error:
             raise ValueError(f"dataset={str(dataset)!r} must be an .npz file of arrays (np.savez)") from error
     if isinstance(dataset, tuple):
+        if len(dataset) > len(NAMES):
+            raise ValueError(f"dataset has {len(dataset)} parts: give {[*NAMES]}, or a dict, which may have {MASKS!r}")
         dataset = dict(zip(NAMES, dataset, strict=False))
     episodes = dataset.iterate_episodes() if hasattr(dataset, "iterate_episodes") else dataset
     if _has_entries(episodes):
@@ -105,6 +107,7 @@ def _checked(model: Model, name: str, given: Any, whole: bool) -> dict[str, Any]
     if whole and len(tree_leaves(data["observations"])[0]) == n + 1:
         data["observations"] = mapped(lambda rows: rows[:n], data["observations"])
     rows = {key: len(tree_leaves(part)[0]) for key, part in data.items()}
+    rows |= {key: np.size(given[key]) for key in ("dones", "infos") if not isinstance(given.get(key, {}), Mapping)}
     if {*rows.values()} != {n} or not n:
         raise ValueError(f"{name} has {rows} rows: give as many of each, and at least one")
     _require_allowed(model, name, data, n)

@@ -1,5 +1,6 @@
 """Demonstrations recorded in an environment."""
 
+from contextlib import closing, nullcontext
 from operator import itemgetter
 from typing import Any
 
@@ -52,7 +53,8 @@ def record_demonstrations(
     # As many of each environment, so that short episodes count no more than long ones.
     left, running = [(n_episodes + i) // n_envs for i in range(n_envs)], [list[Any]() for _ in range(n_envs)]
     recorded, state, dones, n_steps = list[Any](), None, np.ones(n_envs, dtype=bool), 0
-    with frozen(vec_env), CheckedEnvs(vec_env, lambda: n_steps):
+    owned = closing(vec_env) if isinstance(env, str) else nullcontext()
+    with owned, frozen(vec_env), CheckedEnvs(vec_env, lambda: n_steps):
         if seed is not None:
             seed_envs(vec_env, seed)
         obs = vec_env.reset()

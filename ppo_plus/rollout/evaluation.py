@@ -6,7 +6,7 @@ import pickle
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +54,7 @@ def evaluate(
 ) -> tuple[float, float] | list[Episode]:
     """See :meth:`ppo_plus.PPO_Plus.evaluate`, of which ``model`` is one."""
     require_int("n_eval_episodes", n_eval_episodes, 1)
+    is_made = isinstance(env, str)
     if env is not None:
         env = model._wrap_env(env, model.verbose)
         vec_env = with_statistics_of(model, env)
@@ -68,7 +69,8 @@ def evaluate(
         model._last_obs = None
     elif model.env is not None:
         _warn_of_statistics(model.env, vec_env)
-    with undisturbed(vec_env) if trains else frozen(vec_env) as played:
+    kept = undisturbed(vec_env) if trains else frozen(vec_env)
+    with closing(vec_env) if is_made else nullcontext(), kept as played:
         episodes = play(model, played, n_eval_episodes, render=render, deterministic=deterministic, warn=False)
     returns = [episode["return"] for episode in episodes]
     return episodes if return_episodes else (float(np.mean(returns)), float(np.std(returns)))
