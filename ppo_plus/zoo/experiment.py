@@ -350,13 +350,22 @@ def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plu
         return PPO_Plus(experiment.policy, env, **arguments)
 
 
+def n_agents(experiment: Experiment) -> int:
+    """How many rows each environment is: the agents of a game of PettingZoo, otherwise 1."""
+    if not experiment.env_id.startswith("pettingzoo:"):
+        return 1
+    with closing(make_envs(experiment.replace(vec_env="dummy"), 1)) as env:
+        return env.num_envs
+
+
 def with_recommended(experiment: Experiment, given: Collection[str], policy_alone: bool = False) -> Experiment:
     """An experiment with the settings that are recommended for its environment, but for those that are ``given``.
 
     :param policy_alone: take nothing but the policy and what the observations need
     """
     with closing(make_envs(experiment.replace(vec_env="dummy"), 1)) as env:
-        found = policy_arguments(env) if policy_alone else settings_for(env, experiment.n_envs, experiment.n_timesteps)
+        n_rows = experiment.n_envs * env.num_envs
+        found = policy_arguments(env) if policy_alone else settings_for(env, n_rows, experiment.n_timesteps)
     if experiment.policy != "MlpPolicy":
         del found["policy"]
     found["policy_kwargs"] = found.get("policy_kwargs", {}) | experiment.policy_kwargs

@@ -24,7 +24,7 @@ from ppo_plus.require import require_installed
 from ppo_plus.saving.files import file_name
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import Commands, Pairs, Parser, add_option, interval, key_value, whole_number
-from ppo_plus.zoo.hyperparams import builtin_file, measured_returns, read_entry, read_mapping, to_yaml
+from ppo_plus.zoo.hyperparams import builtin_file, format_literal, measured_returns, read_entry, read_mapping, to_yaml
 from ppo_plus.zoo.installation import command, has_screen, import_options, this_command, without_password
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
 from ppo_plus.zoo.runs import ALGO, Options, open_run
@@ -132,6 +132,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     spec = find_env(args.env)
     source = Path(args.conf_file) if args.conf_file else builtin_file()
     entry, _ = read_entry(args.env, source, args.variant)
+    from ppo_plus.settings import BUILT_WITH
     from ppo_plus.zoo.experiment import load_experiment, with_recommended
 
     flags = {"n_timesteps": args.n_timesteps, "n_envs": args.n_envs, "n_threads": args.num_threads}
@@ -154,12 +155,19 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     )
     if entry in ("default", "default/sb3"):
         recommends = entry == "default" and not args.conf_file
-        experiment = with_recommended(experiment, overrides, policy_alone=not recommends)
+        # What the model of -i is built with stays.
+        built = BUILT_WITH if getattr(args, "trained_agent", None) else ()
+        experiment = with_recommended(experiment, {*overrides, *built}, policy_alone=not recommends)
         if recommends:
             print(f"there are no tuned settings for {args.env}: training with the recommended ones", file=sys.stderr)
             print(to_yaml(experiment.settings()).rstrip(), file=sys.stderr)
-            imports = import_options(args.gym_packages, args.trust_config)
-            print(f"look for better ones: {command('tune', '--env', args.env, *imports)}", file=sys.stderr)
+            words = ["tune", "--env", args.env, *import_options(args.gym_packages, args.trust_config)]
+            if args.env_kwargs:
+                words += [
+                    "--env-kwargs",
+                    *(f"{name}:{format_literal(value)}" for name, value in args.env_kwargs.items()),
+                ]
+            print(f"look for better ones: {command(*words)}", file=sys.stderr)
         else:
             what = f"training with the entry {entry!r} of {source}, and the policy is {experiment.policy}"
             print(what, file=sys.stderr)

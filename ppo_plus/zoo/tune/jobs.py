@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -98,7 +98,10 @@ def _open_database(url: str) -> BaseStorage:
         Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
     # SQLite's transactions are ours to begin.
     connection = {"timeout": TIMEOUT, "isolation_level": None} if sqlite else {"connect_timeout": TIMEOUT}
-    database = RDBStorage(address.render_as_string(hide_password=False), {"connect_args": connection})
+    # Two processes that begin a study would both make its tables.
+    alone = get_lock_file(JournalFileOpenLock(address.database)) if sqlite and address.database else nullcontext()
+    with alone:
+        database = RDBStorage(address.render_as_string(hide_password=False), {"connect_args": connection})
     if sqlite:
         # A transaction takes the lock at its first statement, not at its first *write*: two processes that read a
         # trial's state and then write it would both find it waiting. (PostgreSQL has SELECT ... FOR UPDATE.) From

@@ -186,7 +186,7 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     wins = verdict.winner is not None and verdict.winner.name == name
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
     first = f"On seed {plan.seed} its return was {result[SCORES][0]!r}"
-    origin += [f"{first}, the mean of its last {plan.last_evals} evaluations."]
+    origin += [f"{first}, the mean of its last {min(plan.last_evals, plan.n_evals)} evaluations."]
     origin += ["Train with these settings:", shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
     entry = to_yaml({task.experiment.env_id: result[RECORDED]})
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)

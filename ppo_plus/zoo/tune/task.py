@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_one_of
 from ppo_plus.zoo.callbacks import Interruptible
-from ppo_plus.zoo.experiment import Experiment, make_envs, make_model, parse_settings
+from ppo_plus.zoo.experiment import Experiment, make_envs, make_model, n_agents, parse_settings
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
@@ -107,16 +107,25 @@ class TuningTask:
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES  # what settings may import from; `None`: from anywhere
     gym_packages: tuple[str, ...] = ()  # packages imported because they register environments
 
+    @cached_property
+    def n_agents(self) -> int:
+        """How many rows each environment is: the agents of a game of PettingZoo."""
+        return n_agents(self.experiment)
+
     def baselines(self) -> dict[str, Experiment]:
         """What is tried before the search, and what a winner must beat, by name: the defaults of
         ``PPO_Plus(policy, env)``, and the experiment's own settings if they differ from them."""
-        default = self.experiment.replace(n_envs=1, normalize=None, policy_kwargs={}, hyperparams={})
+        # Without these, the environment would be another one.
+        needed = {name: value for name, value in self.experiment.hyperparams.items() if name == "action_mask_key"}
+        keys = {name: value for name, value in self.experiment.policy_kwargs.items() if name == "actor_keys"}
+        default = self.experiment.replace(n_envs=1, normalize=None, policy_kwargs=keys, hyperparams=needed)
         return {"default": default} | ({"settings file": self.experiment} if default != self.experiment else {})
 
     def fitted(self) -> "TuningTask":
         """The task with a budget, and intervals between evaluations, of whole rollouts of the experiment; the default's
         last one may exceed it. The budget can only grow; the number of evaluations may change."""
-        plan, rollout = self.plan, int(setting(self.experiment, "n_steps")) * self.experiment.n_envs
+        plan, n_rows = self.plan, self.experiment.n_envs * self.n_agents
+        rollout = int(setting(self.experiment, "n_steps")) * n_rows
         interval = math.ceil(plan.n_timesteps / plan.n_evals / rollout) * rollout
         n_evals = math.ceil(plan.n_timesteps / interval)
         plan = replace(plan, n_timesteps=n_evals * interval, n_evals=n_evals)
@@ -164,8 +173,9 @@ class TuningTask:
     def candidate(self, settings: dict[str, Any]) -> Experiment:
         """The experiment with sampled settings, adjusted where they do not fit each other."""
         sampled = self.experiment.with_hyperparams(settings, self.packages)
-        n_steps = largest_divisor(self.plan.eval_freq // sampled.n_envs, setting(sampled, "n_steps"))
-        batch_size = min(setting(sampled, "batch_size"), n_steps * sampled.n_envs)
+        n_rows = sampled.n_envs * self.n_agents
+        n_steps = largest_divisor(self.plan.eval_freq // n_rows, setting(sampled, "n_steps"))
+        batch_size = min(setting(sampled, "batch_size"), n_steps * n_rows)
         adjusted = {"n_steps": n_steps, "batch_size": batch_size}
         if not setting(sampled, "use_sde"):
             adjusted["sde_sample_freq"] = -1

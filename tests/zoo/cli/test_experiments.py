@@ -165,6 +165,16 @@ def test_the_zoo_and_the_measured_returns(capsys):
 
 
 @pytest.mark.slow
+def test_a_model_without_an_entry_is_trained_further_with_what_it_is_built_with(folder, capsys):
+    """Recommended settings are for new models."""
+    train = ["train", "--env", "Taxi-v4", "-n", "256", "--no-progress"]
+    main([*train, "--variant", "sb3", "-params", "n_steps:128"])
+    main([*train, "-i", "logs/ppo_plus/Taxi-v4_1/Taxi-v4.zip"])
+    assert (folder / "logs/ppo_plus/Taxi-v4_2/Taxi-v4.zip").is_file()
+    assert "recommended ones" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_training_a_saved_model_further(folder, monkeypatch):
     printed = []
     monkeypatch.setattr("ppo_plus.zoo.cli.experiments._print_measured", lambda *args: printed.append(args))

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from threading import Barrier
 
 import optuna
 import pytest
@@ -91,6 +92,18 @@ def test_each_job_is_claimed_once(jobs, url):
     with ThreadPoolExecutor(4) as threads:
         claimed = [number for numbers in threads.map(claim_all, range(4)) for number in numbers]
     assert sorted(claimed) == list(range(12))
+
+
+def test_several_begin_a_study_at_once(tmp_path):
+    """Each finds a new database, in which one makes the tables."""
+    barrier = Barrier(4)
+
+    def begin(_):
+        barrier.wait()
+        close(open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(begin, range(4))] == [None] * 4
 
 
 def test_a_claimed_trial_is_told_and_counts(jobs):

@@ -14,7 +14,7 @@ from optuna.distributions import FloatDistribution
 from stable_baselines3.common.callbacks import BaseCallback
 from tuning_envs import FailingAt150, NotFinite
 
-from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, make_envs, make_model
+from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, make_envs, make_model, with_recommended
 from ppo_plus.zoo.tune.space import read_space, setting
 from ppo_plus.zoo.tune.task import SAMPLERS, Diverged, Plan, TuningTask, score
 
@@ -125,6 +125,27 @@ def test_vec_normalize_leaves_out_what_the_policy_normalizes():
     envs = make_envs(candidate)
     make_model(candidate, envs)
     envs.close()
+
+
+def test_the_default_keeps_what_makes_the_environment():
+    """Without masks, and without what only the critic may see, its runs would be of another task."""
+    kept = {"action_mask_key": "action_mask"}
+    experiment = CARTPOLE.replace(
+        policy_kwargs={"actor_keys": ["a"], "net_arch": [8]}, hyperparams=kept | {"gamma": 0.9}
+    )
+    default = TuningTask(experiment, SPACE, Plan(1000)).baselines()["default"]
+    assert (default.hyperparams, default.policy_kwargs) == (kept, {"actor_keys": ["a"]})
+
+
+def test_every_agent_of_a_game_counts():
+    """Rollouts fit the budget, and the recommended sizes are those of as many rows."""
+    pytest.importorskip("mpe2")
+    game = Experiment("pettingzoo:mpe2.simple_spread_v3", 1, n_envs=8, hyperparams={"n_steps": 64})
+    task = TuningTask(game, SPACE, Plan(10_000, n_evals=5)).fitted()
+    assert task.plan.eval_freq == 3 * 8 * 64 * 2 and task.plan.n_evals == 4
+    assert setting(task.candidate({"n_steps": 1000}), "n_steps") == 128
+    found = with_recommended(game.replace(hyperparams={}, n_timesteps=1_000_000), [])
+    assert (setting(found, "n_steps"), setting(found, "batch_size")) == (80, 240)
 
 
 def test_rollouts_fit_between_evaluations():
