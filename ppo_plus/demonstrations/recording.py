@@ -19,7 +19,7 @@ from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.require import require_int
-from ppo_plus.rollout.evaluation import frozen
+from ppo_plus.rollout.evaluation import frozen, undisturbed
 from ppo_plus.trees import mapped, tree_map
 
 
@@ -46,15 +46,17 @@ def record_demonstrations(
     inner = made if isinstance(made, VecEnv) else LeanVecEnv([lambda: made])
     vec_env = with_dicts(inner)
     warn_of_statistics(getattr(demonstrator, "_trained_normalized", None), vec_env)
+    kept = frozen(vec_env)
     if getattr(demonstrator, "env", None) is not None and share_layers(vec_env, demonstrator.env):
         demonstrator.set_env(demonstrator.env)  # training then starts new episodes
+        kept = undisturbed(vec_env)
     source = find_masks(vec_env, make_distribution(vec_env.action_space).mask_layout)
     normalize, n_envs = unwrap_vec_normalize(vec_env), vec_env.num_envs
     # As many of each environment, so that short episodes count no more than long ones.
     left, running = [(n_episodes + i) // n_envs for i in range(n_envs)], [list[Any]() for _ in range(n_envs)]
     recorded, state, dones, n_steps = list[Any](), None, np.ones(n_envs, dtype=bool), 0
     owned = closing(vec_env) if isinstance(env, str) else nullcontext()
-    with owned, frozen(vec_env), CheckedEnvs(vec_env, lambda: n_steps):
+    with owned, kept, CheckedEnvs(vec_env, lambda: n_steps):
         if seed is not None:
             seed_envs(vec_env, seed)
         obs = vec_env.reset()

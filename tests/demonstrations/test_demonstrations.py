@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import make_model, make_recurrent, weights
 from stable_baselines3 import PPO
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -463,6 +464,25 @@ def test_an_episode_that_a_fault_interrupts_is_recorded_as_truncated():
     lengths = np.diff(np.flatnonzero(data["terminations"] | data["truncations"]), prepend=-1)
     assert env.n_restarts == 1 and sorted(lengths) == [5, 8, 8, 8, 8, 8]
     assert data["truncations"][np.cumsum(lengths)[lengths == 5] - 1].all()
+
+
+def test_monitors_of_the_training_environment_record_nothing(tmp_path):
+    class Closed(Follow):
+        n_closed = 0
+
+        def close(self):
+            Closed.n_closed += 1
+
+    gym.register("Closed-v0", Closed)
+    env = Monitor(Follow(), str(tmp_path / "log"))
+    model = make_model(env=env)
+    record_demonstrations(model, model.env, 3)
+    assert len((tmp_path / "log.monitor.csv").read_text().splitlines()) == 2 and not env.get_episode_rewards()
+    # An environment that is made of an id is closed.
+    record_demonstrations(model, "Closed-v0", 1)
+    assert Closed.n_closed == 1
+    model.evaluate(1, "Closed-v0")
+    assert Closed.n_closed == 2
 
 
 def test_the_masks_are_recorded_beside_the_actions_of_a_function():
