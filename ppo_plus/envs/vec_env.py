@@ -103,9 +103,8 @@ class GymVectorEnv(BatchedVecEnv):
 
     Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, natively vectorized environments
     (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in the autoreset modes ``SAME_STEP``
-    and ``NEXT_STEP`` (see :mod:`ppo_plus.envs.vec_env`), and owns them from now on. ``env_method`` reaches the single
-    environments of a ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once; for attributes, use their own ``get_attr``
-    and ``set_attr``.
+    and ``NEXT_STEP`` (see :mod:`ppo_plus.envs.vec_env`), and owns them from now on. ``env_method``, ``get_attr`` and
+    ``set_attr`` reach the single environments of a ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once.
 
     What the environment calls ``info`` are *columns*: an array with a row per environment for each key, and under
     ``"_" + key`` which of the rows are set.
@@ -202,12 +201,32 @@ class GymVectorEnv(BatchedVecEnv):
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         if not self._singles:
             return super().env_method(method_name, *args, indices=indices, **kwargs)
+        self._require_all(indices)
+        self._require(method_name)
+        return list(self.env.unwrapped.call(method_name, *args, **kwargs))
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        if attr_name == "render_mode" or not self._singles:
+            return super().get_attr(attr_name, indices)
+        self._require(attr_name)
+        values = self.env.unwrapped.get_attr(attr_name)
+        return [values[i] for i in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        if not self._singles:
+            return super().set_attr(attr_name, value, indices)
+        self._require_all(indices)
+        # A list would be one value for each.
+        self.env.unwrapped.set_attr(attr_name, [value] * self.num_envs)
+
+    def _require_all(self, indices: VecEnvIndices) -> None:
         if sorted(self._get_indices(indices)) != list(range(self.num_envs)):
             raise ValueError(f"indices={indices!r}: {self.env} can only reach all its environments at once")
-        # First, since a missing attribute would end the processes of an `AsyncVectorEnv`.
-        if not self.has_attr(method_name):
-            raise AttributeError(f"the environments of {self.env} have no attribute {method_name!r}")
-        return list(self.env.unwrapped.call(method_name, *args, **kwargs))
+
+    def _require(self, attribute: str) -> None:
+        # A missing attribute would end the processes of an `AsyncVectorEnv`.
+        if not self.has_attr(attribute):
+            raise AttributeError(f"the environments of {self.env} have no attribute {attribute!r}")
 
 
 def _rows(columns: dict[str, Any], n: int) -> list[dict[str, Any]]:

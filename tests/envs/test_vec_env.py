@@ -392,7 +392,8 @@ def test_access_to_the_environments(kind):
     env = GymVectorEnv(vector(3, AutoresetMode.SAME_STEP, kind))
     assert env.env_method("limit") == [12] * 3
     assert env.has_attr("limit") and env.has_attr("add") and env.has_attr("render_mode")
-    env.env.set_attr("bonus", 10.0)
+    env.set_attr("bonus", 10.0)
+    assert env.get_attr("bonus") == [10.0] * 3 and env.get_attr("bonus", [1]) == [10.0]
     assert env.env_method("add", 1, to=5) == [16.0] * 3
     assert not env.has_attr("nonsense")
     with pytest.raises(AttributeError, match="nonsense"):
