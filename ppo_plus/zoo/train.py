@@ -140,11 +140,12 @@ def train(run: Run) -> bool:
 
 def _train_and_record(run: Run) -> bool:
     start = time.monotonic()
+    before = 0 if run.model.call.resumed is None else run.model.num_timesteps
     progress = [ProgressDisplay()] if run.options.progress else []
     saved = [SavedModels(run.options.save_freq, run.folder.path)] if run.options.save_freq > 0 else []
     if progress:
-        steps, resumed = f"{run.experiment.n_timesteps:,} timesteps", run.model.call.resumed is not None
-        what = f"resuming after {run.model.num_timesteps:,} of {steps}" if resumed else f"training for {steps}"
+        steps = f"{run.experiment.n_timesteps:,} timesteps"
+        what = f"training for {steps}" if run.model.call.resumed is None else f"resuming after {before:,} of {steps}"
         hint = f"seed {run.experiment.seed}; Ctrl-C ends it early and saves"
         print(f"{run.experiment.env_id}: {what}, {hint}", file=sys.stderr, flush=True)
     try:
@@ -158,7 +159,7 @@ def _train_and_record(run: Run) -> bool:
                 pickle.dump(normalize, file)  # in SB3's format, for rl_zoo3
     curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
     _close(run)
-    print(_summary(run, time.monotonic() - start))
+    print(_summary(run, before, time.monotonic() - start))
     print(f"model: {run.folder.last_model}\nlearning curve: {curve}")
     return finished
 
@@ -193,8 +194,10 @@ def _close(run: Run) -> None:
                 env.close()
 
 
-def _summary(run: Run, seconds: float) -> str:
-    trained = f"{run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
+def _summary(run: Run, before: int, seconds: float) -> str:
+    n_timesteps = run.model.num_timesteps
+    last = f", the last {n_timesteps - before:,}" if before else ""
+    trained = f"{n_timesteps:,} timesteps{last} in {seconds:.0f} s"
     rewards, what = [episode["r"] for episode in run.model.ep_info_buffer or ()], f"training episodes after {trained}"
     better = ""
     if run.evaluations and run.evaluations[0].evaluations_results:

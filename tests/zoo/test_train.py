@@ -100,7 +100,7 @@ def test_a_best_model_that_is_better_than_the_last_one_is_named(finished, monkey
         monkeypatch.setattr(evaluations, name, value)
     expected = f"\nthe best model was better: mean return {said}; --load-best plays it" if said else ""
     assert evaluations.better() == expected
-    assert (summary := _summary(finished[0], 1.0)).endswith(expected)
+    assert (summary := _summary(finished[0], 0, 1.0)).endswith(expected)
     assert summary.startswith(f"CartPole-v1: mean return {np.mean(last):.2f} +/- ")
 
 
@@ -290,7 +290,9 @@ def test_progress_of_a_resumed_run_counts_from_its_start(tmp_path, monkeypatch, 
     monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
     capsys.readouterr()
     assert train(resume(open_run(run.folder.path)))
-    beginning, *lines = capsys.readouterr().err.splitlines()
+    shown = capsys.readouterr()
+    assert "after 1,024 timesteps, the last 256 in " in shown.out
+    beginning, *lines = shown.err.splitlines()
     assert beginning.startswith("CartPole-v1: resuming after 768 of 1,024 timesteps, seed ")
     assert [line.split("%")[0].strip() for line in lines] == ["80", "90", "100"]
 
