@@ -233,6 +233,7 @@ class PPO_Plus(ModelFiles):
             self._setup_model()
             _ = self.rollout_buffer  # makes it, which checks its arguments
             self.built_layout = layout(self.policy)
+            self.settings.check_kl(self.n_envs)
             self.settings.warn_of_unequal_minibatches(self.n_envs)
 
     # --- learn -------------------------------------------------------------------------------------------------------
@@ -260,6 +261,7 @@ class PPO_Plus(ModelFiles):
         settings = self._refresh()
         settings.check_schedules()
         settings.check_fit(self.env, self.n_envs)
+        settings.check_kl(self.n_envs)  # a loaded model may have other environments
         check_callback(callback)
         require_int("log_interval", log_interval, 1, or_none=True)
         self.call = self.call.begun(total_timesteps)

@@ -227,16 +227,19 @@ class Settings:
                 f"batch_size={self.batch_size} with n_steps={self.n_steps} times n_envs={n_envs} leaves nothing to "
                 "normalize: use at least 2 transitions, or normalize_advantage=False"
             )
-        adapts = type(self.control).after_update is not KLControl.after_update
-        if adapts and self.n_epochs == 1 and self.batch_size >= n_transitions:
-            raise ValueError(
-                f"kl_control={self.kl_control!r} with n_epochs=1 and batch_size={self.batch_size} finds no KL to adapt "
-                "to, which is measured before each gradient step: use more epochs, or smaller minibatches"
-            )
         if isinstance(env, TensorVecEnv) and self.policy_kwargs.get("squash_output") and env.env.unbounded:
             raise ValueError(
                 "policy_kwargs: squash_output=True scales actions to the bounds of the Box, which has none: give the "
                 "simulator's single_action_space bounds, such as gymnasium.spaces.Box(-1, 1, (n,)), or leave it out"
+            )
+
+    def check_kl(self, n_envs: int) -> None:
+        """:raises ValueError: a control would adapt to the KL of the only minibatch of an update, which is always 0"""
+        adapts = type(self.control).after_update is not KLControl.after_update
+        if adapts and self.n_epochs == 1 and self.batch_size >= self.n_steps * n_envs:
+            raise ValueError(
+                f"kl_control={self.kl_control!r} with n_epochs=1 and batch_size={self.batch_size} finds no KL to adapt "
+                "to, which is measured before each gradient step: use more epochs, or smaller minibatches"
             )
 
     def warn_of_unequal_minibatches(self, n_envs: int) -> None:

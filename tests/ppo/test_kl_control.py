@@ -175,10 +175,15 @@ def test_another_control_of_the_same_class_takes_over():
 
 
 @pytest.mark.parametrize("kl_control", ["adaptive_lr", "penalty"])
-def test_one_minibatch_per_update_has_no_kl_to_adapt_to(kl_control):
+def test_one_minibatch_per_update_has_no_kl_to_adapt_to(kl_control, tmp_path):
     """It would be 0 in each update, and the learning rate, or the penalty, would go to its bound."""
     arguments = {"kl_control": kl_control, "target_kl": 0.01, "n_steps": 32}
     with pytest.raises(ValueError, match=f"kl_control='{kl_control}' with n_epochs=1 and batch_size=64 finds no KL"):
         make(n_epochs=1, batch_size=64, **arguments)
     for fits in ({"n_epochs": 2, "batch_size": 64}, {"n_epochs": 1, "batch_size": 32}):
         assert make(**arguments, **fits).settings.control.penalizes == (kl_control == "penalty")
+    # A model may be played in fewer environments than it was trained in.
+    make(n_epochs=1, batch_size=32, **arguments).save(tmp_path / "model.zip")
+    loaded = PPO_Plus.load(tmp_path / "model.zip", env=vec(ACTIONS["discrete"], n_envs=1))
+    with pytest.raises(ValueError, match="finds no KL"):
+        loaded.learn(32)
