@@ -100,30 +100,29 @@ def about(name: str) -> Lines:
 
 
 def joined(measurements: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """What several measurements depend on: of each fact all values."""
+    """What several measurements depend on: of each fact all values that are known."""
     seen: dict[str, set[str]] = {}
     for facts in measurements:
         for name, value in facts.items():
-            seen.setdefault(name, set()).add(str(value))
+            if value != "unknown":
+                seen.setdefault(name, set()).add(str(value))
     return {name: " and ".join(sorted(found)) for name, found in seen.items()}
 
 
 def release_about() -> Lines:
     """The machine and the versions of a release's measurements, and the load before each."""
-    measurements = {name: dict(facts_of(read(name))) for name in COMMANDS}
-    for facts in measurements.values():
-        facts.pop("rounds", None)
-    loads = {
-        name: facts.pop("load before")
+    measurements = {name: facts_of(read(name)) for name in COMMANDS}
+    of_each = ("load before", "rounds")
+    shared = joined(
+        {key: value for key, value in facts.items() if key not in of_each}
+        for facts in measurements.values()
+    )
+    loads = ", ".join(
+        f"{name} {facts['load before']}"
         for name, facts in measurements.items()
         if "load before" in facts
-    }
-    said = ", ".join(f"{name} {load}" for name, load in loads.items())
-    return [
-        *described(joined(measurements.values())),
-        "",
-        f"Load at the start: {said}.",
-    ]
+    )
+    return [*described(shared), "", f"Load at the start: {loads}."]
 
 
 def described(facts: dict[str, Any]) -> Lines:
@@ -145,7 +144,9 @@ def described(facts: dict[str, Any]) -> Lines:
 
 NO_PACKAGES = (
     "machine",
+    "system",
     "processor",
+    "cores",
     "load before",
     "device",
     "threads",
