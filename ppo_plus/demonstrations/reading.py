@@ -107,7 +107,8 @@ def _checked(model: Model, name: str, given: Any, whole: bool) -> dict[str, Any]
     if whole and len(tree_leaves(data["observations"])[0]) == n + 1:
         data["observations"] = mapped(lambda rows: rows[:n], data["observations"])
     rows = {key: len(tree_leaves(part)[0]) for key, part in data.items()}
-    rows |= {key: np.size(given[key]) for key in ("dones", "infos") if not isinstance(given.get(key, {}), Mapping)}
+    ends = {key: given[key] for key in ("dones", "infos") if key in given}
+    rows |= {key: np.size(each) for key, each in ends.items() if not isinstance(each, Mapping)}
     if {*rows.values()} != {n} or not n:
         raise ValueError(f"{name} has {rows} rows: give as many of each, and at least one")
     _require_allowed(model, name, data, n)

@@ -43,7 +43,7 @@ ABSENT, PRESENT, TERMINATED, TRUNCATED = range(4)
 REPLAYABLE = ("mpe2.", "pettingzoo.")
 #: An environment of PettingZoo, which need not be installed.
 Game: TypeAlias = Any
-#: The games that are in an environment: in a second one, both would step it.
+#: The games that an environment plays. A second one would play the same game, without an error.
 PLAYED: WeakSet[Any] = WeakSet()
 #: What an environment takes as an action.
 Action = np.ndarray | int | tuple[Any, ...] | dict[str, Any]

@@ -225,10 +225,11 @@ def _one_hot(sizes: list[int], starts: th.Tensor, observations: th.Tensor) -> th
     return th.cat([F.one_hot(choices[:, i], n).float() for i, n in enumerate(sizes)], dim=1)
 
 
-def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any:
+def to_network(observations: Any, space: Any, device: th.device) -> Any:
     """Observations ``(N, ...)`` of vectorized environments as contiguous tensors, floats in single precision."""
+    # Every step calls it: a Dict space is an abstract class, which takes longer to ask for.
     if not isinstance(observations, np.ndarray):
-        return {key: to_network(observations[key], sub, device) for key, sub in as_dict(space).items()}
+        return {key: to_network(observations[key], sub, device) for key, sub in space.items()}
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         require_choices(observations, space)
     # Numpy converts small arrays several times faster.

@@ -337,7 +337,8 @@ class RolloutBuffer:
         data = rollout or self.on_device()
         steps = th.arange(length, device=self.device)
         for part in th.split(to_device(order, self.device), max(int(batch_size or n_transitions) // length, 1)):
-            yield data, (part[:, None] * length + steps).reshape(-1) if length > 1 else part
+            indices = part if length == 1 else (part[:, None] * length + steps).reshape(-1)
+            yield data, indices
 
     def epochs(
         self,

@@ -309,7 +309,7 @@ def assemble(
             _require_harmless(values.get("policy_kwargs", {}))
     if env is not None:
         env = cls._wrap_env(env, values.get("verbose", 0))
-        # The weights have the order of keys that the file's spaces have.
+        # The model keeps the spaces of the file: weights follow the order of their keys.
         require_spaces(env, values["observation_space"], values["action_space"])
         values["n_envs"] = env.num_envs
     constructor: Any = cls  # of more arguments than SB3's

@@ -161,13 +161,12 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         if recommends:
             print(f"there are no tuned settings for {args.env}: training with the recommended ones", file=sys.stderr)
             print(to_yaml(experiment.settings()).rstrip(), file=sys.stderr)
-            words = ["tune", "--env", args.env, *import_options(args.gym_packages, args.trust_config)]
-            if args.env_kwargs:
-                words += [
-                    "--env-kwargs",
-                    *(f"{name}:{format_literal(value)}" for name, value in args.env_kwargs.items()),
-                ]
-            print(f"look for better ones: {command(*words)}", file=sys.stderr)
+            pairs = [f"{name}:{format_literal(value)}" for name, value in (args.env_kwargs or {}).items()]
+            words = [
+                *import_options(args.gym_packages, args.trust_config),
+                *(["--env-kwargs", *pairs] if pairs else []),
+            ]
+            print(f"look for better ones: {command('tune', '--env', args.env, *words)}", file=sys.stderr)
         else:
             what = f"training with the entry {entry!r} of {source}, and the policy is {experiment.policy}"
             print(what, file=sys.stderr)
