@@ -28,6 +28,7 @@ from report import (  # noqa: E402
     reliability,
     returns,
     scores,
+    search,
     speed,
     streams,
     vec_envs,
@@ -387,9 +388,9 @@ TABLES: dict[str, Callable[[], Lines]] = {
     ),
     "threads": threads,
     "returns": lambda: returns.contenders(reported()),
-    "recipe": lambda: recommended.candidates(returns.results(stages=["recipe"])),
-    "recommended-in-other-units": lambda: recommended.candidates(
-        returns.results(stages=["robust"]), "robust"
+    "recommended-search": lambda: search.effects(read_lines(search.FILE)),
+    "recommended-in-other-units": lambda: recommended.in_other_units(
+        returns.results(stages=["robust"])
     ),
     "recommended-over-tasks": lambda: recommended.over_tasks(
         returns.results(stages=["unseen"])

@@ -18,9 +18,9 @@ from ppo_plus.require import require_int
 from ppo_plus.trees import named_parts
 
 #: Transitions of a rollout, and how many rollouts a budget has at least.
-TRANSITIONS, LEAST_ROLLOUTS = 2048, 40
-#: The least steps of each environment per rollout, and transitions per minibatch, of which an epoch has some of these.
-LEAST_STEPS, LEAST_BATCH, MINIBATCHES = 16, 64, (8, 4, 2)
+TRANSITIONS, LEAST_ROLLOUTS = 2048, 100
+#: The least steps of each environment per rollout and transitions of a minibatch, and the most minibatches of an epoch.
+LEAST_STEPS, LEAST_BATCH, MOST_MINIBATCHES = 16, 64, 32
 
 
 def recommended(env: GymEnv | str, n_timesteps: int | None = None) -> dict[str, Any]:
@@ -53,30 +53,26 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     arguments = policy_arguments(env)
     policy_kwargs, mask_key = arguments.pop("policy_kwargs", {}), arguments.get("action_mask_key")
     most = TRANSITIONS if n_timesteps is None else min(TRANSITIONS, n_timesteps // LEAST_ROLLOUTS)
+    n_steps = max(most // n_envs // 8 * 8, LEAST_STEPS)
+    transitions = n_steps * n_envs
     # Minibatches are of the same size.
-    n_steps = max(most // n_envs // MINIBATCHES[0] * MINIBATCHES[0], LEAST_STEPS)
-    n_minibatches = next((n for n in MINIBATCHES if n_steps * n_envs // n >= LEAST_BATCH), 1)
-    arguments |= {"n_steps": n_steps, "batch_size": n_steps * n_envs // n_minibatches}
-    # A step that fits every scale of rewards, and observations.
-    arguments |= {"kl_control": "adaptive_lr", "target_kl": 0.016, "normalize_values": True}
-    # Later epochs follow a critic that has learned from the rollout.
-    arguments |= {"recompute_advantages": True, "gae_lambda": 0.9}
+    sizes = (transitions // n for n in range(MOST_MINIBATCHES, 0, -1) if transitions % n == 0)
+    batch_size = next((size for size in sizes if size >= LEAST_BATCH), transitions)
+    arguments |= {"n_steps": n_steps, "batch_size": batch_size, "gamma": 0.995, "normalize_values": True}
     seen = parts_of(as_dict(env.observation_space)).items()
     if any(isinstance(part, spaces.Box) and not is_image_space(part) for key, part in seen if key != mask_key):
         arguments["normalize_observations"] = True
     actions = list(_single_spaces(env.action_space))
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
     for space in filter(_is_far_from_unit, boxes):
-        problem = f"action_space={space}: the first actions are near 0, with a standard deviation of 0.4"
+        problem = f"action_space={space}: the first actions are near 0, with a standard deviation of 0.6"
         warnings.warn(
             f"{problem}: wrap the environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0)", stacklevel=3
         )
     if boxes:
-        policy_kwargs["log_std_init"] = -1.0
-        if arguments["policy"] != "CnnPolicy":
-            policy_kwargs["net_arch"] = {"pi": [64, 64], "vf": [256, 256]}
+        policy_kwargs["log_std_init"] = -0.5
     if len(boxes) < len(actions):
-        arguments["ent_coef"] = 0.01
+        arguments["ent_coef"] = 0.005
     return arguments | ({"policy_kwargs": policy_kwargs} if policy_kwargs else {})
 
 

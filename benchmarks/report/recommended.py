@@ -54,8 +54,8 @@ def cells(found: Returns, arms: Sequence[str], task: str) -> list[str]:
     return [score(found[arm][task]) if task in found.get(arm, {}) else "" for arm in arms]
 
 
-def candidates(results: Sequence[Mapping[str, Any]], stage: str = "recipe") -> list[str]:
-    """A line for each task: what each candidate reaches."""
+def in_other_units(results: Sequence[Mapping[str, Any]], stage: str = "robust") -> list[str]:
+    """A line for each task: what the same settings reach in other units."""
     found = returns(results)
     arms = list(dict.fromkeys(cell.arm for cell in STAGES[stage]))
     rows = [[task, *cells(found, arms, task)] for task in tasks_of(stage)]
