@@ -145,7 +145,7 @@ def test_every_agent_of_a_game_counts():
     assert task.plan.eval_freq == 3 * 8 * 64 * 2 and task.plan.n_evals == 4
     assert setting(task.candidate({"n_steps": 1000}), "n_steps") == 128
     found = with_recommended(game.replace(hyperparams={}, n_timesteps=1_000_000), [])
-    assert (setting(found, "n_steps"), setting(found, "batch_size")) == (80, 240)
+    assert (setting(found, "n_steps"), setting(found, "batch_size")) == (80, 64)
 
 
 def test_rollouts_fit_between_evaluations():
