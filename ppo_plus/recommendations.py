@@ -60,7 +60,7 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     batch_size = next((size for size in sizes if size >= LEAST_BATCH), transitions)
     arguments |= {"n_steps": n_steps, "batch_size": batch_size, "gamma": 0.995, "normalize_values": True}
     seen = parts_of(as_dict(env.observation_space)).items()
-    if any(isinstance(part, spaces.Box) and not is_image_space(part) for key, part in seen if key != mask_key):
+    if any(_has_a_scale(part) for key, part in seen if key != mask_key):
         arguments["normalize_observations"] = True
     actions = list(_single_spaces(env.action_space))
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
@@ -92,6 +92,15 @@ def policy_arguments(env: gym.Env | VecEnv) -> dict[str, Any]:
     if hidden := getattr(env, "critic_only", ()):
         arguments["policy_kwargs"] = {"actor_keys": [key for key in space if key not in (*hidden, MASK)]}
     return arguments
+
+
+def _has_a_scale(space: spaces.Space) -> bool:
+    """Whether observations have numbers that may be far from 1 in size; an image is divided by 255."""
+    return (
+        isinstance(space, spaces.Box)
+        and not is_image_space(space)
+        and bool(np.any((space.low < -1) | (space.high > 1)))
+    )
 
 
 def _is_far_from_unit(space: spaces.Box) -> bool:

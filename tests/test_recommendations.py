@@ -8,7 +8,7 @@ from gymnasium import spaces
 from ppo_plus import PPO_Plus, make_vec, recommended
 from ppo_plus.recommendations import settings_for
 
-NUMBERS, CHOICES = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4)
+NUMBERS, CHOICES = spaces.Box(-1.0, np.array([1.0, 1.0, 1.1]), dtype=np.float64), spaces.Discrete(4)
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 ALWAYS = {"gamma": 0.995, "normalize_values": True}
 #: Of continuous actions.
@@ -46,6 +46,8 @@ gym.register("Untouched-v0", Untouched)
             {"policy": "MlpPolicy", "normalize_observations": True, "policy_kwargs": LESS_NOISE},
         ),
         (CHOICES, spaces.MultiBinary(2), {"policy": "MlpPolicy", "ent_coef": 0.005}),
+        (spaces.Box(-1.0, 1.0, (3,)), CHOICES, {"policy": "MlpPolicy", "ent_coef": 0.005}),
+        (spaces.Box(0, 1, (10, 10, 4), bool), CHOICES, {"policy": "MlpPolicy", "ent_coef": 0.005}),
         (PICTURE, spaces.MultiDiscrete([2, 3]), {"policy": "CnnPolicy", "ent_coef": 0.005}),
         (PICTURE, spaces.Box(-1, 1, (2,)), {"policy": "CnnPolicy", "policy_kwargs": LESS_NOISE}),
         (
@@ -60,7 +62,7 @@ gym.register("Untouched-v0", Untouched)
         ),
         (spaces.Tuple([CHOICES, PICTURE]), CHOICES, {"policy": "MultiInputPolicy", "ent_coef": 0.005}),
     ],
-    ids=["numbers", "continuous", "choices", "picture", "continuous-picture", "mixed", "tuple"],
+    ids=["numbers", "continuous", "choices", "unit-bounds", "bits", "picture", "continuous-picture", "mixed", "tuple"],
 )
 def test_they_follow_from_the_spaces_and_make_a_model(observations, actions, expected):
     """The environment is neither reset nor stepped, and stays open."""
@@ -84,7 +86,7 @@ def test_they_follow_from_the_spaces_and_make_a_model(observations, actions, exp
         ),
         # No choice is masked: an entry of that name is an observation.
         (
-            spaces.Dict(state=CHOICES, action_mask=spaces.Box(0, 1, (3,), np.int8)),
+            spaces.Dict(state=CHOICES, action_mask=spaces.Box(0, 3, (3,), np.int8)),
             spaces.Box(-1, 1, (3,)),
             {"normalize_observations": True},
         ),
