@@ -53,14 +53,14 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     arguments = policy_arguments(env)
     policy_kwargs, mask_key = arguments.pop("policy_kwargs", {}), arguments.get("action_mask_key")
     most = TRANSITIONS if n_timesteps is None else min(TRANSITIONS, n_timesteps // LEAST_ROLLOUTS)
+    # Multiples of 8 have many divisors, so that minibatches can be small, and of the same size.
     n_steps = max(most // n_envs // 8 * 8, LEAST_STEPS)
     transitions = n_steps * n_envs
-    # Minibatches are of the same size.
     sizes = (transitions // n for n in range(MOST_MINIBATCHES, 0, -1) if transitions % n == 0)
     batch_size = next((size for size in sizes if size >= LEAST_BATCH), transitions)
     arguments |= {"n_steps": n_steps, "batch_size": batch_size, "gamma": 0.995, "normalize_values": True}
     seen = parts_of(as_dict(env.observation_space)).items()
-    if any(_has_a_scale(part) for key, part in seen if key != mask_key):
+    if any(_exceeds_unit(part) for key, part in seen if key != mask_key):
         arguments["normalize_observations"] = True
     actions = list(_single_spaces(env.action_space))
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
@@ -94,8 +94,8 @@ def policy_arguments(env: gym.Env | VecEnv) -> dict[str, Any]:
     return arguments
 
 
-def _has_a_scale(space: spaces.Space) -> bool:
-    """Whether observations have numbers that may be far from 1 in size; an image is divided by 255."""
+def _exceeds_unit(space: spaces.Space) -> bool:
+    """Whether a part of observations has numbers beyond [-1, 1]; an image has none, since it is divided by 255."""
     return (
         isinstance(space, spaces.Box)
         and not is_image_space(space)

@@ -8,8 +8,8 @@ from report.speed import REFERENCE
 
 #: Names of contenders.
 ALONE, ALL, APART = "PPO_Plus, one process", "PPO_Plus, all processes", "all, without messages"
-#: Minibatches of an update that is timed; numbers that are observed, and actions to choose from.
-N_MINIBATCHES, N_OBSERVED, N_ACTIONS = 8, 8, 6
+#: Minibatches of an update that is timed.
+N_MINIBATCHES = 8
 #: Environments and steps of a rollout of whole training.
 N_ENVS, N_STEPS = 16, 64
 
@@ -40,9 +40,3 @@ def updates_table(results: dict[str, Any]) -> list[str]:
 def messages_table(results: dict[str, Any]) -> list[str]:
     rows = [[f"{int(size):,}", f"{1e3 * seconds:.2f}"] for size, seconds in results["messages"].items()]
     return markdown(["numbers", "ms per all-reduce"], rows)
-
-
-def n_weights(width: int) -> int:
-    """How many weights these networks have."""
-    hidden = (N_OBSERVED + 1) * width + (width + 1) * width
-    return 2 * hidden + (width + 1) * (N_ACTIONS + 1)

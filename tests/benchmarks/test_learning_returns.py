@@ -63,7 +63,6 @@ def test_a_lock_has_one_owner(tmp_path):
     assert not campaign.is_claimed(path)
 
 
-@pytest.mark.exhaustive
 def is_installed(task):
     """Whether the package of a task is here: those of tasks ``package:id`` are needed by no other test."""
     try:
