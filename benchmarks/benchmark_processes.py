@@ -3,13 +3,12 @@
     python benchmarks/benchmark_processes.py --json benchmarks/results/processes.json
     python benchmarks/benchmark_processes.py --processes 4 --only updates --widths 64 1024 --batch-sizes 64 4096
 
-torchrun starts the processes, of which each has one thread. **Messages**: one all-reduce, by how many numbers it adds
-up. **Updates**: of networks with two hidden layers, by their width and the size of the whole minibatch. **Training**,
-all of it: NatureCNN, images of Atari's shape that are replayed, 16 environments, minibatches of 256; by SB3 and by
-PPO_Plus in one process, and by PPO_Plus in all. They take turns in the same processes; where one works alone, others
-sleep. A speed-up is the time of one process divided by that of all, in the same round: median [smallest, largest].
-*Without messages* each process trains a separate model on its part: what the cores allow, since two of them share
-memory and clock, and the minibatches are smaller.
+torchrun starts the processes, of which each has one thread. **Updates**: of networks with two hidden layers, by their
+width and the size of the whole minibatch. **Training**, all of it: NatureCNN, images of Atari's shape that are
+replayed, 16 environments, minibatches of 256; by SB3 and by PPO_Plus in one process, and by PPO_Plus in all. They take
+turns in the same processes; where one works alone, others sleep. A speed-up is the time of one process divided by that
+of all, in the same round: median [smallest, largest]. *Without messages* each process trains a separate model on its
+part: what the cores allow, since two of them share memory and clock, and the minibatches are smaller.
 """
 
 import argparse
@@ -20,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -28,17 +26,7 @@ import numpy as np
 import torch as th
 from benchmark import ATARI, VECTOR, Workload  # the modules beside this one
 from machine import facts
-from report.processes import (
-    ALL,
-    ALONE,
-    APART,
-    N_ENVS,
-    N_MINIBATCHES,
-    N_STEPS,
-    messages_table,
-    training_table,
-    updates_table,
-)
+from report.processes import ALL, ALONE, APART, N_ENVS, N_MINIBATCHES, N_STEPS, training_table, updates_table
 from report.results import write
 from report.speed import REFERENCE
 from stable_baselines3 import PPO
@@ -50,8 +38,6 @@ from ppo_plus.distributed.shared import SharedTraining
 from ppo_plus.distributed.torchrun import launched
 
 IMAGES = replace(ATARI, n_envs=N_ENVS, n_steps=N_STEPS, batch_size=256, n_epochs=4)
-#: How many numbers are added up.
-SIZES = (100, 10_000, 100_000, 1_000_000, 10_000_000)
 WIDTHS, BATCH_SIZES = (64, 128, 256, 512, 1024), (64, 256, 1024, 4096)
 
 
@@ -119,25 +105,9 @@ def compare(workload: Workload, time: Callable[[Any], float], rounds: int, sb3: 
     return seconds
 
 
-def time_messages(rounds: int) -> dict[int, float]:
-    """Seconds of one all-reduce, by how many numbers it adds up: the median."""
-    found = {}
-    for size in SIZES:
-        vector, seconds = th.zeros(size), []
-        for _ in range(max(rounds, 20)):
-            dist.barrier()
-            start = perf_counter()
-            dist.all_reduce(vector)
-            seconds.append(perf_counter() - start)
-        found[size] = median(seconds)
-    return found
-
-
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """In each process."""
     results: dict[str, Any] = {}
-    if "messages" in arguments.only:
-        results["messages"] = time_messages(arguments.rounds)
     if "updates" in arguments.only:
         results["updates"] = {
             width: {
@@ -160,7 +130,7 @@ def updates_of(width: int, batch_size: int) -> Workload:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--processes", type=int, default=2, help="how many (default: %(default)s)")
-    parts = ["messages", "updates", "training"]
+    parts = ["updates", "training"]
     options.add_argument("--only", nargs="+", choices=parts, default=parts, help="what to measure (default: all)")
     options.add_argument("--widths", nargs="+", type=int, default=WIDTHS, metavar="N")
     options.add_argument("--batch-sizes", nargs="+", type=int, default=BATCH_SIZES, metavar="N")
@@ -184,7 +154,7 @@ def main() -> None:
         about = facts() | {"seed": arguments.seed, "rounds": arguments.rounds}
         # As it comes back from a file: with text for keys.
         results = json.loads(json.dumps({"about": about, "processes": arguments.processes, **measured}))
-        tables = {"messages": messages_table, "updates": updates_table, "training": training_table}
+        tables = {"updates": updates_table, "training": training_table}
         for name, make in tables.items():
             if name in results:
                 print("\n".join(["", name, "", *make(results)]))

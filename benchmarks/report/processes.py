@@ -35,8 +35,3 @@ def updates_table(results: dict[str, Any]) -> list[str]:
     sizes = list(next(iter(found.values())))
     header = ["units per layer", *(f"minibatches of {size}" for size in sizes)]
     return markdown(header, [[width, *(cell(found[width][size]) for size in sizes)] for width in found])
-
-
-def messages_table(results: dict[str, Any]) -> list[str]:
-    rows = [[f"{int(size):,}", f"{1e3 * seconds:.2f}"] for size, seconds in results["messages"].items()]
-    return markdown(["numbers", "ms per all-reduce"], rows)
