@@ -471,6 +471,8 @@ class PPO_Plus(ModelFiles):
         if self.shared.has_nothing_to_learn(self.rollout_buffer.valid):
             self.call.between_rollouts = True
             return  # all steps of the rollout only reset
+        if self.collector is None and self.rollout_buffer.full:
+            self._check_copied_loop()
         policy.set_training_mode(True)
         # The advantages of all rewards together, and the scale on which values are learned.
         self._normalize(self.rollout_buffer)
@@ -498,6 +500,22 @@ class PPO_Plus(ModelFiles):
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
         self.call.between_rollouts = True
+
+    def _check_copied_loop(self) -> None:
+        """:raises ValueError: a ``collect_rollouts`` copied from SB3 leaves out what these arguments need"""
+        env: Any = self.env
+        policy, settings = self.policy, self.settings
+        needs = {
+            "action masks": find_masks(env, policy.distribution.mask_layout, settings.action_mask_key),
+            "memory": policy.remembers,
+            f"exploration={settings.exploration!r}": settings.exploration,
+            "recompute_advantages=True": settings.recompute_advantages,
+            f"kl_control={settings.kl_control!r} without params": settings.control.measure == "kl"
+            and self.rollout_buffer.stored("params") is None,
+        }
+        if missing := [name for name, needed in needs.items() if needed]:
+            remedy = "call super().collect_rollouts, or use a callback or a rollout_buffer_class"
+            raise ValueError(f"{type(self).__name__}.collect_rollouts does not support {', '.join(missing)}: {remedy}")
 
     def _estimate(self, buffer: RolloutBuffer) -> None:
         """Fill advantages and returns of a copy of the rollout, given its values."""

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.agents import MASK
 from ppo_plus.envs.make_vec import checked_env
+from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.policy.observations import as_dict, is_small_image, parts_of
 from ppo_plus.require import require_int
 from ppo_plus.trees import named_parts
@@ -64,11 +65,12 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
         arguments["normalize_observations"] = True
     actions = list(_single_spaces(env.action_space))
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
-    for space in filter(_is_far_from_unit, boxes):
+    # A simulator without bounds is given some, which are no scale of its actions.
+    bounded = [] if isinstance(env, TensorVecEnv) and env.env.unbounded else boxes
+    for space in filter(_is_far_from_unit, bounded):
         problem = f"action_space={space}: the first actions are near 0, with a standard deviation of 0.6"
-        warnings.warn(
-            f"{problem}: wrap the environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0)", stacklevel=3
-        )
+        remedy = "wrap each single environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0)"
+        warnings.warn(f"{problem}: {remedy}", stacklevel=3)
     if boxes:
         policy_kwargs["log_std_init"] = -0.5
     if len(boxes) < len(actions):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from ppo_plus import PPO_Plus, make_vec, recommended
+from ppo_plus import PPO_Plus, TensorEnv, make_vec, recommended
 from ppo_plus.recommendations import settings_for
 
 NUMBERS, CHOICES = spaces.Box(-1.0, np.array([1.0, 1.0, 1.1]), dtype=np.float64), spaces.Discrete(4)
@@ -125,6 +125,11 @@ def test_rollouts_fit_the_environments_and_the_budget(n_envs, n_timesteps, n_ste
 def test_bounds_far_from_the_first_actions_are_named(low, high, warns, recwarn):
     settings_for(Untouched(action_space=spaces.Box(low, high, (2,))), 8)
     assert len(recwarn) == warns and all("RescaleAction(env, -1.0, 1.0)" in str(each.message) for each in recwarn)
+
+
+def test_a_simulator_without_bounds_has_none_that_are_far(recwarn):
+    simulator = TensorEnv(2, NUMBERS, spaces.Box(-np.inf, np.inf, (1,)))
+    assert recommended(simulator)["policy_kwargs"] == LESS_NOISE and not recwarn
 
 
 def test_several_environments_count_and_those_of_an_id_are_closed():

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch as th
+from stable_baselines3.common import utils
 
 Schedule = Callable[[float], float]
 #: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
@@ -88,6 +89,8 @@ class Unknown:
         return 0.0
 
 
+#: Schedules whose smallest and largest values are those at both ends, and which calls do not change.
+KNOWN = (Constant, Linear, Cosine, Sampled, utils.ConstantSchedule, utils.LinearSchedule)
 #: The names by which ``ppo_plus`` has them.
 constant, linear, cosine = Constant, Linear, Cosine
 
@@ -96,7 +99,7 @@ PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine
 
 
 def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False) -> Schedule:
-    """The schedule for an argument, checked for both ends of training if it is one of ours.
+    """The schedule for an argument, checked for both ends of training if it is one of ours or SB3's.
 
     Other callables are not called here: they may count their calls. Their values are checked during training.
 
@@ -109,7 +112,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     else:
         is_function = callable(value) and not _builds(value)
         schedule = value if is_function else Constant(_number(name, value))
-    if isinstance(schedule, (Constant, Linear, Cosine, Sampled)):
+    if isinstance(_inner(schedule), KNOWN):
         value_at(1.0, name, schedule, low, strict)
         value_at(0.0, name, schedule, low)
     return schedule
@@ -137,9 +140,15 @@ def value_at(progress_remaining: float, name: str, schedule: Schedule, low: floa
 
 def _builds(value: Any) -> bool:
     """Whether a schedule makes objects of a class, which may be large in an untrusted file."""
-    while hasattr(value, "value_schedule"):  # SB3's `FloatSchedule`
-        value = value.value_schedule
+    value = _inner(value)
     return isinstance(value, partial) and isinstance(value.func, type)
+
+
+def _inner(value: Any) -> Any:
+    """What SB3's ``FloatSchedule``, if it is one, converts the values of."""
+    while hasattr(value, "value_schedule"):
+        value = value.value_schedule
+    return value
 
 
 def _parse(name: str, text: str) -> Schedule:

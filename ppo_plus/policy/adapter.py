@@ -1,7 +1,7 @@
 """Policy classes written for SB3. One that overrides methods that SB3 calls runs as in SB3.
 
 The results of ``forward``, ``evaluate_actions`` and ``predict_values`` lack the parameters of the action distribution,
-so these have no exact KL, no masks and no memory, and gSDE for Box actions only.
+so these have no exact KL, no masks and no memory, gSDE for Box actions only, and SB3's action spaces.
 """
 
 import warnings
@@ -21,6 +21,8 @@ from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiI
 P = TypeVar("P")
 #: Methods whose work :class:`~ppo_plus.policy.policies.ActorCriticPolicy` does elsewhere.
 CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
+#: Arguments of our policies that SB3's do not have.
+NOT_IN_SB3 = ("exploration", "action_mask_key", "normalize_observations", "normalize_values", "streams", "actor_keys")
 #: SB3's policy classes, and ours that replace them.
 OURS: dict[type, type[ActorCriticPolicy]] = {
     sb3.ActorCriticPolicy: ActorCriticPolicy,
@@ -100,15 +102,19 @@ class SB3Interface(sb3.ActorCriticPolicy):
     #: Whether the parameters of its action distribution are known, without which nothing is compiled.
     has_params = False
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        for name in ("exploration", "action_mask_key", "normalize_observations", "normalize_values", "streams"):
-            value = kwargs.pop(name, None)
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, *args: Any, **kwargs: Any):
+        given = {name: kwargs.pop(name, None) for name in NOT_IN_SB3}
+        if isinstance(action_space, (spaces.Dict, spaces.Tuple)):
+            given["action_space"] = action_space
+        elif not isinstance(action_space, spaces.Box):
+            given["use_sde"] = kwargs.get("use_sde")
+        for name, value in given.items():
             if value not in (None, False, (), []):
                 raise ValueError(
                     f"{name}={value!r} does not reach a policy class that overrides SB3's methods: derive it from "
                     "ppo_plus.ActorCriticPolicy"
                 )
-        super().__init__(*args, **kwargs)
+        super().__init__(observation_space, action_space, *args, **kwargs)
         # ``action_dist`` is SB3's distribution here.
         self.distribution = EvaluatedActions(self)  # type: ignore[arg-type]
 

@@ -323,10 +323,10 @@ def assemble(
         if env is not None and force_reset:
             model._last_obs = None
         model._setup_model()
-        if "streams" in changes:
-            before, now = ([one.name for one in some] for some in (in_file.get("streams") or (), model.streams))
-            if before != now and {*before} == {*now}:
-                raise ValueError(f"streams={model.streams!r} are in another order than in the file: make it {before}")
+        if "streams" in changes and "streams" in in_file:
+            before, now = ([one.name for one in some] for some in (in_file["streams"] or (), model.streams))
+            if before != now:
+                raise ValueError(f"streams={model.streams!r}: those in the file are {before}, in this order")
         put_parameters(model, saved["parameters"], in_file, changes)
         if model.use_sde:
             model.policy.reset_noise()

@@ -66,8 +66,8 @@ class ModelFiles(SavedModel):
         """As SB3's; an interrupted call of ``learn`` continues with the timesteps that are left, and its logs."""
         if self._log_of_file is not None and self.tensorboard_log is None:
             warnings.warn(
-                f"the model was saved with tensorboard_log={self._log_of_file!r}, which is not below the working "
-                "folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there again",
+                f"the model was saved with tensorboard_log={self._log_of_file!r}, which is no relative folder "
+                "below the working folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there",
                 stacklevel=4,
             )
         if self.tensorboard_log is not None:
@@ -128,7 +128,7 @@ class ModelFiles(SavedModel):
         :param print_system_info: print with which versions it was saved
         :param force_reset: start new episodes, if an environment is given
         :param trust_pickle: read SB3's files with pickles as SB3 does, which runs their code
-        :param kwargs: arguments to change, such as ``tensorboard_log``, which is saved only if below the working folder
+        :param kwargs: arguments to change, such as ``tensorboard_log``, which is loaded only if it is a relative folder
         :raises TypeError: there is no such argument
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
         """

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stable_baselines3.common import utils
 
 from ppo_plus import PPO_Plus
 from ppo_plus.formulas.schedules import Constant, Cosine, Linear, constant, cosine, linear, make_schedule, value_at
@@ -63,13 +64,14 @@ def test_schedules_survive_pickling(value):
 
 MALFORMED = ["", "lin_", "cos_x", "lin_1_2_3", "linear_3e-4", "1_000", "auto", "lin_3e-4_"]
 NOT_A_NUMBER = "ent_coef=.* must be a number, a string such as"
+SB3S = [utils.ConstantSchedule(-0.1), utils.FloatSchedule(utils.LinearSchedule(0.1, -0.1, 0.5))]
 WRONG = [
     *((text, {}, ValueError, f"ent_coef={text!r} is not a valid schedule: .*for example") for text in MALFORMED),
     *((value, {}, TypeError, NOT_A_NUMBER) for value in (None, [0.1], True, 1j)),
     *((value, {}, ValueError, "^ent_coef=.* must be finite and at least 0") for value in (-0.1, math.nan, "-1", "inf")),
     *(
         (value, {}, ValueError, "^ent_coef: the schedule .* returned .* at progress_remaining=.*at least 0")
-        for value in ("lin_0.1_-0.1", "cos_-0.1", "lin_nan", linear(0.1, -1e-9))
+        for value in ("lin_0.1_-0.1", "cos_-0.1", "lin_nan", linear(0.1, -1e-9), *SB3S)
     ),
     *((value, {"strict": True}, ValueError, "ent_coef.* above 0") for value in (0.0, "0", constant(0.0), "lin_0_0.1")),
     (0.5, {"low": 1.0}, ValueError, r"ent_coef=0\.5 must be finite and at least 1"),

@@ -134,11 +134,25 @@ def test_masks_where_the_class_has_none_raise_an_error():
         (dict(kl_control="adaptive_lr", target_kl=0.01), "kl_control='adaptive_lr' does not reach policy="),
         (dict(exploration=ColoredNoise()), "exploration=.* does not reach"),
         (dict(use_sde=True, sde_sample_freq="episode"), "does not reach policy="),
+        (dict(policy_kwargs={"actor_keys": ["a"]}), r"actor_keys=\['a'\] does not reach"),
     ],
 )
 def test_what_it_cannot_do_raises_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         learned(PPO_Plus, "box", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("space", "arguments", "message"),
+    [
+        (spaces.Discrete(2), {"use_sde": True}, "use_sde=True does not reach"),
+        (spaces.Dict(a=spaces.Discrete(2)), {}, r"action_space=Dict\(.* does not reach"),
+        (spaces.Tuple([spaces.Discrete(2)]), {}, r"action_space=Tuple\(.* does not reach"),
+    ],
+)
+def test_action_spaces_that_sb3_does_not_have_raise_an_error(space, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PPO_Plus(Scaled, vec(space), n_steps=8, batch_size=8, **arguments)
 
 
 @pytest.mark.parametrize("base", [SB3Policy, ActorCriticPolicy])

@@ -3,6 +3,7 @@
 import copy
 import io
 import re
+import types
 import warnings
 from contextlib import contextmanager
 from functools import cache, partial
@@ -16,12 +17,13 @@ from envs import ACTIONS, RandomEnv, vec
 from gymnasium import spaces
 from models import make_model, weights
 from stable_baselines3 import PPO
+from stable_baselines3.common import on_policy_algorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from tensor_envs import twins
 from training import At, CopiesInHooks, make
 
-from ppo_plus import PPO_Plus, as_vec_env
+from ppo_plus import ColoredNoise, PPO_Plus, as_vec_env
 
 
 @pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.NEXT_STEP])
@@ -319,3 +321,39 @@ def test_a_seed_that_is_assigned_names_the_method_that_sets_it():
     model.seed = 1
     model.set_random_seed(2)
     model.learn(16)
+
+
+class WithMasks(RandomEnv):
+    def action_masks(self):
+        return np.ones(self.action_space.n, dtype=bool)
+
+
+class Copied(PPO_Plus):
+    """With SB3's loop, which knows nothing of masks, memory and parameters."""
+
+    collect_rollouts = types.FunctionType(
+        on_policy_algorithm.OnPolicyAlgorithm.collect_rollouts.__code__, vars(on_policy_algorithm)
+    )
+
+
+@pytest.mark.parametrize("use_sde", [False, True])
+def test_a_loop_copied_from_sb3_collects_the_same(use_sde):
+    copied, own = (make_model(cls, vec(ACTIONS["box"]), use_sde=use_sde).learn(64) for cls in (Copied, PPO_Plus))
+    # Values at time limits are added in another order.
+    th.testing.assert_close(weights(copied), weights(own), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        ({"policy": "MlpLstmPolicy"}, "memory"),
+        ({"env": vec(ACTIONS["discrete"], env_class=WithMasks)}, "action masks"),
+        ({"exploration": ColoredNoise()}, "exploration=ColoredNoise.*"),
+        ({"recompute_advantages": True}, "recompute_advantages=True"),
+        ({"kl_control": "penalty", "target_kl": 0.01}, "kl_control='penalty' without params"),
+    ],
+)
+def test_a_loop_copied_from_sb3_is_refused_where_it_leaves_something_out(arguments, missing):
+    model = make_model(Copied, **{"env": vec(ACTIONS["box"])} | arguments)
+    with pytest.raises(ValueError, match=f"^Copied.collect_rollouts does not support {missing}: call super"):
+        model.learn(16)

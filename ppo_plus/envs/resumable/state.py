@@ -176,7 +176,7 @@ class Resumable(gym.Wrapper):
     SB3's, make it the outermost wrapper: ``make_vec_env(..., wrapper_class=ppo_plus.Resumable)``. Everything else is
     the environment's; an attribute that is set is set in the layer that has it.
 
-    ``BipedalWalker`` gets a new Box2D world at each reset: later episodes differ by rounding from unwrapped ones.
+    ``BipedalWalker`` and ``CarRacing`` get a new world at each reset: later episodes may be rounded differently.
 
     :param env: the environment, in its wrappers
     """

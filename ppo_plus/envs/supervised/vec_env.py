@@ -46,7 +46,7 @@ RESTART = "env_restart"
 class EnvFault(RuntimeError):
     """An environment failed, and training cannot continue with it.
 
-    The message names the environment, its index, its seed and the step; its own error, if any, is the ``__cause__``.
+    The message names the environment, its index, its seed and the step; the ``__cause__`` shows its own error, if any.
     """
 
 
