@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from ppo_plus.envs.agents import MASK
 from ppo_plus.envs.make_vec import checked_env
@@ -53,15 +53,19 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     """What :func:`recommended` returns for ``n_envs`` environments such as this one."""
     arguments = policy_arguments(env)
     policy_kwargs, mask_key = arguments.pop("policy_kwargs", {}), arguments.get("action_mask_key")
-    most = TRANSITIONS if n_timesteps is None else min(TRANSITIONS, n_timesteps // LEAST_ROLLOUTS)
+    most = TRANSITIONS if n_timesteps is None else min(TRANSITIONS, int(n_timesteps) // LEAST_ROLLOUTS)
     # Multiples of 8 have many divisors, so that minibatches can be small, and of the same size.
     n_steps = max(most // n_envs // 8 * 8, LEAST_STEPS)
     transitions = n_steps * n_envs
     sizes = (transitions // n for n in range(MOST_MINIBATCHES, 0, -1) if transitions % n == 0)
     batch_size = next((size for size in sizes if size >= LEAST_BATCH), transitions)
-    arguments |= {"n_steps": n_steps, "batch_size": batch_size, "gamma": 0.995, "normalize_values": True}
+    arguments |= {"n_steps": n_steps, "batch_size": batch_size, "gamma": 0.995}
+    around = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    if around is None or not around.norm_reward:
+        arguments["normalize_values"] = True
     seen = parts_of(as_dict(env.observation_space)).items()
-    if any(_exceeds_unit(part) for key, part in seen if key != mask_key):
+    numbers = [part for key, part in seen if key != mask_key and isinstance(part, spaces.Box)]
+    if (around is None or not around.norm_obs) and not all(map(_is_near_unit, numbers)):
         arguments["normalize_observations"] = True
     actions = list(_single_spaces(env.action_space))
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
@@ -69,7 +73,9 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     bounded = [] if isinstance(env, TensorVecEnv) and env.env.unbounded else boxes
     for space in filter(_is_far_from_unit, bounded):
         problem = f"action_space={space}: the first actions are near 0, with a standard deviation of 0.6"
-        remedy = "wrap each single environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0)"
+        remedy = "make its bounds -1 and 1, and scale actions in the environment's step"
+        if space is env.action_space and space.dtype.kind == "f" and np.all(space.low < space.high):
+            remedy = "wrap each single environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0)"
         warnings.warn(f"{problem}: {remedy}", stacklevel=3)
     if boxes:
         policy_kwargs["log_std_init"] = -0.5
@@ -96,18 +102,19 @@ def policy_arguments(env: gym.Env | VecEnv) -> dict[str, Any]:
     return arguments
 
 
-def _exceeds_unit(space: spaces.Space) -> bool:
-    """Whether a part of observations has numbers beyond [-1, 1]; an image has none, since it is divided by 255."""
-    return (
-        isinstance(space, spaces.Box)
-        and not is_image_space(space)
-        and bool(np.any((space.low < -1) | (space.high > 1)))
-    )
+def _is_near_unit(space: spaces.Box) -> bool:
+    """Whether all bounds of observations are within [-1, 1], and not far below; of an image, which is divided by 255,
+    they count as such."""
+    largest = np.maximum(abs(space.low.astype(float)), abs(space.high.astype(float)))
+    return is_image_space(space) or bool(np.all((largest >= 0.5) & (largest <= 1)))
 
 
 def _is_far_from_unit(space: spaces.Box) -> bool:
     """Whether the first actions cover little of the bounds, or are mostly beyond them."""
-    low, high = (bound[space.bounded_below & space.bounded_above].astype(float) for bound in (space.low, space.high))
+    low, high = space.low.astype(float), space.high.astype(float)
+    # Some environments write the largest float32 for infinity.
+    counted = (low < high) & (np.maximum(abs(low), abs(high)) < np.finfo(np.float32).max)
+    low, high = low[counted], high[counted]
     center, half = (low + high) / 2, (high - low) / 2
     return bool(np.any((abs(center) > half / 2) | (half > 5.0) | (half < 0.1)))
 

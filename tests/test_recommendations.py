@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus, TensorEnv, make_vec, recommended
 from ppo_plus.recommendations import settings_for
@@ -11,6 +12,7 @@ from ppo_plus.recommendations import settings_for
 NUMBERS, CHOICES = spaces.Box(-1.0, np.array([1.0, 1.0, 1.1]), dtype=np.float64), spaces.Discrete(4)
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 ALWAYS = {"gamma": 0.995, "normalize_values": True}
+FAR, MOST = spaces.Box(0, 50, (2,)), np.finfo(np.float32).max
 #: Of continuous actions.
 LESS_NOISE = {"log_std_init": -0.5}
 
@@ -48,6 +50,11 @@ gym.register("Untouched-v0", Untouched)
         (CHOICES, spaces.MultiBinary(2), {"policy": "MlpPolicy", "ent_coef": 0.005}),
         (spaces.Box(-1.0, 1.0, (3,)), CHOICES, {"policy": "MlpPolicy", "ent_coef": 0.005}),
         (spaces.Box(0, 1, (10, 10, 4), bool), CHOICES, {"policy": "MlpPolicy", "ent_coef": 0.005}),
+        (
+            spaces.Box(-0.04, 0.04, (3,)),
+            CHOICES,
+            {"policy": "MlpPolicy", "normalize_observations": True, "ent_coef": 0.005},
+        ),
         (PICTURE, spaces.MultiDiscrete([2, 3]), {"policy": "CnnPolicy", "ent_coef": 0.005}),
         (PICTURE, spaces.Box(-1, 1, (2,)), {"policy": "CnnPolicy", "policy_kwargs": LESS_NOISE}),
         (
@@ -62,7 +69,18 @@ gym.register("Untouched-v0", Untouched)
         ),
         (spaces.Tuple([CHOICES, PICTURE]), CHOICES, {"policy": "MultiInputPolicy", "ent_coef": 0.005}),
     ],
-    ids=["numbers", "continuous", "choices", "unit-bounds", "bits", "picture", "continuous-picture", "mixed", "tuple"],
+    ids=[
+        "numbers",
+        "continuous",
+        "choices",
+        "unit-bounds",
+        "bits",
+        "small",
+        "picture",
+        "continuous-picture",
+        "mixed",
+        "tuple",
+    ],
 )
 def test_they_follow_from_the_spaces_and_make_a_model(observations, actions, expected):
     """The environment is neither reset nor stepped, and stays open."""
@@ -120,11 +138,31 @@ def test_rollouts_fit_the_environments_and_the_budget(n_envs, n_timesteps, n_ste
 @pytest.mark.parametrize(
     ("low", "high", "warns"),
     [(-1, 1, False), (-2, 2, False), (-0.4, 0.4, False), (-np.inf, np.inf, False), (-1, 2, False)]
-    + [(0, 50, True), (5, 10, True), (-100, 100, True), (0, 1, True)],
+    + [(0, 50, True), (5, 10, True), (-100, 100, True), (0, 1, True)]
+    + [(-MOST, MOST, False), (np.array([1, -1]), np.array([1, 1]), False)],
 )
 def test_bounds_far_from_the_first_actions_are_named(low, high, warns, recwarn):
     settings_for(Untouched(action_space=spaces.Box(low, high, (2,))), 8)
     assert len(recwarn) == warns and all("RescaleAction(env, -1.0, 1.0)" in str(each.message) for each in recwarn)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [spaces.Box(0, 255, (2,), np.uint8), spaces.Box(np.array([0, 3]), np.array([50, 3])), spaces.Tuple([FAR])],
+    ids=["integers", "fixed", "nested"],
+)
+def test_a_wrapper_is_named_only_where_it_can_scale_actions(actions):
+    with pytest.warns(UserWarning, match="make its bounds -1 and 1, and scale actions in the environment's step"):
+        settings_for(Untouched(action_space=actions), 8)
+
+
+@pytest.mark.parametrize(("norm_obs", "norm_reward"), [(True, True), (True, False), (False, True)])
+def test_what_a_wrapper_normalizes_is_left_to_it(norm_obs, norm_reward):
+    env = VecNormalize(make_vec(Untouched, 2), norm_obs=norm_obs, norm_reward=norm_reward)
+    found = recommended(env)
+    assert "normalize_observations" not in found or not norm_obs
+    assert found.get("normalize_values", False) is not norm_reward
+    PPO_Plus(env=env, **found, device="cpu")
 
 
 def test_a_simulator_without_bounds_has_none_that_are_far(recwarn):

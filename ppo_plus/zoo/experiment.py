@@ -369,7 +369,7 @@ def with_recommended(experiment: Experiment, given: Collection[str], policy_alon
     if experiment.policy != "MlpPolicy":
         del found["policy"]
     found["policy_kwargs"] = found.get("policy_kwargs", {}) | experiment.policy_kwargs
-    taken = {*given, *(IN_POLICY if "normalize" in given else ())} - {"policy_kwargs"}
+    taken = {*given, *(IN_POLICY if "normalize" in given and experiment.normalize is None else ())} - {"policy_kwargs"}
     return experiment.with_hyperparams({name: value for name, value in found.items() if name not in taken})
 
 

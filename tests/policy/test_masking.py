@@ -346,6 +346,9 @@ def test_a_key_needs_dict_observations_and_choices():
     empty = spaces.Dict(vector=VECTOR, mask=spaces.MultiBinary(1))
     with pytest.raises(ValueError, match="action_mask_key='mask': .* is not a mask for choices among \\[\\]"):
         make(vec(ACTIONS["box"], empty), "MultiInputPolicy", action_mask_key="mask")
+    alone = spaces.Dict(mask=spaces.MultiBinary(int(ACTIONS["discrete"].n)))
+    with pytest.raises(ValueError, match="action_mask_key='mask' is the only entry of the observations: add one"):
+        make(vec(ACTIONS["discrete"], alone), "MultiInputPolicy", action_mask_key="mask")
 
 
 def test_minibatches_have_the_masks_that_are_in_the_observations():

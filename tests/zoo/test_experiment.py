@@ -21,6 +21,7 @@ from torch import nn, optim
 
 from ppo_plus import Cost, MlpPolicy, RandomNetworkDistillation, SupervisedVecEnv
 from ppo_plus.callbacks import save_with_statistics
+from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.process import torch_threads
 from ppo_plus.zoo.experiment import (
     Experiment,
@@ -32,6 +33,7 @@ from ppo_plus.zoo.experiment import (
     make_model,
     parse_settings,
     statistics_path,
+    with_recommended,
 )
 from ppo_plus.zoo.hyperparams import builtin_file
 from ppo_plus.zoo.installation import find_env
@@ -322,6 +324,17 @@ def test_the_discount_of_normalization_is_the_algorithms(settings, expected):
     assert (env.gamma, env.norm_obs, env.norm_reward, env.training) == expected
     evaluation = unwrap_vec_normalize(make_envs(experiment, evaluation=True))
     assert (evaluation.training, evaluation.norm_obs, evaluation.norm_reward) == (False, expected[1], False)
+
+
+@pytest.mark.parametrize(
+    ("normalize", "inside"),
+    [(False, set()), (True, set()), ({"norm_reward": False}, {"normalize_values"}), (None, set(IN_POLICY))],
+)
+def test_what_settings_normalize_is_not_recommended_again(normalize, inside):
+    settings = {} if normalize is None else {"normalize": normalize}
+    experiment = load_experiment("Pendulum-v1", overrides=settings)
+    found = with_recommended(experiment, settings).hyperparams
+    assert found.keys() & IN_POLICY.keys() == inside
 
 
 def test_seeds():

@@ -160,13 +160,11 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         experiment = with_recommended(experiment, {*overrides, *built}, policy_alone=not recommends)
         if recommends:
             print(f"there are no tuned settings for {args.env}: training with the recommended ones", file=sys.stderr)
-            print(to_yaml(experiment.settings()).rstrip(), file=sys.stderr)
-            pairs = [f"{name}:{format_literal(value)}" for name, value in (args.env_kwargs or {}).items()]
-            words = [
-                *import_options(args.gym_packages, args.trust_config),
-                *(["--env-kwargs", *pairs] if pairs else []),
-            ]
-            print(f"look for better ones: {command('tune', '--env', args.env, *words)}", file=sys.stderr)
+            networks = ("policy", "policy_kwargs") if built else ()
+            shown = {name: value for name, value in experiment.settings().items() if name not in networks}
+            print(to_yaml(shown).rstrip(), file=sys.stderr)
+            if hasattr(args, "trained_agent"):  # not if this is the tuner
+                print(f"look for better ones: {command('tune', *_same_training(args))}", file=sys.stderr)
         else:
             what = f"training with the entry {entry!r} of {source}, and the policy is {experiment.policy}"
             print(what, file=sys.stderr)
@@ -176,6 +174,17 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         remedy = "train a NoFrameskip id, such as PongNoFrameskip-v4, or add --env-kwargs frameskip:1"
         print(f"{problem}: {remedy}", file=sys.stderr)
     return experiment
+
+
+def _same_training(args: argparse.Namespace) -> list[str]:
+    """The options of a command that say what is trained, for another command."""
+    words = ["--env", args.env, *import_options(args.gym_packages, args.trust_config)]
+    for option, value in (("-n", args.n_timesteps), ("--n-envs", args.n_envs)):
+        words += [] if value is None else [option, str(value)]
+    for option, pairs in (("--env-kwargs", args.env_kwargs), ("-params", args.hyperparams)):
+        given = [f"{name}:{format_literal(value)}" for name, value in (pairs or {}).items()]
+        words += [option, *given] if given else []
+    return words
 
 
 def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 import argparse
 import re
 import runpy
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -139,10 +140,12 @@ def test_games_of_pettingzoo_are_no_packages_of_the_user(folder, capsys):
 
 @pytest.mark.parametrize(("kind", "policy"), [("Dict", "MultiInputPolicy"), ("Image", "CnnPolicy")])
 def test_the_default_policy_fits_the_observations(my_envs, capsys, kind, policy):
-    which = ["--env", f"Mine-{kind}-v0", "--gym-packages", "my_envs.all", "--env-kwargs", "size:3"]
+    which = ["--env", f"Mine-{kind}-v0", "--gym-packages", "my_envs.all", "-n", "900", "--env-kwargs", "size:3"]
+    which += ["-params", "env_wrapper:{'gymnasium.wrappers.TimeLimit': dict(max_episode_steps=9)}"]
     main(["train", *which, "--dry-run"])
     shown = capsys.readouterr()
-    assert f" tune {' '.join(which)}\n" in shown.err
+    # The same problem for the tuner.
+    assert f" tune {shlex.join(which)}\n" in shown.err
     assert "training with the recommended ones\n" in shown.err and f"policy: {policy}" in shown.err
     assert yaml.safe_load(shown.out)[f"Mine-{kind}-v0"]["policy"] == policy
 
