@@ -503,10 +503,9 @@ class PPO_Plus(ModelFiles):
 
     def _check_copied_loop(self) -> None:
         """:raises ValueError: a ``collect_rollouts`` copied from SB3 leaves out what these arguments need"""
-        env: Any = self.env
         policy, settings = self.policy, self.settings
         needs = {
-            "action masks": find_masks(env, policy.distribution.mask_layout, settings.action_mask_key),
+            "action masks": find_masks(self.env, policy.distribution.mask_layout, settings.action_mask_key),  # type: ignore
             "memory": policy.remembers,
             f"exploration={settings.exploration!r}": settings.exploration,
             "recompute_advantages=True": settings.recompute_advantages,
