@@ -28,6 +28,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
 from ppo_plus import League, PPO_Plus, SelfPlay, make_agents, make_vec, policy_arguments
+from ppo_plus.league import GAME
 
 #: Opponents as functions of an observation and an action mask.
 Move = Callable[[Any, Any], int]
@@ -164,7 +165,7 @@ def results(model: PPO_Plus, env: VecEnv, n_games: int) -> list[float]:
         masks = env.env_method("action_masks")
         actions, _ = model.predict(obs, deterministic=True, action_masks=masks)
         obs, _, _, infos = env.step(actions)
-        found += [info["game"]["result"] for info in infos if "game" in info]
+        found += [info[GAME]["result"] for info in infos if GAME in info]
     return found
 
 

@@ -11,6 +11,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from tqdm import tqdm
 
 from ppo_plus.ppo import PPO_Plus
+from ppo_plus.require import require_int
 from ppo_plus.rollout.evaluation import Episode, frozen, play, with_statistics_of
 from ppo_plus.saving import statistics
 from ppo_plus.saving.files import replacing
@@ -46,6 +47,8 @@ class EvalAfterUpdates(EvalCallback):
 
     def _on_training_start(self) -> None:
         super()._on_training_start()
+        n_processes = self.model.ranks.size
+        require_int(f"n_eval_episodes (for {n_processes} processes)", self.n_eval_episodes, n_processes)
         # An environment that does not fit raises an error before training.
         with_statistics_of(self.model, self.eval_env)
         self.evaluated_updates = self.model._n_updates
@@ -125,7 +128,8 @@ class EvalAfterUpdates(EvalCallback):
 
 def save_with_statistics(model: PPO_Plus, path: Path) -> None:
     """Save a model and, next to its ``.zip`` file, its normalization statistics, which must be finite."""
-    model.save(path)
     if (normalize := model.get_vec_normalize_env()) is not None:
         statistics.require_finite(normalize, statistics.statistics_path(path))
+    model.save(path)
+    if normalize is not None:
         statistics.write_statistics(normalize, statistics.statistics_path(path))

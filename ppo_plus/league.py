@@ -25,7 +25,7 @@ from ppo_plus.trees import tree_map
 #: The player that draws its actions at random, whose rating is 0.
 RANDOM = "random"
 #: The key of an info with what a game was.
-GAME = "game"
+GAME = "SelfPlay.game"
 #: How much a game changes a rating, at most, and an estimate of a rate of winning.
 K, STEP = 16.0, 0.05
 
@@ -239,6 +239,8 @@ class League(BaseCallback):
         return [{"name": name, **player} for name, player in self.players.items()]
 
     def _on_training_start(self) -> None:
+        if self.model.ranks.size > 1:  # type: ignore[attr-defined]
+            raise ValueError("a League trains in one process, since callbacks are called in the first one only")
         normalize = unwrap_vec_normalize(self.training_env)
         if normalize is not None and normalize.norm_obs:
             remedy = "pass normalize_observations=True to PPO_Plus and norm_obs=False to it"
@@ -289,7 +291,7 @@ class League(BaseCallback):
     def _record(self, result: float, opponents: list[str]) -> None:
         """Count a game, unless it began against opponents of another league."""
         met = [self.players[name] for name in opponents if name in self.players]
-        if len(met) < len(opponents):
+        if not met or len(met) < len(opponents):
             return
         expected = 1.0 / (1.0 + 10.0 ** ((np.mean([player["rating"] for player in met]) - self.rating) / 400.0))
         self.rating += K * (result - float(expected))

@@ -12,7 +12,7 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.callbacks import EvalAfterUpdates
+from ppo_plus.callbacks import EvalAfterUpdates, save_with_statistics
 from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.experiment import load_experiment, make_envs, make_model
 
@@ -175,6 +175,21 @@ def test_an_unfit_evaluation_environment_is_found_at_once():
     with pytest.raises(ValueError, match="env does not fit the model: observation spaces do not match"):
         model.learn(128, EvalAfterUpdates("Pendulum-v1", 64))
     assert model.num_timesteps == 0
+
+
+def test_a_process_without_an_episode_is_found_before_training():
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
+    with pytest.raises(ValueError, match=r"n_eval_episodes \(for 1 processes\)=0 must be at least 1"):
+        model.learn(128, EvalAfterUpdates("CartPole-v1", 64, n_eval_episodes=0))
+    assert model.num_timesteps == 0
+
+
+def test_a_model_is_not_saved_without_the_statistics_that_it_needs(tmp_path):
+    model, *_ = learn(64, 64)
+    model.get_vec_normalize_env().obs_rms.mean[:] = np.nan
+    with pytest.raises(ValueError, match="not finite"):
+        save_with_statistics(model, tmp_path / "model.zip")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_evaluation_without_masks_gives_a_warning():

@@ -16,6 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from ppo_plus import Checkpoints, League, PPO_Plus, SelfPlay, make_vec
+from ppo_plus.league import GAME
 
 pytest.importorskip("pettingzoo")
 TICTACTOE = "pettingzoo.classic.tictactoe_v3"
@@ -46,7 +47,7 @@ def test_a_game_seen_from_both_seats():
             obs, reward, done, truncated, info = env.step(np.flatnonzero(env.action_masks())[-1])
             total, n = total + reward, n + 1
             assert not truncated and (done or reward == 0.0)
-        assert info["game"] == {"result": (np.sign(total) + 1) / 2, "opponents": ["first"]}
+        assert info[GAME] == {"result": (np.sign(total) + 1) / 2, "opponents": ["first"]}
         assert obs.shape == (3, 3, 2)  # the learner's, though the other may have moved last
 
 
@@ -147,7 +148,7 @@ def test_rewards_before_the_first_turn_count_in_the_result_alone():
     env.reset(seed=0)
     _, first, *_ = env.step(0)
     _, second, terminated, _, info = env.step(0)
-    assert first == second == 0.0 and terminated and info["game"] == {"result": 1.0, "opponents": ["random"]}
+    assert first == second == 0.0 and terminated and info[GAME] == {"result": 1.0, "opponents": ["random"]}
 
 
 def test_an_opponent_that_comes_back_remembers_nothing():
@@ -183,7 +184,7 @@ def test_opponents_draw_no_numbers_of_training():
         for _ in range(3):
             obs, *_, info = env.step(np.flatnonzero(env.action_masks())[0])
             seen.append(obs)
-            if "game" in info:
+            if GAME in info:
                 break
         runs.append(np.concatenate(seen))
         assert th.equal(th.get_rng_state(), before[0])
@@ -204,7 +205,7 @@ def test_rewards_between_two_turns_are_added_up():
             done, total, n = terminated or truncated, total + reward, n + 1
         (game,) = env.game.unwrapped.log["red_0"][-1:]
         assert total == pytest.approx(sum(step[2] for step in game[:-1])) and n == len(game) - 1
-        assert terminated == game[-1][1] and info["game"]["result"] == float(total > 0)
+        assert terminated == game[-1][1] and info[GAME]["result"] == float(total > 0)
 
 
 def test_snapshots_are_copies_and_become_opponents():
@@ -412,3 +413,9 @@ def test_games_of_several_players_and_other_spaces():
     league = League(every=1)
     PPO_Plus("MlpPolicy", env, use_sde=True, **ARGUMENTS).learn(96, league)
     assert sum(row["games"] for row in league.table()) > 4
+
+
+def test_a_game_without_opponents_has_no_rating():
+    league = League()
+    league._record(1.0, [])
+    assert league.rating == 0.0

@@ -5,7 +5,7 @@ import lzma
 from pathlib import Path
 from typing import Any
 
-from ppo_plus.saving.files import append_lines, is_whole
+from ppo_plus.saving.files import append_lines, is_whole, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -57,7 +57,7 @@ def write(path: Path, measured: dict[str, Any], **kwargs: Any) -> None:
     :param kwargs: further arguments of :func:`json.dumps`
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(measured, **{"indent": 1, **kwargs}) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(measured, **{"indent": 1, **kwargs}) + "\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -27,9 +27,9 @@ def table(file: Path = FILE) -> list[str]:
     for cell in CELLS:
         done = list(read(file, in_order([[cell]])).values())
         if done:
-            returns, costs = ([run["last"][name] or 0.0 for run in done] for name in ("return", "cost"))
+            returns = [run["last"]["return"] for run in done]
             seconds = np.mean([run["cpu_seconds"] for run in done])
-            cost = _with_range(costs) if cell.task == "Hazards" else ""
+            cost = _with_range([run["last"]["cost"] for run in done]) if cell.task == "Hazards" else ""
             steps = f"{done[0]['steps']:,}"
             rows.append([cell.task, cell.arm, steps, str(len(done)), _with_range(returns), cost, f"{seconds:.0f}"])
     return markdown(["task", "stream", "steps", "seeds", "return", "cost", "CPU s"], rows)

@@ -3,7 +3,7 @@
 A *game* with ``A`` possible agents is one environment, ``Team``, which has a row for each of them. Several copies
 of it are stepped as all others are, in this process or in others, and ``AgentsVecEnv`` makes ``N = n A`` rows of
 them. A row is a transition only if its agent was there before the step. For other rows ``dones[i]`` is true and
-``infos[i] == {"autoreset": True}``, as for a step that only resets (:mod:`ppo_plus.envs.vec_env`).
+``infos[i] == {"VectorEnv.autoreset": True}``, as for a step that only resets (:mod:`ppo_plus.envs.vec_env`).
 """
 
 import re

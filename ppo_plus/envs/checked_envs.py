@@ -27,7 +27,8 @@ class CheckedEnvs:
         statistics = ("obs_rms", "ret_rms", "returns")
         self._statistics = {name: copy.deepcopy(values[name]) for name in statistics if name in values}
         #: What says which rows a ``VecNormalize`` must not count; ``None``: it counts all.
-        self._rows = self._normalize and next((layer for layer in layers(env) if "stepped" in vars(layer)), None)
+        vec_envs = (layer for layer in layers(env) if isinstance(layer, VecEnv) and "stepped" in vars(layer))
+        self._rows = self._normalize and next(vec_envs, None)
         #: What has the single environments; ``None``: they cannot be reached.
         self._dummy = next((layer for layer in layers(env) if isinstance(layer, DummyVecEnv)), None)
         self._attributes = {} if self._dummy is None else vars(self._dummy)

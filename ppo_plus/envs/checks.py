@@ -28,7 +28,7 @@ from ppo_plus.trees import mapped
 IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), *np.sctypeDict.values()} - {np.void, np.object_})
 TIMEOUT = "TimeLimit.truncated"
 #: Info key that marks a row as a reset instead of a transition (autoreset mode ``NEXT_STEP`` only).
-AUTORESET = "autoreset"
+AUTORESET = "VectorEnv.autoreset"
 #: What an environment says beside its observation.
 Info = dict[str, Any]
 

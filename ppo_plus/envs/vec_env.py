@@ -9,7 +9,8 @@ episode depends on the autoreset mode of the vector environment (https://farama.
 ``NEXT_STEP``
     Gymnasium's default. The step that ends an episode returns its last observation, with ``dones[i]`` true. The next
     step ignores the action and returns the first observation of the next episode. That row is a reset, not a
-    transition: ``dones[i]`` is true again, because an episode starts after it, and ``infos[i] == {"autoreset": True}``.
+    transition: ``dones[i]`` is true again, because an episode starts after it, and ``infos[i]`` is
+    ``{"VectorEnv.autoreset": True}``.
     ``PPO_Plus`` excludes such rows from training, and its callbacks find ``dones`` without them. Other algorithms would
     train on them; use ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n, vector_kwargs={"autoreset_mode":
     gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not wrap the adapter in a ``VecMonitor``, which would count each

@@ -96,6 +96,7 @@ def play(model: Model, env: VecEnv, n_episodes: int, **options: Any) -> list[Epi
         if failed:
             # A fault of the environment has interrupted the episode, which does not count.
             step["dones"][i], step["current_rewards"][i], step["current_lengths"][i] = False, 0.0, 0
+            sums.pop(i, None)
         elif step["done"] and (is_reset(info) or monitored(info) is None):
             info.pop("episode", None)
             if info.get(TIMEOUT):

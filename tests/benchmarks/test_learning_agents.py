@@ -7,6 +7,7 @@ from learning_agents import ConnectFour, lookahead
 from report import games
 
 from ppo_plus import SelfPlay
+from ppo_plus.league import GAME
 
 
 def test_four_in_a_line_win_and_full_columns_are_masked():
@@ -39,7 +40,7 @@ def test_lookahead_blocks_and_beats_random_moves():
         over = False
         while not over:
             obs, _, over, _, info = env.step(lookahead(rng, obs, env.action_masks()))
-        results.append(info["game"]["result"])
+        results.append(info[GAME]["result"])
     assert np.mean(results) > 0.8
 
 

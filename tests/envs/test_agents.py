@@ -14,6 +14,7 @@ from parametrization import SLOW, part
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from ppo_plus import Cost, EvalAfterUpdates, PPO_Plus, RandomNetworkDistillation, make_agents, policy_arguments
+from ppo_plus.envs.checks import AUTORESET
 from ppo_plus.policy.observations import as_dict, parts_of
 from ppo_plus.policy.policies import Carry
 from ppo_plus.zoo.cli import main
@@ -283,7 +284,7 @@ def test_a_game_that_fails_is_a_time_limit_for_those_who_are_there():
                 assert alive[i] and dones[i] and info["TimeLimit.truncated"] and rewards[i] == 0.0
                 np.testing.assert_array_equal(info["terminal_observation"], last[i])
                 assert "episode" not in info
-            assert alive[i] or info == {"autoreset": True}
+            assert alive[i] or info == {AUTORESET: True}
         alive, last = env.observed.copy(), obs
     assert len(failed) > 3
     model = PPO_Plus("MlpPolicy", env, n_steps=16, **ARGUMENTS)

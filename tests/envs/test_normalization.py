@@ -69,6 +69,8 @@ def test_what_becomes_nan_behind_the_statistics_is_found_too():
 
 def episodes_of_three(mode):
     make = partial(TimeLimit, gym.make("Pendulum-v1").unwrapped, 3)
+    if mode is None:
+        return make()
     return GymVectorEnv(SyncVectorEnv([make], autoreset_mode=mode))
 
 
@@ -78,6 +80,27 @@ def test_returns_of_transitions_count_and_not_those_of_resets():
     model_in(none).learn(16)
     assert resets.ret_rms.count == pytest.approx(12, abs=1e-3) and none.ret_rms.count == pytest.approx(16, abs=1e-3)
     assert resets.ret_rms.mean < -2.0 and "update" not in vars(resets.ret_rms)
+
+
+@pytest.mark.parametrize("value", [None, False, 3])
+def test_attributes_and_infos_of_an_environment_count_as_nothing_of_ours(value):
+    """``stepped`` says of our vector environments which rows are transitions, and infos which only reset."""
+
+    class Named(gym.Wrapper):
+        stepped = observed = autoreset = value
+
+        def __init__(self):
+            super().__init__(TimeLimit(gym.make("Pendulum-v1").unwrapped, 3))
+            vars(self).update(stepped=value, observed=value)
+
+        def step(self, action):
+            *rest, info = self.env.step(action)
+            return *rest, info | {"autoreset": True, "game": value}
+
+    plain, named = (VecNormalize(DummyVecEnv([make])) for make in (partial(episodes_of_three, None), Named))
+    ours, theirs = model_in(named).learn(16), model_in(plain).learn(16)
+    assert named.ret_rms.count == plain.ret_rms.count and ours.rollout_buffer.valid is None
+    assert np.array_equal(ours.rollout_buffer.advantages, theirs.rollout_buffer.advantages)
 
 
 @pytest.mark.parametrize("given", [{"clip_obs": -1}, {"clip_reward": 0}, {"epsilon": -1e-8}, {"gamma": 2}], ids=str)

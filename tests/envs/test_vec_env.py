@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tensor_envs import TensorTwin
 
 from ppo_plus import PPO_Plus, as_vec_env
+from ppo_plus.envs.checks import AUTORESET
 from ppo_plus.envs.vec_env import GymVectorEnv
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
@@ -109,10 +110,10 @@ def transitions(env, n_steps, seed=3):
         actions = actions_for(env.action_space, counts)
         new_obs, rewards, dones, infos = env.step(actions)
         assert rewards.dtype == np.float32 and dones.dtype == bool and len(infos) == env.num_envs
-        garbage.append([info.get("autoreset", False) for info in infos])
+        garbage.append([info.get(AUTORESET, False) for info in infos])
         for i, info in enumerate(infos):
-            if "autoreset" in info:
-                assert info == {"autoreset": True} and dones[i] and rewards[i] == 0.0
+            if AUTORESET in info:
+                assert info == {AUTORESET: True} and dones[i] and rewards[i] == 0.0
                 continue
             counts[i] += 1
             info = {"TimeLimit.truncated": False, **info}
@@ -287,7 +288,7 @@ def test_reset_clears_the_statistics(mode):
         lengths = []
         while not lengths:
             infos = env.step(np.zeros(1, int))[3]
-            assert "autoreset" not in infos[0]
+            assert AUTORESET not in infos[0]
             lengths += [info["episode"]["l"] for info in infos if "episode" in info]
         assert lengths == [4]
 
@@ -335,7 +336,7 @@ def test_infos_of_resets(mode):
     for _ in range(30):
         infos = env.step(np.zeros(2, int))[3]
         assert not any("first" in info for info in infos)
-        n_ends += sum("autoreset" in info if mode == AutoresetMode.NEXT_STEP else "episode" in info for info in infos)
+        n_ends += sum(AUTORESET in info if mode == AutoresetMode.NEXT_STEP else "episode" in info for info in infos)
         firsts |= {info["first"] for info in env.reset_infos}
     assert len(firsts) == 2 + n_ends > 4
 
@@ -441,7 +442,7 @@ def test_native_vector_environment():
     for _ in range(120):
         obs, rewards, dones, infos = env.step(rng.integers(0, 2, 4))
         for i, info in enumerate(infos):
-            assert ("autoreset" in info) == before[i]
+            assert (AUTORESET in info) == before[i]
             if before[i]:
                 assert rewards[i] == 0.0 and np.abs(obs[i]).max() <= 0.05
                 continue
@@ -501,7 +502,7 @@ def test_an_end_in_a_row_that_resets_is_none():
     env = GymVectorEnv(Fixed({"autoreset_mode": AutoresetMode.NEXT_STEP}))
     env.reset()
     infos = [env.step(np.zeros(2, int))[3][0] for _ in range(3)]
-    assert "episode" in infos[0] and infos[1:] == [{"autoreset": True}] * 2
+    assert "episode" in infos[0] and infos[1:] == [{AUTORESET: True}] * 2
     assert "episode" not in env.reset_infos[0]
 
 

@@ -33,7 +33,7 @@ from stable_baselines3.common.vec_env import (
 from stream_envs import STREAMS, Counting, counting
 from training import At
 
-from ppo_plus import EvalAfterUpdates, PPO_Plus, SupervisedVecEnv
+from ppo_plus import EvalAfterUpdates, PPO_Plus, Stream, SupervisedVecEnv
 from ppo_plus.rollout.evaluation import play
 
 
@@ -480,15 +480,25 @@ def test_an_episode_that_a_wrapper_around_the_monitor_ends_counts(kind, tmp_path
         env.close()
 
 
+class Costly(gym.Wrapper):
+    def step(self, action):
+        *rest, info = self.env.step(action)
+        return *rest, info | {"cost": 1.0}
+
+
 @pytest.mark.parametrize("wrap", [Monitor, lambda env: env], ids=["monitor", "plain"])
 def test_an_episode_that_a_fault_interrupts_does_not_count(wrap):
-    def make(fault=None):
-        return wrap(Failing(fault, at=5))
+    """Neither do its costs."""
 
-    model = PPO_Plus("MlpPolicy", supervised(make), n_steps=16, batch_size=16, device="cpu")
+    def make(fault=None):
+        return wrap(Costly(Failing(fault, at=5)))
+
+    streams = [Stream("cost")]
+    model = PPO_Plus("MlpPolicy", supervised(make), n_steps=16, batch_size=16, device="cpu", streams=streams)
     env = supervised(make, partial(make, "raise"), restarts=1)
     episodes = play(model, env, 6, warn=False)
     assert env.n_restarts == 1 and [episode["length"] for episode in episodes] == [8] * 6
+    assert [episode["cost"] for episode in episodes] == [8.0] * 6
     for each in (model.env, env):
         each.close()
 

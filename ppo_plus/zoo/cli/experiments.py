@@ -181,7 +181,10 @@ def _same_training(args: argparse.Namespace) -> list[str]:
     words = ["--env", args.env, *import_options(args.gym_packages, args.trust_config)]
     for option, value in (("-n", args.n_timesteps), ("--n-envs", args.n_envs)):
         words += [] if value is None else [option, str(value)]
-    for option, pairs in (("--env-kwargs", args.env_kwargs), ("-params", args.hyperparams)):
+    if args.deterministic is not None:
+        words.append("--deterministic" if args.deterministic else "--stochastic")
+    pairs_of = {"--env-kwargs": args.env_kwargs, "--eval-env-kwargs": args.eval_env_kwargs, "-params": args.hyperparams}
+    for option, pairs in pairs_of.items():
         given = [f"{name}:{format_literal(value)}" for name, value in (pairs or {}).items()]
         words += [option, *given] if given else []
     return words

@@ -201,6 +201,8 @@ def entry_path(task: TuningTask, folder: Path, confirmed: bool) -> Path:
 def retraining(task: TuningTask, path: Path) -> list[str]:
     """The arguments of the command that trains with an exported entry."""
     words = ["train", "--env", task.experiment.env_id, "-conf", str(path)]
+    if task.experiment.deterministic is not None:
+        words.append("--deterministic" if task.experiment.deterministic else "--stochastic")
     return words + import_options(task.gym_packages, trusted=task.packages is None)
 
 

@@ -15,7 +15,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus import EnvFault, EvalAfterUpdates
+from ppo_plus import EnvFault, EvalAfterUpdates, PPO_Plus
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_one_of
 from ppo_plus.zoo.callbacks import Interruptible
@@ -145,7 +145,7 @@ class TuningTask:
 
         def build(experiment: Experiment) -> None:
             with closing(make_envs(experiment)) as envs:
-                make_model(experiment, envs)
+                build_model(experiment, envs)
 
         task.experiment.make_callbacks()
         for baseline in task.baselines().values():
@@ -156,7 +156,7 @@ class TuningTask:
                 try:
                     candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
                     if candidate.replace(policy_kwargs=base.policy_kwargs, hyperparams=base.hyperparams) == base:
-                        make_model(candidate, envs)  # in the same environments
+                        build_model(candidate, envs)  # in the same environments
                     else:
                         build(candidate)
                 except (ValueError, TypeError, RuntimeError, AssertionError) as error:
@@ -210,7 +210,15 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 class Diverged(Exception):
-    """A run without a score, caused by its settings: non-finite numbers, no update, too many failing environments."""
+    """A run without a score, caused by its settings: values that do not fit each other, non-finite numbers, no update,
+    too many failing environments."""
+
+
+def build_model(experiment: Experiment, envs: VecEnv) -> PPO_Plus:
+    """:raises ValueError: settings do not fit each other, or the environments"""
+    model = make_model(experiment, envs)
+    model.settings.check_kl(envs.num_envs)
+    return model
 
 
 def score(
@@ -251,7 +259,10 @@ def score(
                 callback_after_eval=ConvertCallback(after_evaluation),
                 warn=False,
             )
-            model = make_model(experiment, envs)
+            try:
+                model = build_model(experiment, envs)
+            except ValueError as error:  # each value can be used, but not all together
+                raise Diverged(str(error)) from None
             callbacks = [evaluation, *experiment.make_callbacks(), Interruptible()]
             model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
     except (FloatingPointError, EnvFault) as error:

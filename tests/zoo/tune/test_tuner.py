@@ -266,6 +266,18 @@ def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
     assert trials[0].user_attrs[REASON] in (tmp_path / "report.md").read_text()
 
 
+def test_values_that_do_not_fit_each_other_are_a_failed_trial(tmp_path):
+    """Each can be used, but a penalty finds no KL in one epoch of one minibatch; the study goes on."""
+    study, settings = Study("unfit", open_storage(f"sqlite:///{tmp_path / 'study.db'}")), {"n_steps": 64, "n_epochs": 2}
+    space = {"n_epochs": {"choices": [1, 2]}, "kl_control": {"choices": ["stop", "penalty"]}}
+    experiment = Experiment("CartPole-v1", 64, hyperparams={**settings, "target_kl": 0.01, "compile": False})
+    tune(experiment, space, study, Plan(64, n_evals=1, n_eval_episodes=1, sampler="random"), 8, tmp_path)
+    trials = study.screening().trials()
+    unfit = [trial.params == {"n_epochs": 1, "kl_control": "penalty"} for trial in trials]
+    assert any(unfit) and [trial.state == TrialState.FAIL for trial in trials] == unfit
+    assert all("finds no KL" in trial.user_attrs[REASON] for trial in trials if trial.state == TrialState.FAIL)
+
+
 @pytest.mark.slow
 def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     study, verdict, folder, task = tuned
