@@ -509,8 +509,6 @@ class PPO_Plus(ModelFiles):
             "memory": policy.remembers,
             f"exploration={settings.exploration!r}": settings.exploration,
             "recompute_advantages=True": settings.recompute_advantages,
-            f"kl_control={settings.kl_control!r} without params": settings.control.measure == "kl"
-            and self.rollout_buffer.stored("params") is None,
         }
         if missing := [name for name, needed in needs.items() if needed]:
             remedy = "call super().collect_rollouts, or use a callback or a rollout_buffer_class"
@@ -662,7 +660,7 @@ class PPO_Plus(ModelFiles):
         vars(self).pop("rollout_buffer", None)
         settings.check_fit(self.env, self.n_envs)
         self.seed = None if self.seed is None else int(self.seed)  # Gymnasium takes no integer of NumPy
-        self.set_random_seed(self.seed)
+        super().set_random_seed(self.seed)
         self.policy = build_policy(
             self.policy_class,
             self.observation_space,
@@ -684,8 +682,10 @@ class PPO_Plus(ModelFiles):
     def lr_schedule(self, schedule: Schedule) -> None:
         self.learning_rate = schedule
 
-    def _setup_lr_schedule(self) -> None:
-        """SB3's; there is nothing to set up."""
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """As SB3's; several processes draw other numbers each."""
+        super().set_random_seed(seed)
+        self.shared.seed(self.env, seed)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.

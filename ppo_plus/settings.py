@@ -21,6 +21,8 @@ from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
 from ppo_plus.formulas.schedules import (
     Constant,
+    Cosine,
+    Linear,
     Schedule,
     ScheduleLike,
     Unknown,
@@ -160,7 +162,7 @@ class Settings:
     @property
     def shared_by_processes(self) -> dict[str, Any]:
         """What must be the same in processes that train together: the arguments that can be compared."""
-        kinds = (int, float, str)
+        kinds = (int, float, str, type(None), Constant, Linear, Cosine)
         facts = {name: value for name, value in vars(self).items() if isinstance(value, kinds) and name not in OWN}
         parts = [
             [value for value in vars(each).values() if isinstance(value, (*kinds, tuple))] for each in self.streams
@@ -187,10 +189,10 @@ class Settings:
         for name in BUILT_WITH:
             value, built = getattr(self, name), getattr(before, name)
             if value is not built and not (isinstance(value, int) and value == built):
-                other = "call set_random_seed" if name == "seed" else f"make a new model, or pass {name}= to load"
+                remedy = "and call set_random_seed" if name == "seed" else "or make a new model"
                 raise ValueError(
                     f"{name}={value!r}: the model is built with {name}={built!r}, and setting it would change nothing; "
-                    f"set it back, or {other}"
+                    f"set it back, {remedy}"
                 )
 
     @property

@@ -195,6 +195,16 @@ class Losses(NamedTuple):
     total: th.Tensor
     diagnostics: dict[str, th.Tensor]
 
+    def measured(self, name: str) -> th.Tensor:
+        """The diagnostic that a KL control reads.
+
+        :raises ValueError: there is none of this name
+        """
+        if name not in self.diagnostics:
+            remedy = "return it from compute_loss; a collect_rollouts of your own passes params to rollout_buffer.add"
+            raise ValueError(f"the loss has no diagnostic {name!r}, which the KL control reads: {remedy}")
+        return self.diagnostics[name]
+
     def plus(self, name: str, term: th.Tensor) -> "Losses":
         """Add a term to the total, and log it as ``train/<name>``.
 

@@ -170,6 +170,9 @@ class ValueNormalizer(RunningMoments):
     """Makes values of the predictions of a critic, which ends with the layer ``last``. With streams, several values are
     predicted, each with its own moments."""
 
+    #: What no traced code reads.
+    not_constant = frozenset({"keeps_values"})
+
     def __init__(self, last: nn.Module, n_values: int, epsilon: float):
         # A parametrization recomputes weights, so that changing them has no effect.
         parts = (last.weight, last.bias) if isinstance(last, nn.Linear) else (None,)

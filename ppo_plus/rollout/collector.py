@@ -147,6 +147,8 @@ class Collector:
 
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
         self._plan, self.position, self._step = plan, position, step
+        #: Those of the position, which are unknown if the rollout does not end.
+        self._stream_sums, position.stream_sums = position.stream_sums, None
         #: Steps taken in this rollout.
         self.n_steps = 0
         #: The step that is not stored yet, an :class:`EnvStep`.
@@ -171,7 +173,7 @@ class Collector:
         """End the rollout early: the next one continues from where the pending step led."""
         if self.pending is not None and self.position.obs is not None:
             self.position.obs, self.position.starts = self.pending.new_obs, self.pending.next_starts
-        self.pending = self.position.stream_sums = None
+        self.pending = None
 
     def step(self) -> EnvStep[Any]:
         """Take a step with the policy's actions, and return it.
@@ -346,7 +348,7 @@ class Collector:
         """Compute the streams of the rollout; the mean sum of each over the episodes that have ended, by name.
         ``total`` returns the moments of all processes together, given those of this one."""
         policy, position = self._plan.policy, self.position
-        sums, means = complete_streams(policy, self._plan.buffer, position.stream_sums, self.dones(), total)
+        sums, means = complete_streams(policy, self._plan.buffer, self._stream_sums, self.dones(), total)
         position.stream_sums = sums
         return means
 

@@ -21,6 +21,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
+from ppo_plus.envs.agents import AgentsVecEnv
 from ppo_plus.envs.checked_envs import CheckedEnvs, is_reset, monitored
 from ppo_plus.envs.checks import TIMEOUT, as_reward
 from ppo_plus.envs.layers import layers, share_layers
@@ -183,7 +184,7 @@ def with_statistics_of(model: Model, vec_env: VecEnv) -> VecEnv:
 
 @contextmanager
 def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
-    """The training environment to play in: a ``Monitor`` records nothing, and the statistics of ``VecNormalize`` and of
+    """The training environment to play in: nothing records episodes, and the statistics of ``VecNormalize`` and of
     Gymnasium's ``NormalizeObservation`` and ``NormalizeReward`` in this process are used, but do not change."""
     with ExitStack() as undo:
         for layer in layers(env):
@@ -191,6 +192,8 @@ def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
                 lists = {name: value.copy() for name, value in vars(layer).items() if isinstance(value, list)}
                 undo.callback(vars(layer).update, vars(layer) | lists)
                 layer.results_writer = None
+            elif isinstance(layer, AgentsVecEnv):
+                undo.callback(vars(layer).update, last_returns=copy.deepcopy(layer.last_returns))
             elif isinstance(layer, RUNNING):
                 undo.callback(vars(layer).update, dict(vars(layer)))
                 layer.update_running_mean = False

@@ -78,6 +78,8 @@ class TensorCollector(Collector):
         #: Of each step: which episodes have ended, which a time limit ended, which have their final observation in the
         #: buffer; their returns and lengths so far. Each has shape ``(N,)``.
         self._episodes: list[tuple[th.Tensor, ...]] = []
+        #: Of each step: whether masks had other numbers than 0 and 1.
+        self._other_masks: list[th.Tensor] = []
         #: What the simulator has logged, by name: numbers, and means of tensors.
         self._log: dict[str, list[th.Tensor]] = {}
 
@@ -101,9 +103,12 @@ class TensorCollector(Collector):
         source = self._plan.masks
         if source is None or source.key is not None:
             return None
-        masks = self._simulator.env.action_masks()
-        # A copy, since the simulator may write into its own.
-        return self._here(th.as_tensor(flat_masks(str(source), masks, source.layout))).to(th.bool, copy=True)  # type: ignore[no-any-return]
+        given = flat_masks(str(source), self._simulator.env.action_masks(), source.layout)
+        given = self._here(th.as_tensor(given))
+        masks: th.Tensor = given.to(th.bool, copy=True)  # a copy, since the simulator may write into its own
+        if given.dtype != th.bool:
+            self._other_masks.append((given != masks).any())
+        return masks
 
     def step(self) -> EnvStep[th.Tensor]:
         """Take a step with the policy's actions.
@@ -178,7 +183,7 @@ class TensorCollector(Collector):
         """End the rollout: check its numbers; :meth:`estimate` may be called then.
 
         :raises FloatingPointError: an observation, a reward or an output of the policy was not finite
-        :raises ValueError: a mask allowed nothing
+        :raises ValueError: a mask allowed nothing, or was not of zeros and ones
         """
         plan, position, buffer = self._plan, self.position, self._plan.buffer
         tables = (self._here(th.stack(column)) for column in zip(*self._episodes, strict=True))
@@ -227,7 +232,16 @@ class TensorCollector(Collector):
         not_all_finite = ~th.isfinite(th.stack(sums)).all()
         if masks is None:
             return not_all_finite
-        return not_all_finite | nothing_allowed(_stored_masks(buffer, masks), masks.layout).any()
+        unfit = [nothing_allowed(_stored_masks(buffer, masks), masks.layout).any(), self._has_other_masks()]
+        return not_all_finite | th.stack(unfit).any()
+
+    def _has_other_masks(self) -> th.Tensor:
+        """Whether masks have other numbers than 0 and 1, such as those that are added to logits, 0-d."""
+        source = self._plan.masks
+        if source is not None and source.key is not None:
+            stored = self._plan.buffer.stored("observations")[source.key]
+            return (stored != stored.bool()).any()
+        return th.stack(self._other_masks).any() if self._other_masks else th.tensor(False, device=self._plan.device)
 
     def _explain(self, known: th.Tensor) -> None:
         """Raise an error for what is wrong with the steps so far, if anything is, also with final observations where
@@ -246,6 +260,8 @@ class TensorCollector(Collector):
                 require_finite("final observation", as_numpy(final_obs), first + row + 1, env=i)
         require_finite("observation", as_numpy(self.position.obs), self._step)
         if masks is not None:
+            if self._has_other_masks():
+                raise ValueError(f"{masks}: a mask must be of zeros and ones, for choices among {masks.layout}")
             stored = _stored_masks(buffer, masks)
             for row, i in nothing_allowed(stored, masks.layout).nonzero().tolist():
                 raise ValueError(masks.forbids_all(i, first + row, as_numpy(stored[row, i])))

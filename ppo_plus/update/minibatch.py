@@ -353,7 +353,8 @@ class UpdateRule:
         next_state = state
         if control.controls:
             counted = finite & state.running
-            next_state = control.after_minibatch(state, losses.diagnostics[control.measure], coefficients.target_kl)
+            measured = losses.measured(control.measure)
+            next_state = control.after_minibatch(state, measured, coefficients.target_kl)
             if next_state is not state:
                 pairs = zip(next_state, state, strict=True)
                 next_state = KLState(*(th.where(counted, new, old) for new, old in pairs))

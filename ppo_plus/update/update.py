@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch as th
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from ppo_plus.compiling.compiled import Compilation, Compiled
 from ppo_plus.compiling.torch_private import optimizer_step
@@ -351,6 +351,7 @@ def gradient_compiled(
 def whole_compiled(rule: UpdateRule, compiled: Compiled, flat: Optimizer, coefficients: Coefficients) -> Minibatch:
     """Minibatches in the compiled form of an :class:`UpdateRule`."""
     eager, call, full_size = in_place(rule, flat, coefficients), compiled.function, 0
+    has_state = not isinstance(flat, SGD) or flat.param_groups[0]["momentum"] != 0
     bound: Batch | None = None
 
     def minibatch(rollout: Batch, state: KLState, indices: th.Tensor) -> Outcome:
@@ -360,7 +361,7 @@ def whole_compiled(rule: UpdateRule, compiled: Compiled, flat: Optimizer, coeffi
         if bound is not rollout:
             # The trace needs a full minibatch, and the optimizer's state, which the first step that is taken creates.
             full_size = max(full_size, len(indices))
-            if len(indices) < full_size or not moments(flat):
+            if len(indices) < full_size or (has_state and not moments(flat)):
                 return eager(rollout, state, indices)
             (vector,) = trainable(flat)
             vector.grad = None  # the compiled form leaves none

@@ -1,8 +1,10 @@
 """Several processes and what they tell each other."""
 
 import re
+from contextlib import nullcontext
 from functools import partial
 
+import numpy as np
 import pytest
 import torch as th
 from envs import vec
@@ -17,6 +19,7 @@ from stream_envs import counting
 from ppo_plus import Cost, PPO_Plus
 from ppo_plus.callbacks import EvalAfterUpdates
 from ppo_plus.distributed.ranks import Ranks, RanksError, state_of
+from ppo_plus.distributed.shared import SharedTraining
 
 
 def test_alone_nothing_is_sent():
@@ -30,6 +33,37 @@ def test_each_process_has_its_own_seed():
     """Two processes would differ even if the seed did not depend on the rank: only rank 0 has the run's."""
     processes = [Ranks(rank, 3) for rank in range(3)]
     assert processes[0].seed(7) == 7 and len({each.seed(7) for each in processes}) == 3
+
+
+def test_a_seed_that_is_set_later_is_another_one_in_each_process(monkeypatch):
+    drawn = []
+    for rank in range(2):
+        monkeypatch.setattr("ppo_plus.ppo.shared_training", lambda rank=rank: SharedTraining(Ranks(rank, 2)))
+        model = PPO_Plus("MlpPolicy", vec(spaces.Discrete(3)), n_steps=8, batch_size=8, seed=3, device="cpu")
+        model.set_random_seed(7)
+        drawn.append((model.env.reset().tolist(), th.rand(1).item(), np.random.rand()))
+    assert all(one != other for one, other in zip(*drawn, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        ({"clip_range": 0.1}, {"clip_range": 0.3}, "clip_range"),
+        ({"clip_range_vf": None}, {"clip_range_vf": 0.2}, "clip_range_vf"),
+        ({"learning_rate": "lin_3e-4"}, {"learning_rate": "lin_1e-2"}, "learning_rate"),
+        ({"learning_rate": abs}, {"learning_rate": 0.01}, "learning_rate"),
+        ({"target_kl": None}, {"target_kl": 0.01}, "target_kl"),
+        ({}, {"gamma": 0.9}, "gamma"),
+        ({}, {"seed": 4, "tensorboard_log": "runs"}, None),
+    ],
+)
+def test_arguments_that_differ_between_processes_are_named(one, other, name, monkeypatch):
+    models = [PPO_Plus("MlpPolicy", vec(spaces.Discrete(3)), device="cpu", **each) for each in (one, other)]
+    facts = [model.settings.shared_by_processes for model in models]
+    texts = [{each: repr(value) for each, value in own.items()} for own in facts]
+    monkeypatch.setattr(Ranks, "gather_values", lambda self, own: texts)
+    with pytest.raises(RanksError, match=f"^{name} differs between ranks") if name else nullcontext():
+        Ranks(0, 2).require_same(facts[0])
 
 
 @in_each

@@ -236,6 +236,13 @@ def test_evaluations_play_episodes_of_agents(tmp_path):
     assert np.load(tmp_path / "evaluations.npz")["results"].shape[1] == 12
 
 
+def test_an_evaluation_in_the_training_environment_is_not_logged_as_training():
+    model = PPO_Plus("MlpPolicy", make_agents(Crowd, 2, seed=0), n_steps=16, **ARGUMENTS).learn(200)
+    before = model.env.rollout_log()
+    model.evaluate(10)
+    assert model.env.rollout_log() == before and before
+
+
 def test_evaluations_count_no_rows_of_the_absent():
     """Which are episodes of a step to SB3's VecMonitor."""
     env = VecMonitor(make_agents(lambda: Crowd(0.3, 0.2, first=0.5), 2, seed=3))

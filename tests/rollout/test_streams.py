@@ -1,6 +1,7 @@
 """Streams of a rollout are those of a plain loop over its steps; they train in every kind of rollout."""
 
 import copy
+from contextlib import nullcontext
 
 import gymnasium as gym
 import numpy as np
@@ -196,14 +197,18 @@ def test_sums_of_episodes_go_on_over_rollouts_and_move_the_multiplier():
     )
 
 
-def test_episodes_under_way_in_a_rollout_that_was_stopped_are_not_counted():
-    model = make(streams=[PROGRESS], n_steps=4)
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt], ids=["callback", "ctrl-c"])
+def test_episodes_under_way_in_a_rollout_that_was_stopped_are_not_counted(error):
+    model = make(streams=[PROGRESS], n_steps=4).learn(4 * N)
 
     class Stop(BaseCallback):
         def _on_step(self):
+            if self.n_calls == 3 and error:
+                raise error
             return self.n_calls < 3
 
-    model.learn(4 * N, Stop())
+    with pytest.raises(error) if error else nullcontext():
+        model.learn(4 * N, Stop(), reset_num_timesteps=False)
     assert model.position.stream_sums is None
     facts = Facts()
     model.learn(40 * N, facts, reset_num_timesteps=False)

@@ -346,6 +346,20 @@ def test_an_empty_mask_raises_an_error_with_the_environment():
         make(Nothing(3, ACTIONS["discrete"], "method", limit=9)).learn(96)
 
 
+@pytest.mark.parametrize("masks", ["method", "key"])
+def test_masks_of_other_numbers_raise_an_error(masks):
+    """As in NumPy. Those that are added to logits, for instance, would allow what they forbid."""
+
+    class Scaled(TensorTwin):
+        def action_masks(self):
+            return super().action_masks().int() * 2
+
+    env = as_vec_env(Scaled(3, ACTIONS["discrete"], masks))
+    arguments = {"is_dict": True, "action_mask_key": "mask"} if masks == "key" else {}
+    with pytest.raises(ValueError, match="a mask must be of zeros and ones, for choices among"):
+        make(env, **arguments).learn(96)
+
+
 class Follows(TensorTwin):
     """An action that is NaN makes the observations NaN."""
 
