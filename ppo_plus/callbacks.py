@@ -11,7 +11,6 @@ from stable_baselines3.common.type_aliases import GymEnv
 from tqdm import tqdm
 
 from ppo_plus.ppo import PPO_Plus
-from ppo_plus.require import require_int
 from ppo_plus.rollout.evaluation import Episode, frozen, play, with_statistics_of
 from ppo_plus.saving import statistics
 from ppo_plus.saving.files import replacing
@@ -47,8 +46,6 @@ class EvalAfterUpdates(EvalCallback):
 
     def _on_training_start(self) -> None:
         super()._on_training_start()
-        n_processes = self.model.ranks.size
-        require_int(f"n_eval_episodes (for {n_processes} processes)", self.n_eval_episodes, n_processes)
         # An environment that does not fit raises an error before training.
         with_statistics_of(self.model, self.eval_env)
         self.evaluated_updates = self.model._n_updates
@@ -81,7 +78,8 @@ class EvalAfterUpdates(EvalCallback):
         ranks = self.model.ranks
         options = {"deterministic": self.deterministic, "render": self.render, "warn": self.warn}
         with frozen(with_statistics_of(self.model, self.eval_env)) as played:
-            own = play(self.model, played, (n_episodes + ranks.rank) // ranks.size, **options)
+            share = (n_episodes + ranks.rank) // ranks.size
+            own = play(self.model, played, share, **options) if share else []
         return sum(ranks.gather_values(own), [])
 
     def _record(self, episodes: list[Episode]) -> None:

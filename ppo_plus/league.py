@@ -38,8 +38,8 @@ class SelfPlay(GameEnv):
 
     A step lasts until the learner's next turn: rewards until then are added up, and the last observation is that of the
     learner. Of observations ``{"observation": ..., "action_mask": ...}`` it sees the first entry, and masks are used.
-    The info of a game's last step has ``"game"``: the result (1: the learner's return was above 0, 0.5: it was 0, or 0)
-    and the names of its opponents. Opponents sample their actions, and change no random numbers but those of
+    The info of a game's last step has ``"SelfPlay.game"``: the result (1: the learner's return was above 0, 0.5: it was
+    0, or 0) and the names of its opponents. Opponents sample their actions, and change no random numbers but those of
     ``np_random``.
 
     :param env: a turn-based or parallel environment, a function that makes one, or the name of a module with ``env``
@@ -218,6 +218,9 @@ class League(BaseCallback):
     :raises AttributeError: when training starts: the environments are not ``SelfPlay``
     """
 
+    #: Each process has its own games, and tells them the opponents.
+    in_all_processes = True
+
     def __init__(
         self,
         every: int = 10,
@@ -239,8 +242,6 @@ class League(BaseCallback):
         return [{"name": name, **player} for name, player in self.players.items()]
 
     def _on_training_start(self) -> None:
-        if self.model.ranks.size > 1:  # type: ignore[attr-defined]
-            raise ValueError("a League trains in one process, since callbacks are called in the first one only")
         normalize = unwrap_vec_normalize(self.training_env)
         if normalize is not None and normalize.norm_obs:
             remedy = "pass normalize_observations=True to PPO_Plus and norm_obs=False to it"

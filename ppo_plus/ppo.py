@@ -471,8 +471,10 @@ class PPO_Plus(ModelFiles):
         if self.shared.has_nothing_to_learn(self.rollout_buffer.valid):
             self.call.between_rollouts = True
             return  # all steps of the rollout only reset
-        if self.collector is None and self.rollout_buffer.full:
-            self._check_copied_loop()
+        if self.collector is None and type(self).collect_rollouts is not PPO_Plus.collect_rollouts:
+            masks = find_masks(self.env, policy.distribution.mask_layout, settings.action_mask_key)  # type: ignore[arg-type]
+            lacks_masks = masks is not None and self.rollout_buffer.stored("masks") is None
+            settings.check_copied_loop(type(self).__name__, lacks_masks)
         policy.set_training_mode(True)
         # The advantages of all rewards together, and the scale on which values are learned.
         self._normalize(self.rollout_buffer)
@@ -500,19 +502,6 @@ class PPO_Plus(ModelFiles):
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
         self.call.between_rollouts = True
-
-    def _check_copied_loop(self) -> None:
-        """:raises ValueError: a ``collect_rollouts`` copied from SB3 leaves out what these arguments need"""
-        policy, settings = self.policy, self.settings
-        needs = {
-            "action masks": find_masks(self.env, policy.distribution.mask_layout, settings.action_mask_key),  # type: ignore
-            "memory": policy.remembers,
-            f"exploration={settings.exploration!r}": settings.exploration,
-            "recompute_advantages=True": settings.recompute_advantages,
-        }
-        if missing := [name for name, needed in needs.items() if needed]:
-            remedy = "call super().collect_rollouts, or use a callback or a rollout_buffer_class"
-            raise ValueError(f"{type(self).__name__}.collect_rollouts does not support {', '.join(missing)}: {remedy}")
 
     def _estimate(self, buffer: RolloutBuffer) -> None:
         """Fill advantages and returns of a copy of the rollout, given its values."""
@@ -685,7 +674,11 @@ class PPO_Plus(ModelFiles):
     def set_random_seed(self, seed: int | None = None) -> None:
         """As SB3's; several processes draw other numbers each."""
         super().set_random_seed(seed)
-        self.shared.seed(self.env, seed)
+        if seed is not None:
+            self.shared.seed(self.env, seed)
+
+    def _setup_lr_schedule(self) -> None:
+        """SB3's; there is nothing to set up."""
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.

@@ -11,7 +11,8 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from ppo_plus.envs.agents import MASK
+from ppo_plus.envs.agents import MASK, AgentsVecEnv
+from ppo_plus.envs.layers import layers
 from ppo_plus.envs.make_vec import checked_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.policy.observations import as_dict, is_small_image, parts_of
@@ -69,12 +70,13 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
         arguments["normalize_observations"] = True
     actions = list(_single_spaces(env.action_space))
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
-    # A simulator without bounds is given some, which are no scale of its actions.
+    # A simulator without bounds is given some, which say nothing of the scale of its actions.
     bounded = [] if isinstance(env, TensorVecEnv) and env.env.unbounded else boxes
     for space in filter(_is_far_from_unit, bounded):
         problem = f"action_space={space}: the first actions are near 0, with a standard deviation of 0.6"
         remedy = "make its bounds -1 and 1, and scale actions in the environment's step"
-        if space is env.action_space and space.dtype.kind == "f" and np.all(space.low < space.high):
+        is_wrapped = any(isinstance(layer, (TensorVecEnv, AgentsVecEnv)) for layer in layers(env))
+        if space is env.action_space and space.dtype.kind == "f" and np.all(_has_scale(space)) and not is_wrapped:
             remedy = "wrap each single environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0)"
         warnings.warn(f"{problem}: {remedy}", stacklevel=3)
     if boxes:
@@ -109,12 +111,15 @@ def _is_near_unit(space: spaces.Box) -> bool:
     return is_image_space(space) or bool(np.all((largest >= 0.5) & (largest <= 1)))
 
 
+def _has_scale(space: spaces.Box) -> np.ndarray:
+    """Which numbers have two bounds that differ; some environments write the largest float32 for infinity."""
+    largest = np.maximum(abs(space.low.astype(float)), abs(space.high.astype(float)))
+    return (space.low < space.high) & (largest < np.finfo(np.float32).max)  # type: ignore[no-any-return]
+
+
 def _is_far_from_unit(space: spaces.Box) -> bool:
     """Whether the first actions cover little of the bounds, or are mostly beyond them."""
-    low, high = space.low.astype(float), space.high.astype(float)
-    # Some environments write the largest float32 for infinity.
-    counted = (low < high) & (np.maximum(abs(low), abs(high)) < np.finfo(np.float32).max)
-    low, high = low[counted], high[counted]
+    low, high = (bound.astype(float)[_has_scale(space)] for bound in (space.low, space.high))
     center, half = (low + high) / 2, (high - low) / 2
     return bool(np.any((abs(center) > half / 2) | (half > 5.0) | (half < 0.1)))
 

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.normalization import require_one_normalization
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
-from ppo_plus.formulas.exploration import NoiseProcess
+from ppo_plus.formulas.exploration import NoiseProcess, WhiteNoise
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
 from ppo_plus.formulas.schedules import (
@@ -243,6 +243,18 @@ class Settings:
                 f"kl_control={self.kl_control!r} with n_epochs=1 and batch_size={self.batch_size} finds no KL to adapt "
                 "to, which is measured before each gradient step: use more epochs, or smaller minibatches"
             )
+
+    def check_copied_loop(self, name: str, lacks_masks: bool) -> None:
+        """:raises ValueError: a ``collect_rollouts`` copied from SB3 by this class leaves out what is needed"""
+        needs = {
+            "action masks": lacks_masks,
+            "memory": self.steps_per_sequence,
+            f"exploration={self.exploration!r}": not isinstance(self.exploration, (WhiteNoise, type(None))),
+            "recompute_advantages=True": self.recompute_advantages,
+        }
+        if missing := [what for what, needed in needs.items() if needed]:
+            remedy = "call super().collect_rollouts, or use a callback or a rollout_buffer_class"
+            raise ValueError(f"{name}.collect_rollouts does not support {', '.join(missing)}: {remedy}")
 
     def warn_of_unequal_minibatches(self, n_envs: int) -> None:
         """Warn if minibatches are not all of the size that was asked for."""

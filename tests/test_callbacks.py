@@ -177,13 +177,6 @@ def test_an_unfit_evaluation_environment_is_found_at_once():
     assert model.num_timesteps == 0
 
 
-def test_a_process_without_an_episode_is_found_before_training():
-    model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
-    with pytest.raises(ValueError, match=r"n_eval_episodes \(for 1 processes\)=0 must be at least 1"):
-        model.learn(128, EvalAfterUpdates("CartPole-v1", 64, n_eval_episodes=0))
-    assert model.num_timesteps == 0
-
-
 def test_a_model_is_not_saved_without_the_statistics_that_it_needs(tmp_path):
     model, *_ = learn(64, 64)
     model.get_vec_normalize_env().obs_rms.mean[:] = np.nan

@@ -201,7 +201,7 @@ class Losses(NamedTuple):
         :raises ValueError: there is none of this name
         """
         if name not in self.diagnostics:
-            remedy = "return it from compute_loss; a collect_rollouts of your own passes params to rollout_buffer.add"
+            remedy = "return it from compute_loss; a custom collect_rollouts must pass params to rollout_buffer.add"
             raise ValueError(f"the loss has no diagnostic {name!r}, which the KL control reads: {remedy}")
         return self.diagnostics[name]
 

@@ -104,10 +104,10 @@ class SB3Interface(sb3.ActorCriticPolicy):
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, *args: Any, **kwargs: Any):
         given = {name: kwargs.pop(name, None) for name in NOT_IN_SB3}
-        if isinstance(action_space, (spaces.Dict, spaces.Tuple)):
-            given["action_space"] = action_space
-        elif not isinstance(action_space, spaces.Box):
+        if not isinstance(action_space, spaces.Box):
             given["use_sde"] = kwargs.get("use_sde")
+            if isinstance(action_space, (spaces.Dict, spaces.Tuple)) or len(action_space.shape or ()) > 1:
+                given["action_space"] = action_space
         for name, value in given.items():
             if value not in (None, False, (), []):
                 raise ValueError(

@@ -184,8 +184,9 @@ def with_statistics_of(model: Model, vec_env: VecEnv) -> VecEnv:
 
 @contextmanager
 def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
-    """The training environment to play in: nothing records episodes, and the statistics of ``VecNormalize`` and of
-    Gymnasium's ``NormalizeObservation`` and ``NormalizeReward`` in this process are used, but do not change."""
+    """The training environment to play in: a ``Monitor`` and the log of several agents record nothing. Statistics of
+    ``VecNormalize``, and of Gymnasium's ``NormalizeObservation`` and ``NormalizeReward`` in this process, are used, but
+    do not change."""
     with ExitStack() as undo:
         for layer in layers(env):
             if isinstance(layer, Monitor):

@@ -107,7 +107,7 @@ class TensorCollector(Collector):
         given = self._here(th.as_tensor(given))
         masks: th.Tensor = given.to(th.bool, copy=True)  # a copy, since the simulator may write into its own
         if given.dtype != th.bool:
-            self._other_masks.append((given != masks).any())
+            self._other_masks.append((given != masks.to(given.dtype)).any())
         return masks
 
     def step(self) -> EnvStep[th.Tensor]:
@@ -240,7 +240,7 @@ class TensorCollector(Collector):
         source = self._plan.masks
         if source is not None and source.key is not None:
             stored = self._plan.buffer.stored("observations")[source.key]
-            return (stored != stored.bool()).any()
+            return (stored != stored.bool().to(stored.dtype)).any()
         return th.stack(self._other_masks).any() if self._other_masks else th.tensor(False, device=self._plan.device)
 
     def _explain(self, known: th.Tensor) -> None:

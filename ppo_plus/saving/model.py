@@ -326,7 +326,7 @@ def assemble(
         if "streams" in changes and "streams" in in_file:
             before, now = ([one.name for one in some] for some in (in_file["streams"] or (), model.streams))
             if before != now:
-                raise ValueError(f"streams={model.streams!r}: those in the file are {before}, in this order")
+                raise ValueError(f"streams={model.streams!r} must have the names of those in the file: {before}")
         put_parameters(model, saved["parameters"], in_file, changes)
         if model.use_sde:
             model.policy.reset_noise()

@@ -66,7 +66,7 @@ class ModelFiles(SavedModel):
         """As SB3's; an interrupted call of ``learn`` continues with the timesteps that are left, and its logs."""
         if self._log_of_file is not None and self.tensorboard_log is None:
             warnings.warn(
-                f"the model was saved with tensorboard_log={self._log_of_file!r}, which is no relative folder "
+                f"the model was saved with tensorboard_log={self._log_of_file!r}, which is not a relative folder "
                 "below the working folder: pass tensorboard_log= to load, or set model.tensorboard_log, to log there",
                 stacklevel=4,
             )

@@ -203,7 +203,7 @@ def test_a_file_does_not_choose_another_folder_for_logs(folder, tmp_path, monkey
     loaded = PPO_Plus.load(file, make().get_env())
     loaded.evaluate(1)
     assert loaded.tensorboard_log is None
-    with pytest.warns(UserWarning, match="which is no relative folder below the working folder: pass tensorboard_log="):
+    with pytest.warns(UserWarning, match="which is not a relative folder below the working folder: pass"):
         loaded.learn(32)
 
 

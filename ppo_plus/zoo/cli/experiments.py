@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -164,7 +164,8 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
             shown = {name: value for name, value in experiment.settings().items() if name not in networks}
             print(to_yaml(shown).rstrip(), file=sys.stderr)
             if hasattr(args, "trained_agent"):  # not if this is the tuner
-                print(f"look for better ones: {command('tune', *_same_training(args))}", file=sys.stderr)
+                with suppress(ValueError):  # infinity cannot be written
+                    print(f"look for better ones: {command('tune', *_same_training(args))}", file=sys.stderr)
         else:
             what = f"training with the entry {entry!r} of {source}, and the policy is {experiment.policy}"
             print(what, file=sys.stderr)

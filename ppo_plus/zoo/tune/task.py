@@ -15,7 +15,7 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus import EnvFault, EvalAfterUpdates, PPO_Plus
+from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_one_of
 from ppo_plus.zoo.callbacks import Interruptible
@@ -97,6 +97,10 @@ class Plan:
 CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
 
 
+#: What a model raises that cannot be built with its settings.
+UNFIT = (ValueError, TypeError, RuntimeError, AssertionError)
+
+
 @dataclass(frozen=True)
 class TuningTask:
     """What a study is about."""
@@ -145,7 +149,7 @@ class TuningTask:
 
         def build(experiment: Experiment) -> None:
             with closing(make_envs(experiment)) as envs:
-                build_model(experiment, envs)
+                make_model(experiment, envs)
 
         task.experiment.make_callbacks()
         for baseline in task.baselines().values():
@@ -156,10 +160,10 @@ class TuningTask:
                 try:
                     candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
                     if candidate.replace(policy_kwargs=base.policy_kwargs, hyperparams=base.hyperparams) == base:
-                        build_model(candidate, envs)  # in the same environments
+                        make_model(candidate, envs)  # in the same environments
                     else:
                         build(candidate)
-                except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+                except UNFIT as error:
                     raise ValueError(f"search space: {name}: {value!r} cannot be used: {error}") from error
         return task
 
@@ -214,13 +218,6 @@ class Diverged(Exception):
     too many failing environments."""
 
 
-def build_model(experiment: Experiment, envs: VecEnv) -> PPO_Plus:
-    """:raises ValueError: settings do not fit each other, or the environments"""
-    model = make_model(experiment, envs)
-    model.settings.check_kl(envs.num_envs)
-    return model
-
-
 def score(
     experiment: Experiment,
     plan: Plan,
@@ -260,8 +257,8 @@ def score(
                 warn=False,
             )
             try:
-                model = build_model(experiment, envs)
-            except ValueError as error:  # each value can be used, but not all together
+                model = make_model(experiment, envs)
+            except UNFIT as error:  # each value can be used, but not all together
                 raise Diverged(str(error)) from None
             callbacks = [evaluation, *experiment.make_callbacks(), Interruptible()]
             model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
