@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch as th
-from stable_baselines3.common import utils
 
 Schedule = Callable[[float], float]
 #: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
@@ -89,8 +88,8 @@ class Unknown:
         return 0.0
 
 
-#: Schedules whose smallest and largest values are those at both ends, and which calls do not change.
-KNOWN = (Constant, Linear, Cosine, Sampled, utils.ConstantSchedule, utils.LinearSchedule)
+#: Where SB3 has its classes.
+SB3_SCHEDULES = "stable_baselines3.common.utils"
 #: The names by which ``ppo_plus`` has them.
 constant, linear, cosine = Constant, Linear, Cosine
 
@@ -112,7 +111,9 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     else:
         is_function = callable(value) and not _builds(value)
         schedule = value if is_function else Constant(_number(name, value))
-    if isinstance(_inner(schedule), KNOWN):
+    inner = _inner(schedule)
+    # SB3's two classes are monotone, too.
+    if isinstance(inner, (Constant, Linear, Cosine, Sampled)) or type(inner).__module__ == SB3_SCHEDULES:
         value_at(1.0, name, schedule, low, strict)
         value_at(0.0, name, schedule, low)
     return schedule
