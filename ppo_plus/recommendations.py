@@ -77,7 +77,10 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
         remedy = "make its bounds -1 and 1, and scale actions in the environment's step"
         is_wrapped = any(isinstance(layer, (TensorVecEnv, AgentsVecEnv)) for layer in layers(env))
         if space is env.action_space and space.dtype.kind == "f" and np.all(_has_scale(space)) and not is_wrapped:
-            remedy = "wrap each single environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0)"
+            remedy = (
+                "wrap each single environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0); in the shell, -params "
+                "\"env_wrapper:{'gymnasium.wrappers.RescaleAction': dict(min_action=-1.0, max_action=1.0)}\""
+            )
         warnings.warn(f"{problem}: {remedy}", stacklevel=3)
     if boxes:
         policy_kwargs["log_std_init"] = -0.5
