@@ -1,6 +1,5 @@
 """Settings for an environment that nobody has tuned, chosen by what is known of it before training."""
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from ppo_plus.envs.agents import MASK, AgentsVecEnv
-from ppo_plus.envs.layers import layers
+from ppo_plus.envs.agents import MASK
 from ppo_plus.envs.make_vec import checked_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.policy.observations import as_dict, is_small_image, parts_of
@@ -23,6 +21,8 @@ from ppo_plus.trees import named_parts
 TRANSITIONS, LEAST_ROLLOUTS = 2048, 100
 #: The least steps of each environment per rollout and transitions of a minibatch, and the most minibatches of an epoch.
 LEAST_STEPS, LEAST_BATCH, MOST_MINIBATCHES = 16, 64, 32
+#: The largest number in single precision.
+MOST = float(np.finfo(np.float32).max)
 
 
 def recommended(env: GymEnv | str, n_timesteps: int | None = None) -> dict[str, Any]:
@@ -71,19 +71,11 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     actions = list(_single_spaces(env.action_space))
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
     # A simulator without bounds is given some, which say nothing of the scale of its actions.
-    bounded = [] if isinstance(env, TensorVecEnv) and env.env.unbounded else boxes
-    for space in filter(_is_far_from_unit, bounded):
-        problem = f"action_space={space}: the first actions are near 0, with a standard deviation of 0.6"
-        remedy = "make its bounds -1 and 1, and scale actions in the environment's step"
-        is_wrapped = any(isinstance(layer, (TensorVecEnv, AgentsVecEnv)) for layer in layers(env))
-        if space is env.action_space and space.dtype.kind == "f" and np.all(_has_scale(space)) and not is_wrapped:
-            remedy = (
-                "wrap each single environment, gymnasium.wrappers.RescaleAction(env, -1.0, 1.0); in the shell, -params "
-                "\"env_wrapper:{'gymnasium.wrappers.RescaleAction': dict(min_action=-1.0, max_action=1.0)}\""
-            )
-        warnings.warn(f"{problem}: {remedy}", stacklevel=3)
+    unbounded = isinstance(env, TensorVecEnv) and env.env.unbounded
     if boxes:
         policy_kwargs["log_std_init"] = -0.5
+        if not unbounded and all(map(_is_bounded, boxes)) and any(map(_is_far_from_unit, boxes)):
+            policy_kwargs["squash_output"] = True
     if len(boxes) < len(actions):
         arguments["ent_coef"] = 0.005
     return arguments | ({"policy_kwargs": policy_kwargs} if policy_kwargs else {})
@@ -114,15 +106,15 @@ def _is_near_unit(space: spaces.Box) -> bool:
     return is_image_space(space) or bool(np.all((largest >= 0.5) & (largest <= 1)))
 
 
-def _has_scale(space: spaces.Box) -> np.ndarray:
-    """Which numbers have two bounds that differ; some environments write the largest float32 for infinity."""
-    largest = np.maximum(abs(space.low.astype(float)), abs(space.high.astype(float)))
-    return (space.low < space.high) & (largest < np.finfo(np.float32).max)  # type: ignore[no-any-return]
+def _is_bounded(space: spaces.Box) -> bool:
+    """Whether all numbers have bounds; some environments write the largest float32 for infinity."""
+    return bool(np.all(np.maximum(abs(space.low.astype(float)), abs(space.high.astype(float))) < MOST))
 
 
 def _is_far_from_unit(space: spaces.Box) -> bool:
-    """Whether the first actions cover little of the bounds, or are mostly beyond them."""
-    low, high = (bound.astype(float)[_has_scale(space)] for bound in (space.low, space.high))
+    """Whether first actions near 0, with a standard deviation of 0.6, cover little of the bounds, or are mostly beyond
+    them."""
+    low, high = (bound.astype(float)[space.low < space.high] for bound in (space.low, space.high))
     center, half = (low + high) / 2, (high - low) / 2
     return bool(np.any((abs(center) > half / 2) | (half > 5.0) | (half < 0.1)))
 

@@ -136,24 +136,25 @@ def test_rollouts_fit_the_environments_and_the_budget(n_envs, n_timesteps, n_ste
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "warns"),
-    [(-1, 1, False), (-2, 2, False), (-0.4, 0.4, False), (-np.inf, np.inf, False), (-1, 2, False)]
-    + [(0, 50, True), (5, 10, True), (-100, 100, True), (0, 1, True)]
-    + [(-MOST, MOST, False), (np.array([1, -1]), np.array([1, 1]), False)],
+    ("low", "high", "squashes"),
+    [(-1, 1, False), (-2, 2, False), (-0.4, 0.4, False), (-1, 2, False)]
+    + [(0, 50, True), (5, 10, True), (-100, 100, True), (0, 1, True), (-0.05, 0.05, True)]
+    + [(-MOST, MOST, False), (np.array([1, -1]), np.array([1, 1]), False), (np.array([0, 3]), np.array([50, 3]), True)],
 )
-def test_bounds_far_from_the_first_actions_are_named(low, high, warns, recwarn):
-    settings_for(Untouched(action_space=spaces.Box(low, high, (2,))), 8)
-    assert len(recwarn) == warns and all("RescaleAction(env, -1.0, 1.0)" in str(each.message) for each in recwarn)
+def test_bounds_far_from_the_first_actions_scale_them(low, high, squashes):
+    env = Untouched(action_space=spaces.Box(low, high, (2,)))
+    found = recommended(env)
+    assert found["policy_kwargs"] == LESS_NOISE | ({"squash_output": True} if squashes else {})
+    means, _ = PPO_Plus(env=env, **found, device="cpu").predict(np.zeros(3), deterministic=True)
+    middle = (env.action_space.low + env.action_space.high) / 2 if squashes else 0.0
+    assert np.isfinite(means).all() and np.allclose(means.clip(low, high), np.clip(middle, low, high), atol=0.5)
 
 
-@pytest.mark.parametrize(
-    "actions",
-    [spaces.Box(0, 255, (2,), np.uint8), spaces.Box(np.array([0, 3]), np.array([50, 3])), spaces.Tuple([FAR])],
-    ids=["integers", "fixed", "nested"],
-)
-def test_a_wrapper_is_named_only_where_it_can_scale_actions(actions):
-    with pytest.warns(UserWarning, match="make its bounds -1 and 1, and scale actions in the environment's step"):
-        settings_for(Untouched(action_space=actions), 8)
+@pytest.mark.parametrize("actions", [spaces.Box(0, 255, (2,), np.uint8), spaces.Tuple([FAR, CHOICES])], ids=str)
+def test_integers_and_parts_are_scaled_too(actions):
+    env = Untouched(action_space=actions)
+    model = PPO_Plus(env=env, **recommended(env), device="cpu")
+    assert model.policy.squash_output and actions.contains(model.predict(np.zeros(3))[0])
 
 
 @pytest.mark.parametrize(("norm_obs", "norm_reward"), [(True, True), (True, False), (False, True)])
@@ -165,9 +166,9 @@ def test_what_a_wrapper_normalizes_is_left_to_it(norm_obs, norm_reward):
     PPO_Plus(env=env, **found, device="cpu")
 
 
-def test_a_simulator_without_bounds_has_none_that_are_far(recwarn):
+def test_a_simulator_without_bounds_has_none_that_are_far():
     simulator = TensorEnv(2, NUMBERS, spaces.Box(-np.inf, np.inf, (1,)))
-    assert recommended(simulator)["policy_kwargs"] == LESS_NOISE and not recwarn
+    assert recommended(simulator)["policy_kwargs"] == LESS_NOISE
 
 
 def test_several_environments_count_and_those_of_an_id_are_closed():
