@@ -14,15 +14,13 @@ from ppo_plus.envs.agents import MASK
 from ppo_plus.envs.make_vec import checked_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.policy.observations import as_dict, is_small_image, parts_of
-from ppo_plus.require import require_int
+from ppo_plus.require import LARGEST, require_int
 from ppo_plus.trees import named_parts
 
 #: Transitions of a rollout, and how many rollouts a budget has at least.
 TRANSITIONS, LEAST_ROLLOUTS = 2048, 100
 #: The least steps of each environment per rollout and transitions of a minibatch, and the most minibatches of an epoch.
 LEAST_STEPS, LEAST_BATCH, MOST_MINIBATCHES = 16, 64, 32
-#: The largest number in single precision.
-MOST = float(np.finfo(np.float32).max)
 
 
 def recommended(env: GymEnv | str, n_timesteps: int | None = None) -> dict[str, Any]:
@@ -61,12 +59,12 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     sizes = (transitions // n for n in range(MOST_MINIBATCHES, 0, -1) if transitions % n == 0)
     batch_size = next((size for size in sizes if size >= LEAST_BATCH), transitions)
     arguments |= {"n_steps": n_steps, "batch_size": batch_size, "gamma": 0.995}
-    around = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
-    if around is None or not around.norm_reward:
+    wrapper = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    if wrapper is None or not wrapper.norm_reward:
         arguments["normalize_values"] = True
     seen = parts_of(as_dict(env.observation_space)).items()
     numbers = [part for key, part in seen if key != mask_key and isinstance(part, spaces.Box)]
-    if (around is None or not around.norm_obs) and not all(map(_is_near_unit, numbers)):
+    if (wrapper is None or not wrapper.norm_obs) and not all(map(_is_near_unit, numbers)):
         arguments["normalize_observations"] = True
     actions = list(_single_spaces(env.action_space))
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
@@ -102,13 +100,18 @@ def policy_arguments(env: gym.Env | VecEnv) -> dict[str, Any]:
 def _is_near_unit(space: spaces.Box) -> bool:
     """Whether all bounds of observations are within [-1, 1], and not far below; of an image, which is divided by 255,
     they count as such."""
-    largest = np.maximum(abs(space.low.astype(float)), abs(space.high.astype(float)))
+    largest = _largest(space)
     return is_image_space(space) or bool(np.all((largest >= 0.5) & (largest <= 1)))
 
 
 def _is_bounded(space: spaces.Box) -> bool:
     """Whether all numbers have bounds; some environments write the largest float32 for infinity."""
-    return bool(np.all(np.maximum(abs(space.low.astype(float)), abs(space.high.astype(float))) < MOST))
+    return bool(np.all(_largest(space) < LARGEST))
+
+
+def _largest(space: spaces.Box) -> np.ndarray:
+    """The larger of the two bounds of each number, without its sign."""
+    return np.maximum(abs(space.low.astype(float)), abs(space.high.astype(float)))  # type: ignore[no-any-return]
 
 
 def _is_far_from_unit(space: spaces.Box) -> bool:

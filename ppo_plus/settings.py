@@ -245,7 +245,7 @@ class Settings:
             )
 
     def check_copied_loop(self, name: str, lacks_masks: bool) -> None:
-        """:raises ValueError: a ``collect_rollouts`` copied from SB3 by this class leaves out what is needed"""
+        """:raises ValueError: ``collect_rollouts`` of the class ``name``, copied from SB3, leaves out what is needed"""
         needs = {
             "action masks": lacks_masks,
             "memory": self.steps_per_sequence,

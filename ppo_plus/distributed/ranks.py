@@ -92,7 +92,7 @@ class Ranks:
         """:raises RanksError: processes differ in facts that have to be the same; on all of them"""
         by_rank = self.gather_values({name: repr(value) for name, value in facts.items()})
         for name in dict.fromkeys(name for texts in by_rank for name in texts):
-            values = {texts.get(name, "another kind"): rank for rank, texts in reversed(list(enumerate(by_rank)))}
+            values = {texts.get(name, "an object"): rank for rank, texts in reversed(list(enumerate(by_rank)))}
             if len(values) > 1:
                 said = ", ".join(f"{value} on rank {rank}" for value, rank in reversed(values.items()))
                 raise RanksError(f"{name} differs between ranks: {said}")

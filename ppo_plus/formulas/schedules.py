@@ -88,7 +88,7 @@ class Unknown:
         return 0.0
 
 
-#: Where SB3 has its classes.
+#: The module of SB3's classes of schedules.
 SB3_SCHEDULES = "stable_baselines3.common.utils"
 #: The names by which ``ppo_plus`` has them.
 constant, linear, cosine = Constant, Linear, Cosine
@@ -112,7 +112,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
         is_function = callable(value) and not _builds(value)
         schedule = value if is_function else Constant(_number(name, value))
     inner = _inner(schedule)
-    # SB3's two classes are monotone, too.
+    # Between both ends, no value of SB3's classes is below both.
     if isinstance(inner, (Constant, Linear, Cosine, Sampled)) or type(inner).__module__ == SB3_SCHEDULES:
         value_at(1.0, name, schedule, low, strict)
         value_at(0.0, name, schedule, low)

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
+from ppo_plus.policy.arguments import SHAPING
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiInputPolicy, PolicyOutput
 
@@ -22,7 +23,7 @@ P = TypeVar("P")
 #: Methods whose work :class:`~ppo_plus.policy.policies.ActorCriticPolicy` does elsewhere.
 CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
 #: Arguments of our policies that SB3's do not have.
-NOT_IN_SB3 = ("exploration", "action_mask_key", "normalize_observations", "normalize_values", "streams", "actor_keys")
+NOT_IN_SB3 = (SHAPING - {"use_sde"}) | {"actor_keys"}
 #: SB3's policy classes, and ours that replace them.
 OURS: dict[type, type[ActorCriticPolicy]] = {
     sb3.ActorCriticPolicy: ActorCriticPolicy,

@@ -173,6 +173,8 @@ def check_mask_key(key: str, observation_space: spaces.Space[Any], layout: MaskL
     space, n_entries = observation_space[key], sum(choices_of(layout))
     if not isinstance(space, (spaces.Box, spaces.MultiBinary)) or np.prod(space.shape) != n_entries or not n_entries:
         what = f"{space} is not a mask for choices among {layout}"
-        raise ValueError(f"action_mask_key={key!r}: {what}: make it MultiBinary({n_entries}), or action_mask_key=None")
+        raise ValueError(
+            f"action_mask_key={key!r}: {what}: make it MultiBinary({n_entries}), or pass action_mask_key=None"
+        )
     if len(observation_space.spaces) == 1:
         raise ValueError(f"action_mask_key={key!r} is the only entry of the observations: add one to learn from")

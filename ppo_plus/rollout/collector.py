@@ -147,7 +147,7 @@ class Collector:
 
     def __init__(self, plan: RolloutPlan, env: VecEnv, position: Position, step: int):
         self._plan, self.position, self._step = plan, position, step
-        #: Those of the position, which are unknown if the rollout does not end.
+        #: The sums of streams before the rollout. Until it ends, the position has none.
         self._stream_sums, position.stream_sums = position.stream_sums, None
         #: Steps taken in this rollout.
         self.n_steps = 0

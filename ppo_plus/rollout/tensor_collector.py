@@ -107,7 +107,7 @@ class TensorCollector(Collector):
         given = self._here(th.as_tensor(given))
         masks: th.Tensor = given.to(th.bool, copy=True)  # a copy, since the simulator may write into its own
         if given.dtype != th.bool:
-            self._other_masks.append((given != masks.to(given.dtype)).any())
+            self._other_masks.append(_has_others(given))
         return masks
 
     def step(self) -> EnvStep[th.Tensor]:
@@ -232,15 +232,13 @@ class TensorCollector(Collector):
         not_all_finite = ~th.isfinite(th.stack(sums)).all()
         if masks is None:
             return not_all_finite
-        unfit = [nothing_allowed(_stored_masks(buffer, masks), masks.layout).any(), self._has_other_masks()]
-        return not_all_finite | th.stack(unfit).any()
+        forbids_all = nothing_allowed(_stored_masks(buffer, masks), masks.layout).any()
+        return not_all_finite | forbids_all | self._has_other_masks(masks)
 
-    def _has_other_masks(self) -> th.Tensor:
-        """Whether masks have other numbers than 0 and 1, such as those that are added to logits, 0-d."""
-        source = self._plan.masks
-        if source is not None and source.key is not None:
-            stored = self._plan.buffer.stored("observations")[source.key]
-            return (stored != stored.bool().to(stored.dtype)).any()
+    def _has_other_masks(self, source: MaskSource) -> th.Tensor:
+        """Whether masks of the rollout have other numbers than 0 and 1, 0-d."""
+        if source.key is not None:
+            return _has_others(self._plan.buffer.stored("observations")[source.key])
         return th.stack(self._other_masks).any() if self._other_masks else th.tensor(False, device=self._plan.device)
 
     def _explain(self, known: th.Tensor) -> None:
@@ -260,7 +258,7 @@ class TensorCollector(Collector):
                 require_finite("final observation", as_numpy(final_obs), first + row + 1, env=i)
         require_finite("observation", as_numpy(self.position.obs), self._step)
         if masks is not None:
-            if self._has_other_masks():
+            if self._has_other_masks(masks):
                 raise ValueError(f"{masks}: a mask must be of zeros and ones, for choices among {masks.layout}")
             stored = _stored_masks(buffer, masks)
             for row, i in nothing_allowed(stored, masks.layout).nonzero().tolist():
@@ -283,6 +281,11 @@ def _entries(mask: th.Tensor, n: int) -> RowsAndColumns:
 
 def _floats(tensors: Any) -> list[th.Tensor]:
     return [leaf for leaf in tree_leaves(tensors) if leaf.is_floating_point()]
+
+
+def _has_others(masks: th.Tensor) -> th.Tensor:
+    """Whether masks have other numbers than 0 and 1, such as those that are added to logits, 0-d."""
+    return (masks != masks.bool().to(masks.dtype)).any()
 
 
 def _stored_masks(buffer: RolloutBuffer, source: MaskSource) -> th.Tensor:

@@ -351,6 +351,7 @@ def gradient_compiled(
 def whole_compiled(rule: UpdateRule, compiled: Compiled, flat: Optimizer, coefficients: Coefficients) -> Minibatch:
     """Minibatches in the compiled form of an :class:`UpdateRule`."""
     eager, call, full_size = in_place(rule, flat, coefficients), compiled.function, 0
+    # Without momentum, this optimizer has no state to wait for.
     has_state = not isinstance(flat, SGD) or flat.param_groups[0]["momentum"] != 0
     bound: Batch | None = None
 

@@ -194,6 +194,11 @@ def import_options(packages: Iterable[str] | None, trusted: bool) -> list[str]:
     return [*(["--gym-packages", *named] if named else []), *(["--trust-config"] if trusted else [])]
 
 
+def deterministic_option(deterministic: bool | None) -> list[str]:
+    """The option by which evaluations take the most likely actions, or sampled ones; ``None``: by default."""
+    return [] if deterministic is None else ["--deterministic" if deterministic else "--stochastic"]
+
+
 def this_command() -> str:
     """The command line of this process, without passwords."""
     if Path(sys.argv[0]).name == "ppo-plus":

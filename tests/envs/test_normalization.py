@@ -1,7 +1,5 @@
 """Statistics of a ``VecNormalize`` are finite and count no resets."""
 
-from functools import partial
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -67,11 +65,12 @@ def test_what_becomes_nan_behind_the_statistics_is_found_too():
         model.learn(16)
 
 
+def short():
+    return TimeLimit(gym.make("Pendulum-v1").unwrapped, 3)
+
+
 def episodes_of_three(mode):
-    make = partial(TimeLimit, gym.make("Pendulum-v1").unwrapped, 3)
-    if mode is None:
-        return make()
-    return GymVectorEnv(SyncVectorEnv([make], autoreset_mode=mode))
+    return GymVectorEnv(SyncVectorEnv([short], autoreset_mode=mode))
 
 
 def test_returns_of_transitions_count_and_not_those_of_resets():
@@ -87,17 +86,15 @@ def test_attributes_and_infos_of_an_environment_count_as_nothing_of_ours(value):
     """``stepped`` says of our vector environments which rows are transitions, and infos which only reset."""
 
     class Named(gym.Wrapper):
-        stepped = observed = autoreset = value
-
         def __init__(self):
-            super().__init__(TimeLimit(gym.make("Pendulum-v1").unwrapped, 3))
-            vars(self).update(stepped=value, observed=value)
+            super().__init__(short())
+            self.stepped = self.observed = value
 
         def step(self, action):
             *rest, info = self.env.step(action)
             return *rest, info | {"autoreset": True, "game": value}
 
-    plain, named = (VecNormalize(DummyVecEnv([make])) for make in (partial(episodes_of_three, None), Named))
+    plain, named = (VecNormalize(DummyVecEnv([make])) for make in (short, Named))
     ours, theirs = model_in(named).learn(16), model_in(plain).learn(16)
     assert named.ret_rms.count == plain.ret_rms.count and ours.rollout_buffer.valid is None
     assert np.array_equal(ours.rollout_buffer.advantages, theirs.rollout_buffer.advantages)

@@ -117,7 +117,7 @@ def test_a_stream_that_no_file_can_describe_is_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("names", ["", "a", "ba", "abc"])
-def test_other_streams_than_in_the_file_are_refused(names, tmp_path):
+def test_other_streams_than_in_the_file_raise_an_error(names, tmp_path):
     make([Stream("a"), Stream("b")]).save(tmp_path / "model")
     with pytest.raises(ValueError, match=r"must have the names of those in the file: \['a', 'b'\]"):
         PPO_Plus.load(tmp_path / "model", streams=[Stream(name) for name in names])

@@ -352,7 +352,7 @@ def test_a_loop_copied_from_sb3_collects_the_same(use_sde):
         ({"recompute_advantages": True}, "recompute_advantages=True"),
     ],
 )
-def test_a_loop_copied_from_sb3_is_refused_where_it_leaves_something_out(arguments, missing):
+def test_a_loop_copied_from_sb3_that_leaves_something_out_raises_an_error(arguments, missing):
     model = make_model(Copied, **{"env": vec(ACTIONS["box"])} | arguments)
     with pytest.raises(ValueError, match=f"^Copied.collect_rollouts does not support {missing}: call super"):
         model.learn(16)

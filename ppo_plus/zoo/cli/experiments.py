@@ -25,7 +25,14 @@ from ppo_plus.saving.files import file_name
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import Commands, Pairs, Parser, add_option, interval, key_value, whole_number
 from ppo_plus.zoo.hyperparams import builtin_file, format_literal, measured_returns, read_entry, read_mapping, to_yaml
-from ppo_plus.zoo.installation import command, has_screen, import_options, this_command, without_password
+from ppo_plus.zoo.installation import (
+    command,
+    deterministic_option,
+    has_screen,
+    import_options,
+    this_command,
+    without_password,
+)
 from ppo_plus.zoo.interrupts import came, deferred, exit_codes
 from ppo_plus.zoo.runs import ALGO, Options, open_run
 
@@ -180,10 +187,9 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
 def _same_training(args: argparse.Namespace) -> list[str]:
     """The options of a command that say what is trained, for another command."""
     words = ["--env", args.env, *import_options(args.gym_packages, args.trust_config)]
+    words += deterministic_option(args.deterministic)
     for option, value in (("-n", args.n_timesteps), ("--n-envs", args.n_envs)):
         words += [] if value is None else [option, str(value)]
-    if args.deterministic is not None:
-        words.append("--deterministic" if args.deterministic else "--stochastic")
     pairs_of = {"--env-kwargs": args.env_kwargs, "--eval-env-kwargs": args.eval_env_kwargs, "-params": args.hyperparams}
     for option, pairs in pairs_of.items():
         given = [f"{name}:{format_literal(value)}" for name, value in (pairs or {}).items()]

@@ -13,7 +13,7 @@ from ppo_plus.public import version_of
 from ppo_plus.saving.files import file_name, write_text
 from ppo_plus.saving.format.container import PACKAGES
 from ppo_plus.zoo.hyperparams import to_yaml
-from ppo_plus.zoo.installation import import_options
+from ppo_plus.zoo.installation import deterministic_option, import_options
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
 from ppo_plus.zoo.tune.study import BASELINE, RECORDED, SCORES, Study, ranked_candidates, ranking
@@ -201,8 +201,7 @@ def entry_path(task: TuningTask, folder: Path, confirmed: bool) -> Path:
 def retraining(task: TuningTask, path: Path) -> list[str]:
     """The arguments of the command that trains with an exported entry."""
     words = ["train", "--env", task.experiment.env_id, "-conf", str(path)]
-    if task.experiment.deterministic is not None:
-        words.append("--deterministic" if task.experiment.deterministic else "--stochastic")
+    words += deterministic_option(task.experiment.deterministic)
     return words + import_options(task.gym_packages, trusted=task.packages is None)
 
 

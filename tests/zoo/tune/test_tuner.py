@@ -267,7 +267,7 @@ def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
 
 
 def test_values_that_do_not_fit_each_other_are_a_failed_trial(tmp_path):
-    """Each can be used, but a penalty finds no KL in one epoch of one minibatch; the study goes on."""
+    """Each can be used, but a penalty finds no KL in one epoch of one minibatch; the study continues."""
     study, settings = Study("unfit", open_storage(f"sqlite:///{tmp_path / 'study.db'}")), {"n_steps": 64, "n_epochs": 2}
     space = {"n_epochs": {"choices": [1, 2]}, "kl_control": {"choices": ["stop", "penalty"]}}
     experiment = Experiment("CartPole-v1", 64, hyperparams={**settings, "target_kl": 0.01, "compile": False})
