@@ -341,7 +341,7 @@ def test_the_page_of_the_house_and_its_picture_show_every_room():
     rooms = {f"{path.name}/" for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
     rooms |= {path.name for path in package.glob("[!_]*.py")}
     text = (DOCS / "house.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`.*?) \|", text.partition("## The rooms")[2].partition("\n## ")[0], re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?) \|", text.partition("## The packages")[2].partition("\n## ")[0], re.MULTILINE)
     assert {name for row in rows for name in re.findall("`(.*?)`", row)} == rooms
     picture = (DOCS / "pictures" / "rooms.svg").read_text(encoding="utf-8")
     names = re.findall(r'class="name".*?>(.*?)<', picture)
