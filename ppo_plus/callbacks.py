@@ -1,7 +1,9 @@
 """Callbacks, and what they write: evaluations, and the best model with its normalization statistics."""
 
+import math
 import sys
 import warnings
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,8 @@ class EvalAfterUpdates(EvalCallback):
     def _record(self, episodes: list[Episode]) -> None:
         """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does."""
         names = dict.fromkeys(name for one in episodes for name in one)
-        columns = {name: [one[name] for one in episodes if name in one] for name in names}
+        # An environment may report success, or a stream, in some episodes only.
+        columns = {name: [one.get(name, math.nan) for one in episodes] for name in names}
         returns, lengths, successes = columns.pop("return"), columns.pop("length"), columns.pop("is_success", [])
         self.evaluations_timesteps.append(self.num_timesteps)
         self.evaluations_results.append(returns)
@@ -95,14 +98,20 @@ class EvalAfterUpdates(EvalCallback):
             "results": self.evaluations_results,
             "ep_lengths": self.evaluations_length,
         }
-        if successes:
+        if successes or self.evaluations_successes:
+            earlier = len(self.evaluations_results) - 1
+            self.evaluations_successes += [[]] * (earlier - len(self.evaluations_successes))
             self.evaluations_successes.append(successes)  # type: ignore[arg-type]
             tables["successes"] = self.evaluations_successes
-            self.logger.record("eval/success_rate", np.mean(successes))
+        if successes:
+            self.logger.record("eval/success_rate", np.nanmean(successes))
         for name, sums in columns.items():
-            self.logger.record(f"eval/mean_{name}", np.mean(sums))
+            self.logger.record(f"eval/mean_{name}", np.nanmean(sums))
         if self.log_path is not None:
             with replacing(f"{self.log_path}.npz") as file:
+                # Rows of several lengths end in NaN.
+                for name in [*tables][1:]:
+                    tables[name] = np.array([*zip_longest(*tables[name], fillvalue=math.nan)]).T
                 np.savez(file, **tables)
         self.last_mean_reward = mean = float(np.mean(returns))
         is_best = mean > self.best_mean_reward

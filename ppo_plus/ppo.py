@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch as th
+from gymnasium.vector import AutoresetMode
 from stable_baselines3.common import utils
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -474,7 +475,8 @@ class PPO_Plus(ModelFiles):
         if self.collector is None and type(self).collect_rollouts is not PPO_Plus.collect_rollouts:
             masks = find_masks(self.env, policy.distribution.mask_layout, settings.action_mask_key)  # type: ignore[arg-type]
             lacks_masks = masks is not None and self.rollout_buffer.stored("masks") is None
-            settings.check_copied_loop(type(self).__name__, lacks_masks)
+            resets = self.rollout_buffer.valid is None and getattr(self.env, "autoreset", None)
+            settings.check_copied_loop(type(self).__name__, lacks_masks, resets == AutoresetMode.NEXT_STEP)
         policy.set_training_mode(True)
         # The advantages of all rewards together, and the scale on which values are learned.
         self._normalize(self.rollout_buffer)

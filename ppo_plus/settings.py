@@ -40,8 +40,9 @@ from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
-#: The names in ``train/<name>_loss`` and ``rollout/ep_<name>_mean`` that are not those of streams.
-RESERVED = ("value", "policy_gradient", "entropy", "rew", "len")
+#: The names in ``train/<name>_loss``, ``rollout/ep_<name>_mean``, ``eval/mean_<name>`` and evaluated episodes that are
+#: not those of streams.
+RESERVED = tuple("value policy_gradient entropy rew len return length is_success reward ep_length".split())
 
 #: What a rollout has at most, so that a number with zeros too many is not the allocator's error.
 MAX_TRANSITIONS = 10**9
@@ -244,12 +245,14 @@ class Settings:
                 "to, which is measured before each gradient step: use more epochs, or smaller minibatches"
             )
 
-    def check_copied_loop(self, name: str, lacks_masks: bool) -> None:
+    def check_copied_loop(self, name: str, lacks_masks: bool, lacks_resets: bool) -> None:
         """:raises ValueError: ``collect_rollouts`` of the class ``name``, copied from SB3, leaves out what is needed"""
         needs = {
             "action masks": lacks_masks,
+            "the autoreset mode NEXT_STEP": lacks_resets,
             "memory": self.steps_per_sequence,
             f"exploration={self.exploration!r}": not isinstance(self.exploration, (WhiteNoise, type(None))),
+            "squash_output=True": self.policy_kwargs.get("squash_output"),
             "recompute_advantages=True": self.recompute_advantages,
         }
         if missing := [what for what, needed in needs.items() if needed]:

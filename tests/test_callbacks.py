@@ -15,6 +15,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.callbacks import EvalAfterUpdates, save_with_statistics
 from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.experiment import load_experiment, make_envs, make_model
+from ppo_plus.zoo.results import read_evaluations
 
 #: A rollout is 64 timesteps.
 EXPERIMENT = load_experiment(
@@ -110,6 +111,30 @@ def test_evaluations_are_recorded_as_sb3_records_them(tmp_path, capsys):
         assert saved.files == expected.files and len(saved.files) == 4
         assert all(np.array_equal(saved[name], expected[name]) for name in expected.files)
     assert (tmp_path / "ours/best_model.zip").exists()
+
+
+class Reporting(Falling):
+    """Reports success where there is some, once that is switched on."""
+
+    reports = False
+
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, {key: value for key, value in info.items() if value and self.reports}
+
+
+def test_evaluations_may_have_other_numbers_of_successes_and_episodes(tmp_path):
+    env = make_vec_env("CartPole-v1", 1, seed=3, wrapper_class=Reporting)
+    callback = EvalAfterUpdates(env, 64, n_eval_episodes=2, log_path=str(tmp_path))
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT).venv).learn(64, callback=callback)
+    env.env_method("__setattr__", "reports", True)
+    callback.n_eval_episodes = 9
+    model.learn(64, callback=callback)
+    with np.load(tmp_path / "evaluations.npz") as saved:
+        results, successes = saved["results"], saved["successes"]
+    assert np.isnan(results).sum() == 7 and np.isnan(successes[0]).all()
+    assert np.nanmin(successes) == 1 and np.isnan(successes[1]).any()
+    assert np.isfinite(read_evaluations(tmp_path)).all()
 
 
 def test_a_run_without_an_update_has_no_evaluation(tmp_path):

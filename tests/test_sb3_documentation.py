@@ -3,13 +3,10 @@
 import gymnasium as gym
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
-from torch import nn
 
 from ppo_plus import PPO_Plus as PPO
 
@@ -28,10 +25,6 @@ def test_train_save_load_and_play(tmp_path):
         action, _states = model.predict(obs)
         obs, rewards, dones, infos = env.step(action)
     assert rewards.shape == (4,)
-
-
-def test_one_line_with_an_id():
-    assert PPO("MlpPolicy", "CartPole-v1", **SMALL).learn(100).num_timesteps == 128
 
 
 def test_model_get_env_plays_deterministically():
@@ -66,52 +59,6 @@ def test_normalized_environment_saved_and_loaded(tmp_path):
     mean, std = evaluate_policy(model, restored, n_eval_episodes=1, warn=False)
     assert np.isfinite(mean) and std == 0.0
     model.learn(64)
-
-
-def test_network_architecture_and_activation():
-    policy_kwargs = dict(activation_fn=th.nn.ReLU, net_arch=dict(pi=[32, 32], vf=[16]))
-    model = PPO("MlpPolicy", "CartPole-v1", policy_kwargs=policy_kwargs, **SMALL).learn(64)
-    assert [layer.out_features for layer in model.policy.mlp_extractor.value_net if isinstance(layer, nn.Linear)] == [
-        16
-    ]
-
-
-class SmallCNN(BaseFeaturesExtractor):
-    """A features extractor for images, as the custom-policy page builds one."""
-
-    def __init__(self, observation_space: spaces.Box, features_dim: int = 32):
-        super().__init__(observation_space, features_dim)
-        channels = observation_space.shape[0]
-        self.cnn = nn.Sequential(nn.Conv2d(channels, 8, kernel_size=8, stride=4), nn.ReLU(), nn.Flatten())
-        with th.no_grad():
-            n_flatten = self.cnn(th.as_tensor(observation_space.sample()[None]).float()).shape[1]
-        self.linear = nn.Sequential(nn.Linear(n_flatten, features_dim), nn.ReLU())
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return self.linear(self.cnn(observations))
-
-
-class Pixels(gym.Env):
-    """Random channel-last images."""
-
-    observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self._image(), {}
-
-    def step(self, action):
-        return self._image(), float(action), bool(self.np_random.random() < 0.05), False, {}
-
-    def _image(self):
-        return self.np_random.integers(0, 256, (36, 36, 3), dtype=np.uint8)
-
-
-def test_a_custom_features_extractor_for_images():
-    policy_kwargs = dict(features_extractor_class=SmallCNN, features_extractor_kwargs=dict(features_dim=16))
-    model = PPO("CnnPolicy", Pixels(), policy_kwargs=policy_kwargs, **SMALL).learn(64)
-    assert model.predict(Pixels().reset()[0])[0].shape == ()
 
 
 def test_parameters_by_hand():

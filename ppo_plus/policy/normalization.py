@@ -90,12 +90,13 @@ class RunningMoments(nn.Module):
         return (self.var + self.epsilon).sqrt()
 
     def add(self, moments: Moments) -> None:
-        """Add the moments of further numbers, in place."""
+        """Add the moments of further numbers, in place, unless they are not finite."""
         moments = Moments(*(part.to(self.mean.device) for part in moments))
         count, mean, _ = both = Moments(self.count, self.mean, self.var * self.count).plus(moments)
-        self.var.copy_(both.var.where(count > 0, self.var))
-        self.count.copy_(count)
-        self.mean.copy_(mean)
+        is_finite = th.isfinite(mean).all() & th.isfinite(both.m2).all()
+        self.var.copy_(both.var.where(is_finite & (count > 0), self.var))
+        self.count.copy_(count.where(is_finite, self.count))
+        self.mean.copy_(mean.where(is_finite, self.mean))
         self._round()
 
     def _load_from_state_dict(self, *args: Any) -> None:

@@ -228,7 +228,9 @@ class RolloutBuffer:
         rows = th.from_numpy(self.valid.argsort(axis=0, kind="stable")).to(self.storage)
         order = rows, th.arange(self.n_envs, device=self.storage)
         moved = copy.copy(self)
-        moved._stored = {name: tree_map(lambda part: _held(part[order]), self.stored(name)) for name in self._stored}
+        is_own = type(self).compute_returns_and_advantage is RolloutBuffer.compute_returns_and_advantage
+        names = NUMBERS if is_own else self._stored
+        moved._stored = {name: tree_map(lambda part: _held(part[order]), self.stored(name)) for name in names}
         moved.valid = np.sort(self.valid, axis=0)
         moved.compute_returns_and_advantage(last_values=last_values, dones=dones)
         for name in ("advantages", "returns"):

@@ -284,6 +284,9 @@ class Collector:
         actions, values, log_probs, params = step.chosen
         streams = self._plan.policy.streams
         after, rewards = (None, None) if streams is None else stream_columns(streams, step.new_obs, step.dones, infos)
+        if after is not None and np.count_nonzero(step.dones):
+            with self._checked:
+                require_finite("observation", after, self._step)
         row = step.obs, actions, step.rewards, step.starts, values, log_probs, params, step.masks
         self._plan.buffer.add(*row, after, rewards, step.valid)
         self._dones.append(step.dones)

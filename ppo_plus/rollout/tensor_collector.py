@@ -189,17 +189,18 @@ class TensorCollector(Collector):
         tables = (self._here(th.stack(column)) for column in zip(*self._episodes, strict=True))
         dones, timeouts, known, returns, lengths = tables
         streams = plan.policy.streams
-        lacks = (dones if streams is not None and streams.are_computed else timeouts) & ~known
+        # Those whose final observation is used.
+        ended = dones if streams is not None and streams.are_computed else timeouts
         logged = [th.stack(values).mean() for values in self._log.values()]
         facts = [
-            self._suspicious(timeouts & known),
-            th.stack([timeouts.sum(), lacks.sum()]),
+            self._suspicious(ended & known),
+            th.stack([timeouts.sum(), (ended & ~known).sum()]),
             _last_episodes(dones, returns, lengths, plan.window),
             th.stack(logged) if logged else th.empty(0, device=plan.device),
         ]
         suspicious, (n_limited, n_lacking), episodes, means = (fact.numpy() for fact in read(facts))
         if suspicious.any():
-            self._explain(timeouts & known)
+            self._explain(ended & known)
         if n_lacking:
             warnings.warn(
                 "the simulator does not return final observations of episodes, so the value of the observation before "
@@ -214,9 +215,9 @@ class TensorCollector(Collector):
         if own is not None:
             final_obs = where(known[limited], own, final_obs)
         self._last, self._at_limits = (position.obs, position.carry, position.starts), (limited, final_obs)
-        ended = [self._simulator.episode(*numbers) for there, *numbers in episodes.T[::-1].tolist() if there]
+        logged_episodes = [self._simulator.episode(*numbers) for there, *numbers in episodes.T[::-1].tolist() if there]
         names = [name if "/" in name else f"env/{name}" for name in self._log]
-        return [{"episode": episode} for episode in ended], dict(zip(names, means.tolist(), strict=True))
+        return [{"episode": episode} for episode in logged_episodes], dict(zip(names, means.tolist(), strict=True))
 
     def dones(self) -> th.Tensor:
         return self._here(th.stack([dones for dones, *_ in self._episodes]))  # type: ignore[no-any-return]

@@ -281,6 +281,8 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> Arrays:
         space = copy.deepcopy(space)
         space.seed(int(rng.integers(2**31)))
         raw[key] = np.stack([np.asarray(space.sample()) for _ in range(n)])
+        if key == deployed.policy.action_mask_key:
+            raw[key] = rng.integers(0, 2, raw[key].shape).astype(space.dtype)
         if space.dtype.kind == "f":
             # Wide spaces would give numbers that no environment returns.
             raw[key] = raw[key].clip(-10.0, 10.0)

@@ -1,5 +1,6 @@
 """Files that are written completely or not at all, files of lines that grow, and locks of processes."""
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ try:
 except ImportError:  # Windows: nothing is locked there
     fcntl = None  # type: ignore[assignment]
 
+#: The errors of file systems that have no locks, such as some network ones.
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 #: The pattern of names of files that are being written, or were when their process was killed.
 UNFINISHED = ".*.part"
 
@@ -31,7 +34,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     path = Path(os.path.realpath(path))  # through a link, as writing in place would
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    unfinished = path.with_name(f".{path.name[:50]}.{uuid4().hex}.part")  # names have at most 255 bytes
     try:
         with unfinished.open("xb") as file:
             yield file
@@ -90,7 +93,8 @@ def is_whole(line: bytes) -> bool:
 @contextmanager
 def claim(path: str | Path) -> Iterator[bool]:
     """Acquire the lock of a file unless another process has it, and return whether it was acquired. The file is created
-    if missing, and not deleted: else two processes could lock the same name. The end of the process releases it."""
+    if missing, and not deleted: else two processes could lock the same name. The end of the process releases it. A file
+    system may have no locks; then it is always acquired."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
@@ -100,6 +104,9 @@ def claim(path: str | Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
         file.truncate(0)
         file.write(f"{os.getpid()}\n")  # for users who look for the process
         file.flush()

@@ -142,12 +142,19 @@ def save_model(
         values = f"the function's values at {len(POINTS):,} points of the remaining progress"
         remedy = "to save the function itself, call ppo_plus.register"
         notes.append(f"{' and '.join(sampled)}: the file has {values}, with straight lines between them; {remedy}")
+    if (reason := refusal_of(state)) is not None:
+        notes.append(f"load would raise an error: {reason}")
+    if notes:
+        warnings.warn("; ".join(notes), stacklevel=3)
+
+
+def refusal_of(state: dict[str, Any]) -> Refused | None:
+    """The error that reading a state of :func:`state_of` would raise; ``None``: none."""
     try:
         restore(*describe({part: state[part] for part in ("arguments", "attributes")}))
     except Refused as error:
-        notes.append(f"load would raise an error: {error}")
-    if notes:
-        warnings.warn("; ".join(notes), stacklevel=3)
+        return error
+    return None
 
 
 def layout(policy: ActorCriticPolicy) -> dict[str, th.Size | type[th.optim.Optimizer]]:

@@ -184,6 +184,8 @@ def put_statistics(normalize: VecNormalize, statistics: dict[str, Any], path: Pa
     saved = SimpleNamespace(**statistics)
     with naming(path, "VecNormalize"), decoding():
         if saved.norm_obs:
+            if not normalize.norm_obs:
+                raise Refused("it has statistics of observations, and the environment has norm_obs=False")
             shapes = [tree_map(lambda rms: (rms.mean.shape, rms.var.shape), one.obs_rms) for one in (saved, normalize)]
             if shapes[0] != shapes[1]:
                 other = f"{saved.observation_space}, not {normalize.observation_space}"

@@ -128,6 +128,10 @@ def import_class(name: str, parents: type | tuple[type, ...], packages: Packages
     # A module of an allowed package may itself have imported the class from elsewhere.
     if packages is not None and not is_within(cls.__module__, packages):
         raise ValueError(f"{name!r} comes from {cls.__module__}, which settings may not import from")
+    from ppo_plus.saving.format.names import is_part, register  # which import torch
+
+    if is_part(cls):
+        register(cls)  # so that the files of the run may ask for it
     return cls
 
 

@@ -113,7 +113,7 @@ def read_evaluations(folder: Path) -> Returns:
     path = folder / "evaluations.npz"
     try:
         with np.load(path) as saved:
-            return saved["timesteps"].astype(float), saved["results"].mean(axis=1)
+            return saved["timesteps"].astype(float), np.nanmean(saved["results"], axis=1)
     except (OSError, EOFError, ValueError, LookupError, BadZipFile) as error:
         if not isinstance(error, FileNotFoundError):
             print(f"left out: {path}, which is damaged", file=sys.stderr)

@@ -45,11 +45,14 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import Checkpoints, MlpPolicy, PPO_Plus, Resumable, load_statistics
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.format.values import TAGS, describe
+from ppo_plus.saving.format import names, values
+from ppo_plus.saving.format.values import describe
 from ppo_plus.saving.model import state_of
 from ppo_plus.saving.statistics import STATISTICS, write_statistics
 from ppo_plus.zoo.experiment import load_experiment
 
+#: Every tag that the files of a program without registered classes may have: the kinds of values, but for networks.
+TAGS = (*values._BY_TAG, *values.SPACES, *sorted(names.OBJECTS))
 #: What no file may do, and how that is noticed.
 NEVER = {
     "write": "open, create, cut, move or delete a file outside the folder of the run: audit events, and files compared",

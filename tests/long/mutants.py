@@ -1014,8 +1014,8 @@ TOP = (
     Fault(
         "imported-names-allowed",
         "saving/format/names.py",
-        "_is_part(member) and name_of(member) == name",
-        "_is_part(member)",
+        "is_part(member) and name_of(member) == name",
+        "is_part(member)",
         "tests/saving/format/test_names.py",
     ),
     Fault(

@@ -26,7 +26,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from ppo_plus import EvalAfterUpdates, PPO_Plus, as_vec_env
 from ppo_plus.formulas.moments import Moments
-from ppo_plus.policy.normalization import ValueNormalizer
+from ppo_plus.policy.normalization import RunningMoments, ValueNormalizer
 from ppo_plus.policy.policies import Features
 from ppo_plus.saving.statistics import write_statistics
 
@@ -125,6 +125,15 @@ def test_the_unit_of_rewards_changes_no_weight():
 
     # A power of two, by which numbers are multiplied exactly; beside it, the epsilon of advantages is nothing.
     assert th.equal(trained(2.0**7), trained(2.0**14))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+def test_moments_that_are_not_finite_are_not_added(bad):
+    moments = RunningMoments((2,), 1e-8)
+    moments.add(Moments.of(th.tensor([[1.0, 2.0], [3.0, 5.0]])))
+    before = copy.deepcopy(moments.state_dict())
+    moments.add(Moments.of(th.tensor([[bad, 2.0], [-bad, 2.0]], dtype=th.double)))
+    assert all(th.equal(before[name], value) for name, value in moments.state_dict().items())
 
 
 def test_values_that_follow_the_first_moments_are_not_clipped_around_0():

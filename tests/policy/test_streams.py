@@ -38,6 +38,7 @@ def make(streams, policy="MlpPolicy", **kwargs):
         (lambda: Stream(("a", "b/c")), ValueError, "Stream: name='b/c' is a part of names in logs: pass name="),
         (lambda: make([Stream("a", name="value")]), ValueError, r"have the names \['value'\]: .* none of \('value'"),
         (lambda: make([Stream("rew")]), ValueError, r"have the names \['rew'\]"),
+        (lambda: make([Cost("c", limit=1, name="return")]), ValueError, r"have the names \['return'\]"),
         (lambda: RandomNetworkDistillation(gamma=-1), ValueError, r"RandomNetworkDistillation: gamma=-1 must be"),
         (
             lambda: make(

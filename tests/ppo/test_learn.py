@@ -350,6 +350,8 @@ def test_a_loop_copied_from_sb3_collects_the_same(use_sde):
         ({"env": vec(ACTIONS["discrete"], env_class=WithMasks)}, "action masks"),
         ({"exploration": ColoredNoise()}, "exploration=ColoredNoise.*"),
         ({"recompute_advantages": True}, "recompute_advantages=True"),
+        ({"env": "Pendulum-v1", "policy_kwargs": {"squash_output": True}}, "squash_output=True"),
+        ({"env": gym.make_vec("CartPole-v1", 2)}, "the autoreset mode NEXT_STEP"),
     ],
 )
 def test_a_loop_copied_from_sb3_that_leaves_something_out_raises_an_error(arguments, missing):

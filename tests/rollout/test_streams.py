@@ -502,6 +502,24 @@ def test_what_a_function_returns_is_checked():
         make(streams=[Stream(lambda obs, *_: obs[:, 0] / 0.0 * 0.0, name="f")]).learn(T * N)
 
 
+class Diverging(Counting):
+    """The last observation of an episode is not finite once, where nothing but curiosity uses it."""
+
+    n_steps = 0
+
+    def step(self, action):
+        obs, reward, *_, info = super().step(action)
+        self.n_steps += 1
+        return obs * (np.nan if self.n_steps == T + 2 else 1.0), reward, self.n_steps % (T + 2) == 0, False, info
+
+
+def test_a_last_observation_that_is_not_finite_changes_no_moments():
+    model = make(DummyVecEnv([Diverging]), streams=[CURIOSITY])
+    with pytest.raises(FloatingPointError, match=f"observation .*environment 0.* {T + 2}|step {T + 2}"):
+        model.learn(2 * T)
+    model.learn(2 * T)
+
+
 class Talkative(RandomEnv):
     """Its observations have an entry that its space does not have."""
 

@@ -85,6 +85,11 @@ CASES = {
     "of multibinary_2d": lambda: make(observation="multibinary_2d"),
     "of normalized dict": lambda: make(observation="dict", env=normalized("dict", norm_obs_keys=["vector"])),
     "normalized, clipped": lambda: make(env=normalized(clip_obs=0.7), use_sde=True),
+    "masks of floats": lambda: make(
+        env=vec(spaces.Discrete(3), spaces.Dict(o=WIDE, mask=spaces.Box(0, 1, (3,)))),
+        policy="MultiInputPolicy",
+        action_mask_key="mask",
+    ),
     "squashed, wide": lambda: make(env=vec(WIDE), **small(squash_output=True)),
 }
 

@@ -1,12 +1,15 @@
 """A file has its old or its new content, whatever happens while it is written. One process at a time has a lock, and
 its end releases it."""
 
+import errno
+import fcntl
 import os
 import resource
 import signal
 import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 from envs import ACTIONS, vec
@@ -93,6 +96,17 @@ with claim(sys.argv[1]) as held:
     print(held, flush=True)
     time.sleep(600)
 """
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EIO])
+def test_file_systems_without_locks_have_none(number, tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with nullcontext() if number != errno.EIO else pytest.raises(OSError, match="error"):
+        with claim(tmp_path / "lock") as held:
+            assert held
 
 
 def test_a_killed_process_has_no_lock(tmp_path):

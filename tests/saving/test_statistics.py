@@ -11,6 +11,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import ppo_plus
 from ppo_plus import PPO_Plus
+from ppo_plus.saving import statistics
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.statistics import KIND, STATISTICS, find_statistics, read_statistics, write_statistics
@@ -136,6 +137,9 @@ def test_statistics_are_loaded_into_environments_that_they_fit(tmp_path):
     for venv in ("Pendulum-v1", VecNormalize(environments())):
         with pytest.raises(TypeError, match="venv=.* must be a vector environment that is not in a VecNormalize"):
             ppo_plus.load_statistics(tmp_path / "a.zip", venv)
+    with pytest.raises(Refused, match="it has statistics of observations, and the environment has norm_obs=False"):
+        rewards_alone, path = VecNormalize(environments(), norm_obs=False), tmp_path / "a.zip"
+        statistics.put_statistics(rewards_alone, read_statistics(path), path)
     with pytest.raises(ppo_plus.Refused, match="the statistics are of observations"):
         ppo_plus.load_statistics(tmp_path / "a.zip", DummyVecEnv([lambda: gym.make("Pendulum-v1")]))
     PPO_Plus("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "model")

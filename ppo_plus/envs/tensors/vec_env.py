@@ -24,6 +24,9 @@ from ppo_plus.envs.vec_env import BatchedVecEnv
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.trees import mapped, tree_map, widest
 
+#: What infos say of ended episodes.
+OF_EPISODES = frozenset({TIMEOUT, "episode", "terminal_observation"})
+
 
 class Stepped(NamedTuple):
     """The result of a step, in tensors; what a :class:`~ppo_plus.Transition` has, too, is as there.
@@ -107,8 +110,10 @@ class TensorVecEnv(BatchedVecEnv):
         return as_numpy(step.obs), as_numpy(step.rewards), as_numpy(step.dones), self.infos(step)
 
     def infos(self, step: Stepped) -> list[dict[str, Any]]:
-        """The infos of a step as in SB3: final observations, time limits and statistics of ended episodes."""
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        """The infos of a step as in SB3: what the simulator has for each environment, and final observations, time
+        limits and statistics of ended episodes."""
+        own = {key: value for key, value in step.infos.items() if key not in OF_EPISODES}
+        infos = rows_of(own, self.num_envs)
         ended = step.dones.nonzero().squeeze(1)
         if len(ended):
             columns = (ended, step.timeouts[ended], step.returns[ended], step.lengths[ended])
@@ -129,6 +134,17 @@ class TensorVecEnv(BatchedVecEnv):
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return [self.env.render()]
+
+
+def rows_of(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """For each of ``n`` environments its part of the infos; what has another number of rows is left out."""
+    rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    for key, value in infos.items():
+        parts = rows_of(value, n) if isinstance(value, Mapping) else value
+        if np.shape(parts)[:1] == (n,):
+            for row, part in zip(rows, as_numpy(parts) if isinstance(parts, th.Tensor) else parts, strict=True):
+                row[key] = part
+    return rows
 
 
 def warn_of_numpy(env: VecEnv) -> None:

@@ -30,7 +30,7 @@ from ppo_plus.saving.checkpoint import process_state
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, decoding
 from ppo_plus.saving.format.values import Undescribable
-from ppo_plus.saving.model import M, SavedModel, argument_attributes, assemble, sampled_of, state_of
+from ppo_plus.saving.model import M, SavedModel, argument_attributes, assemble, refusal_of, sampled_of, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
@@ -99,6 +99,8 @@ def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = Non
     path = Path(folder) / f"checkpoint_{checkpoint['num_timesteps']:012d}.zip"
     if not checkpoint["rank"]:
         container.write(path, KIND, checkpoint)
+        if (reason := refusal_of(checkpoint["model"])) is not None:
+            warnings.warn(f"resume would raise an error: {reason}", stacklevel=4)
         for old in files(folder)[keep:] if keep else []:
             old.unlink(missing_ok=True)
     return path
@@ -172,10 +174,12 @@ def _resumed(
         for name, buffer in model.policy.named_buffers():
             if name in checkpoint["policy"]["buffers"]:
                 buffer.data = checkpoint["policy"]["buffers"][name].to(buffer.device)
+        states = checkpoint["env"]
         try:
-            reason = env_state.set_state(model.env, checkpoint["env"])
-        except NotResumableError as error:
-            raise ValueError(str(error)) from error
+            reason = env_state.set_state(model.env, states)
+        except (NotResumableError, LookupError, AttributeError, TypeError) as error:
+            known = isinstance(error, NotResumableError)
+            raise ValueError(str(error) if known else f"env: its set_state raised {error!r}") from error
     with decoding():
         if model._last_obs is not None:
             check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)

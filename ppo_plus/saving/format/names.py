@@ -38,7 +38,7 @@ def decoding(passing: tuple[type[Exception], ...] = (Refused,)) -> Iterator[None
     """Raise :class:`Damaged` for every other error in the block: what reads damaged data raises many kinds."""
     try:
         yield
-    except passing:
+    except (*passing, th.OutOfMemoryError):  # type: ignore[misc]
         raise
     except Exception as error:
         raise Damaged(f"{type(error).__name__}: {str(error)[:200]}") from error
@@ -126,7 +126,7 @@ def find(name: str) -> Any:
     if module in MODULES:
         member = _look_up(name)
         # A module's imports from elsewhere are not allowed with it.
-        candidates = {name: member} if _is_part(member) and name_of(member) == name else {}
+        candidates = {name: member} if is_part(member) and name_of(member) == name else {}
     else:
         known = [named for named in _registered.values() if named.__qualname__ == title]
         known = known or [*_classes_of_the_program(title)]
@@ -139,7 +139,7 @@ def find(name: str) -> Any:
     return next(iter(candidates.values()))
 
 
-def _is_part(member: object) -> bool:
+def is_part(member: object) -> bool:
     """Whether it is a class that models are built from."""
     return isinstance(member, type) and issubclass(member, tuple(map(_look_up, BASES)))
 
@@ -150,7 +150,7 @@ def _classes_of_the_program(title: str) -> Iterator[type]:
     for module in [*sys.modules.values()]:
         # Not `getattr`: a module may import what it is asked for.
         cls: Any = vars(module).get(title) if isinstance(module, ModuleType) else None
-        if not _is_part(cls) or (cls.__module__, cls.__qualname__) != (module.__name__, title):
+        if not is_part(cls) or (cls.__module__, cls.__qualname__) != (module.__name__, title):
             continue
         file = vars(module).get("__file__")
         folders = Path(file if isinstance(file, str) else "site-packages/built-in").parents

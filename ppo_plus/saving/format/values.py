@@ -253,8 +253,6 @@ SPACES: dict[str, tuple[type, tuple[str, ...]]] = {
         spaces.Tuple: ("spaces",),
     }.items()
 }
-#: Every tag that the files of a program without registered classes may have: the kinds of values, but for networks.
-TAGS = (*_BY_TAG, *SPACES, *sorted(names.OBJECTS))
 #: The attributes of every module, with the values of a new one.
 _NEW = vars(nn.Module())
 #: Those that are saved; the others are hooks.

@@ -18,7 +18,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.utils import LinearSchedule
 
-from ppo_plus.formulas.schedules import Constant, Linear, Schedule
+from ppo_plus.formulas.schedules import Constant, Cosine, Linear, Sampled, Schedule
 from ppo_plus.saving.format.names import Refused, decoding, find, find_class_of_objects, public_name
 from ppo_plus.saving.format.values import SPACES, make_object
 
@@ -190,11 +190,11 @@ class _Maker:
         name = f"{state['__module__']}:{state['__qualname__']}"
         pairs = zip(call.args[0].args[-2], state["__closure__"] or (), strict=True)
         cells = {cell: content.args[0] for cell, content in pairs}
-        if name not in _CLOSURES:
+        if name not in CLOSURES:
             numbers = [number for number in cells.values() if isinstance(number, (int, float))]
             hint = f": for example ppo_plus.linear({numbers[0]!r})" if "linear" in name and len(numbers) == 1 else ""
             raise Refused(f"it is a function of the user's, {name}{hint}")
-        return _CLOSURES[name](**{cell: self.make(content) for cell, content in cells.items()})
+        return CLOSURES[name](**{cell: self.make(content) for cell, content in cells.items()})
 
     def ordered_dict(self, call: PickledCall) -> OrderedDict[Any, Any]:
         entries = _Dict()
@@ -210,12 +210,14 @@ def _linear_fn(start: float, end: float, end_fraction: float) -> Linear | Linear
     return Linear(start, end) if end_fraction == 1 else LinearSchedule(start, end, end_fraction)
 
 
-#: Schedules that SB3 up to 2.6 defined within functions, from their cells.
-_CLOSURES: dict[str, Callable[..., Any]] = {
+#: Schedules that SB3 up to 2.6 defined within functions, and those that we write for SB3, from their cells.
+CLOSURES: dict[str, Callable[..., Any]] = {
     "stable_baselines3.common.utils:constant_fn.<locals>.func": lambda val: Constant(val),
     "stable_baselines3.common.utils:get_schedule_fn.<locals>.<lambda>": lambda value_schedule: value_schedule,
     "stable_baselines3.common.utils:get_linear_fn.<locals>.func": _linear_fn,
     "rl_zoo3.utils:linear_schedule.<locals>.func": lambda **cells: Linear(float(*cells.values())),
+    "ppo_plus.saving.sb3.to_sb3:_cosine.<locals>.<lambda>": Cosine,
+    "ppo_plus.saving.sb3.to_sb3:_sampled.<locals>.<lambda>": lambda values: Sampled(th.tensor(values, dtype=th.double)),
 }
 #: How names began before, and how they do now: Gymnasium's spaces have the names and fields of the old gym's.
 _RENAMED = {

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import io
+import math
 import os
 import pickle
 import warnings
@@ -21,7 +22,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from ppo_plus.formulas.schedules import Constant, Linear, Schedule
+from ppo_plus.formulas.schedules import Constant, Cosine, Linear, Sampled, Schedule
 from ppo_plus.policy.observations import parts_of
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format.container import PathOrFile, opened_to_write
@@ -153,10 +154,26 @@ def _vec_normalize_of(model: SavedModel) -> VecNormalize | None:
 
 
 def _schedule(schedule: Schedule | None) -> Any:
-    """A schedule as SB3 has it; one that it has not stays what it is."""
-    if isinstance(schedule, Constant):
-        return schedule(1.0)
-    return LinearSchedule(schedule.start, schedule.end, 1.0) if isinstance(schedule, Linear) else schedule
+    """A schedule as SB3 has it, or what needs no ppo_plus to be unpickled; other functions stay what they are."""
+    match schedule:
+        case Constant():
+            return schedule.value
+        case Linear(start, end):
+            return LinearSchedule(start, end, 1.0)
+        case Cosine(start, end):
+            return _cosine(start, end)
+        case Sampled(values):
+            return _sampled(values.tolist())
+    return schedule
+
+
+# cloudpickle writes the code of functions within functions into the file. `CLOSURES` reads them again.
+def _cosine(start: float, end: float) -> Schedule:
+    return lambda left: end + (start - end) * (1 - math.cos(math.pi * left)) / 2
+
+
+def _sampled(values: list[float]) -> Schedule:
+    return lambda left: float(np.interp(left, np.linspace(0.0, 1.0, len(values)), values))
 
 
 def _check_actions(model: SavedModel, exported: PPO, statistics: VecNormalize | None) -> None:

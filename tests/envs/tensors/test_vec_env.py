@@ -10,7 +10,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize, sync_envs_normalization
 from tensor_envs import TensorTwin, twins
 
-from ppo_plus import PPO_Plus, RolloutBuffer, TensorEnv, as_vec_env
+from ppo_plus import Cost, PPO_Plus, RolloutBuffer, TensorEnv, as_vec_env
 from ppo_plus.envs.tensors.env import Transition
 
 SMALL = {"n_steps": 8, "batch_size": 16, "n_epochs": 1, "seed": 0, "device": "cpu"}
@@ -96,6 +96,21 @@ def test_evaluation_and_callbacks_work():
     assert model.action_space.contains(model.predict(np.zeros(3, np.float32))[0].item())
     sync_envs_normalization(model.env, other)
     np.testing.assert_array_equal(other.obs_rms.mean, model.env.obs_rms.mean)
+
+
+class Costly(TensorTwin):
+    def step(self, actions):
+        costs = th.arange(self.num_envs) + 1.0
+        return super().step(actions)._replace(infos={"terms": {"cost": costs}, "note": "abc", "episode": costs})
+
+
+def test_evaluations_sum_streams_and_callbacks_see_infos():
+    seen = []
+    env = Costly(3, ACTIONS["discrete"], limit=4, falls=False)
+    model = PPO_Plus("MlpPolicy", env, streams=[Cost(("terms", "cost"), limit=1.0, name="cost")], **SMALL)
+    model.learn(24, lambda locals_, _: seen.append(locals_["infos"][2]) or True)
+    assert seen[0] == {"terms": {"cost": 3.0}} and seen[3]["episode"]["l"] == 4
+    assert [episode["cost"] for episode in model.evaluate(3, return_episodes=True)] == [4.0, 8.0, 12.0]
 
 
 def test_a_saved_model_continues(tmp_path):

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 from stream_envs import STREAMS, counting, progress
 
 import ppo_plus
-from ppo_plus import Checkpoints, PPO_Plus, Resumable, make_vec
+from ppo_plus import Checkpoints, PPO_Plus, Resumable, Stream, make_vec
 from ppo_plus.saving.checkpoint import checkpoint, process_state
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged
@@ -387,6 +387,16 @@ def test_what_a_file_cannot_have_is_named(tmp_path):
     model = model_of("discrete")
     model.own = np.random.default_rng(0)
     with pytest.warns(UserWarning, match="checkpoints lack own: set it again after resume .own"):
+        model.learn(TOTAL, Checkpoints(tmp_path))
+
+
+def unregistered(observations, actions, next_observations):
+    return observations[:, 0]
+
+
+def test_what_resume_would_refuse_is_said_with_the_first_file(tmp_path):
+    model = model_of("discrete", streams=[Stream(unregistered)])
+    with pytest.warns(UserWarning, match="resume would raise an error: it asks for .*unregistered.*ppo_plus.register"):
         model.learn(TOTAL, Checkpoints(tmp_path))
 
 

@@ -1,6 +1,7 @@
 """SB3's ``PPO``, ``MaskablePPO`` and ``RecurrentPPO`` read what is exported for them, and act the same."""
 
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -67,6 +68,22 @@ def test_sb3_acts_the_same_and_learns_on(case, tmp_path, recwarn):
     states = [each.policy.optimizer.state_dict()["state"] for each in (back, model)]
     assert all(th.equal(states[0][i][name], each) for i, state in states[1].items() for name, each in state.items())
     theirs.learn(32, reset_num_timesteps=False)
+
+
+def squared(progress):
+    return 1e-3 * progress**2
+
+
+def test_schedules_that_sb3_lacks_need_no_ppo_plus(tmp_path, monkeypatch):
+    make(learning_rate=squared).save(tmp_path / "first")
+    model = PPO_Plus.load(tmp_path / "first", env=vec(ACTIONS["discrete"]), clip_range="cos_0.2_0.1")
+    model.to_sb3(tmp_path / "exported")
+    back = PPO_Plus.load(tmp_path / "exported")
+    assert (back.learning_rate(0.3), back.clip_range(0.3)) == (model.learning_rate(0.3), model.clip_range(0.3))
+    for name in [name for name in sys.modules if name.startswith("ppo_plus")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    theirs = PPO.load(tmp_path / "exported")
+    assert (theirs.lr_schedule(0.3), theirs.clip_range(0.3)) == (model.learning_rate(0.3), model.clip_range(0.3))
 
 
 def test_it_is_written_into_an_open_file_and_draws_no_numbers():

@@ -14,6 +14,7 @@ import yaml
 from command_line import ROOT, TRAIN, run, subcommands
 
 from ppo_plus import __version__
+from ppo_plus.saving.format import names
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.installation import command
 
@@ -108,6 +109,20 @@ def test_packages_that_register_environments(folder, my_envs, check_one_line_err
         check_one_line_error(line.split(), f"{run} imports packages of yours: add --gym-packages my_envs.all")
     main("enjoy --env Mine-v0 --no-render -n 9 --trust-model".split())
     assert "length 5" in capsys.readouterr().out
+
+
+def test_networks_of_an_installed_package(folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "site-packages").mkdir()
+    code = (
+        "from stable_baselines3.common.torch_layers import FlattenExtractor\n\nclass Net(FlattenExtractor):\n    pass\n"
+    )
+    (tmp_path / "site-packages" / "my_nets.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    options = "--env CartPole-v1 --gym-packages my_nets".split()
+    main(["train", *options, *SHORT, "policy_kwargs:dict(features_extractor_class=my_nets.Net)"])
+    monkeypatch.setattr(names, "_registered", {})  # as in another process
+    main(["enjoy", *options, "--no-render", "-n", "99"])
+    assert "episode 1: return" in capsys.readouterr().out
 
 
 def test_a_module_before_the_colon_is_a_package_that_is_named(my_envs, check_one_line_error, capsys):
