@@ -17,6 +17,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
 from ppo_plus.policy.arguments import SHAPING
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
+from ppo_plus.policy.observations import as_dict, canonical_space
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiInputPolicy, PolicyOutput
 
 P = TypeVar("P")
@@ -109,6 +110,8 @@ class SB3Interface(sb3.ActorCriticPolicy):
             given["use_sde"] = kwargs.get("use_sde")
             if isinstance(action_space, (spaces.Dict, spaces.Tuple)) or len(action_space.shape or ()) > 1:
                 given["action_space"] = action_space
+        if canonical_space(observation_space) != as_dict(observation_space):
+            given["observation_space"] = observation_space
         for name, value in given.items():
             if value not in (None, False, (), []):
                 raise ValueError(

@@ -479,12 +479,14 @@ def make_distribution(
 
     :param action_space: Box, Discrete, MultiDiscrete or MultiBinary, of any shape, or Dict and Tuple of them, nested
     :param squash_output: squash Box actions by tanh instead of clipping them
-    :raises ValueError: unsupported space, Box without finite bounds or without components, or squashing without a Box
+    :raises ValueError: unsupported or empty space, Box without finite bounds, or squashing without a Box
     """
     if squash_output and not make_distribution(action_space, name=name).gaussian_dim:
         raise ValueError(f"squash_output=True needs a Box action space, not {action_space}: leave it out")
     if isinstance(action_space, (spaces.Dict, spaces.Tuple)):
         return Product(action_space, squash_output, name)
+    if 0 in (action_space.shape or ()):
+        raise ValueError(f"{name}={action_space} is empty: give it a shape without 0")
     if isinstance(action_space, spaces.Box):
         _check_box(action_space, name)
         return SquashedDiagGaussian(action_space) if squash_output else DiagGaussian(action_space)
@@ -499,7 +501,7 @@ def make_distribution(
 
 
 def _check_box(space: spaces.Box, name: str) -> None:
-    """:raises ValueError: without finite bounds or without components, or integers that floats cannot hold"""
+    """:raises ValueError: without finite bounds, or integers that floats cannot hold"""
     infinite = [bound for bound in ("low", "high") if not np.isfinite(getattr(space, bound)).all()]
     if infinite:
         which = " and ".join(infinite)
@@ -510,8 +512,6 @@ def _check_box(space: spaces.Box, name: str) -> None:
         raise ValueError(
             f"{name}={space} has integers beyond ±2**53, which floats cannot tell apart: give the Box narrower bounds"
         )
-    if np.prod(space.shape) == 0:
-        raise ValueError(f"{name}={space} is empty: give it a shape without 0")
 
 
 @dataclass(frozen=True, eq=False)

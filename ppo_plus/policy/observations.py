@@ -69,6 +69,8 @@ def for_convolutions(extractor: type[nn.Module], space: spaces.Space, normalized
 def canonical_space(space: spaces.Space, name: str = "observation_space") -> spaces.Space:
     """The space for features extractors: zero-based, with one-dimensional choices; ``space`` if SB3 supports it."""
     space = as_dict(space)
+    if name == "observation_space" and (0 in (space.shape or ()) or not getattr(space, "spaces", True)):
+        raise ValueError(f"{name}={space} is empty: let the environment return at least one number, such as 0")
     if isinstance(space, spaces.Dict) and name == "observation_space":
         # Pairs, not a dict: Gymnasium would sort its keys, and the order is that of the features.
         return spaces.Dict([(key, canonical_space(sub, f"{name}[{key!r}]")) for key, sub in space.items()])

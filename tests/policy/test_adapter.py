@@ -148,11 +148,13 @@ def test_what_it_cannot_do_raises_an_error(arguments, message):
         (spaces.Discrete(2), {"use_sde": True}, "use_sde=True does not reach"),
         (spaces.Dict(a=spaces.Discrete(2)), {}, r"action_space=Dict\(.* does not reach"),
         (spaces.Tuple([spaces.Discrete(2)]), {}, r"action_space=Tuple\(.* does not reach"),
+        (spaces.Discrete(2), {"observation": spaces.Discrete(3, start=3)}, r"observation_space=Discrete\(.* does not"),
     ],
 )
-def test_action_spaces_that_sb3_does_not_have_raise_an_error(space, arguments, message):
+def test_spaces_that_sb3_does_not_have_raise_an_error(space, arguments, message):
+    env = vec(space, *([arguments.pop("observation")] if "observation" in arguments else []))
     with pytest.raises(ValueError, match=message):
-        PPO_Plus(Scaled, vec(space), n_steps=8, batch_size=8, **arguments)
+        PPO_Plus(Scaled, env, n_steps=8, batch_size=8, **arguments)
 
 
 @pytest.mark.parametrize("base", [SB3Policy, ActorCriticPolicy])

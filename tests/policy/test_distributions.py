@@ -665,6 +665,7 @@ def test_masked_numbers_are_sb3_contribs(name):
         (spaces.Box(np.float32([0, -np.inf]), np.float32([1, 1])), r"action_space=Box.* an infinite low: "),
         (spaces.Box(-(2**60), 2**60, (1,), np.int64), r"integers beyond ±2\*\*53"),
         (spaces.Box(-1.0, 1.0, (2, 0)), r"action_space=Box.* is empty"),
+        (spaces.MultiDiscrete([]), r"action_space=MultiDiscrete.* is empty"),
     ],
 )
 def test_unsupported_spaces_are_named_with_the_remedy(space, message):

@@ -89,6 +89,8 @@ def test_canonical_space_is_the_space_where_sb3_can_handle_it(space):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
+        (spaces.Box(0, 1, (0,)), "=Box.* is empty: let the environment return"),
+        (spaces.Dict(), "=Dict.* is empty"),
         (spaces.Text(3), "=Text.* is not supported: .*TransformObservation"),
         (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), r"\['a'\]=Dict.* is not supported: .*FlattenObservation"),
         (spaces.Dict(a=IMAGE, mission=spaces.Text(3)), r"\['mission'\]=Text.* is not supported: .*minigrid.wrappers"),
