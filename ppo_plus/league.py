@@ -63,6 +63,7 @@ class SelfPlay(GameEnv):
             require_one_of("seat", seat, self.game.possible_agents)
         self.seat, (self.observation_space, mask) = seat, without_mask(self.observation_space)
         self.opponents = {name: _as_player(name, player) for name, player in (opponents or {RANDOM: None}).items()}
+        self.opponent_names = [*self.opponents]  # functions cannot be sent from processes
         #: Further opponents by name, and how often each is drawn; empty: those above, equally often.
         self.snapshots: dict[str, ActorCriticPolicy] = {}
         self.chances: dict[str, float] = {}
@@ -250,7 +251,7 @@ class League(BaseCallback):
             raise AttributeError(
                 "a League needs SelfPlay environments: make_vec(lambda: SelfPlay(game)), or selfplay:game"
             )
-        for name in (RANDOM, *self.training_env.get_attr("opponents", [0])[0]):
+        for name in (RANDOM, *self.training_env.get_attr("opponent_names", [0])[0]):
             self._add(name)
         self._tell("snapshots", self.snapshots)
 

@@ -4,7 +4,6 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.envs import SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -34,13 +33,6 @@ def test_model_get_env_plays_deterministically():
     action, _ = model.predict(obs, deterministic=True)
     obs, *_ = vec_env.step(action)
     assert vec_env.render("rgb_array").ndim == 3
-
-
-def test_dict_observations():
-    env = SimpleMultiObsEnv(random_start=False)
-    model = PPO("MultiInputPolicy", env, **SMALL).learn(64)
-    obs, _ = env.reset()
-    assert env.action_space.contains(int(model.predict(obs)[0]))
 
 
 def test_normalized_environment_saved_and_loaded(tmp_path):

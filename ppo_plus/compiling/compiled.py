@@ -77,11 +77,6 @@ class Compiled:
         """Drop the compiled form: the next call traces again."""
         self._run, self._signature, self._static_form = None, [], None
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether calls run the compiled form now."""
-        return self._run is not None
-
     def bind(self, *static: Any, plain: Callable[..., Any] | None = None, may_move: bool = False) -> Callable[..., Any]:
         """Bind the first arguments of the function, for many calls in a row.
 

@@ -131,7 +131,7 @@ class SharedTraining(SingleProcess):
         # Weights are drawn alike before. With a seed, rank 0 draws what a single process would.
         set_random_seed(self.ranks.seed(seed))  # type: ignore[arg-type]
         if seed is not None and env is not None:
-            seed_envs(env, (seed + self.ranks.rank * env.num_envs) % 2**32)
+            seed_envs(env, (seed + self.ranks.rank * env.unwrapped.num_envs) % 2**32)
 
     def begin(self, model: OnPolicyAlgorithm, facts: Mapping[str, Any]) -> None:
         self.ranks.require_same({**facts, "frozen weights": frozen_weights(model.policy)})

@@ -117,7 +117,6 @@ class GameEnv(gym.Env):
             raise TypeError(f"env={game!r} must be an environment of PettingZoo with possible agents: {remedy}")
         if game.unwrapped in PLAYED:
             raise ValueError(f"{game} is in another environment already: pass a function that makes a new one")
-        PLAYED.add(game.unwrapped)
         if hasattr(game, "agent_iter") != (function == "env"):
             from pettingzoo.utils import conversions
 
@@ -130,12 +129,14 @@ class GameEnv(gym.Env):
                 remedy = "pad them in a wrapper, or train a model for each group (docs/capabilities/agents.md)"
                 raise ValueError(f"{game} has agents with different {kind}s, {by_agent}: {remedy}")
             setattr(self, kind, space)
+        PLAYED.add(game.unwrapped)
 
     def render(self) -> np.ndarray | None:
         return self.game.render()
 
     def close(self) -> None:
         self.game.close()
+        PLAYED.discard(self.game.unwrapped)
 
 
 def without_mask(space: spaces.Space) -> tuple[spaces.Space, spaces.Space | None]:
@@ -210,7 +211,7 @@ class Team(GameEnv):
         rows = self._rows(obs, ended)
         rows[REWARD][[self._index[agent] for agent in before]] = [as_reward(rewards[agent]) for agent in before]
         own = {agent: infos[agent] for agent in before if infos.get(agent)}
-        return rows, float(rows[REWARD].sum()), not present, False, {INFOS: own}
+        return rows, float(rows[REWARD].sum()), not present, False, {INFOS: own} if own else {}
 
     def _rows(self, observations: Mapping[str, Any], ended: Mapping[str, int]) -> dict[str, Any]:
         """A row for each possible agent, from the observations of those that are there, or have just ``ended``."""
@@ -325,6 +326,8 @@ class AgentsVecEnv(VecEnvWrapper):
         return {f"rollout/{name}_rew_mean": float(np.mean(last)) for name, last in self.last_returns.items()}
 
     def env_method(self, method_name: str, *args: object, indices: VecEnvIndices = None, **kwargs: object) -> list[Any]:
-        """Call a method of the copies; action masks are those of all agents."""
-        found = self.venv.env_method(method_name, *args, indices=indices, **kwargs)
-        return found if method_name != METHOD else [*np.reshape(found, (self.num_envs, -1))]
+        """Call a method of the copies; action masks are those of agents, whose rows ``indices`` are then."""
+        if method_name != METHOD:
+            return self.venv.env_method(method_name, *args, indices=indices, **kwargs)
+        masks = np.reshape(self.venv.env_method(METHOD), (self.num_envs, -1))
+        return [masks[i] for i in self._get_indices(indices)]

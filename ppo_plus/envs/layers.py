@@ -45,3 +45,9 @@ def wrapped_by(layer: Layer) -> list[Layer]:
     if isinstance(layer, VecEnvWrapper):
         return [layer.venv]
     return [layer.env] if isinstance(layer, (gym.Wrapper, VectorWrapper, Adapter)) else []
+
+
+def layer_with(method: str, env: VectorEnv) -> Any:
+    """The outermost of a vector environment and those in its wrappers that has a method; ``None``: none has."""
+    vectors = (layer for layer in layers(env) if isinstance(layer, VectorEnv))
+    return next((layer for layer in vectors if callable(getattr(layer, method, None))), None)

@@ -49,7 +49,7 @@ def make_vec(
     :param env_id: Gymnasium environment id, or a class or function that makes an environment
     :param n_envs: how many, at least 1
     :param seed: of the first one, the others follow, 0 to 2**32 - 1; ``None``: drawn at random
-    :param env_kwargs: arguments of each environment, such as ``{"render_mode": "rgb_array"}``, SB3's default
+    :param env_kwargs: arguments of each environment, such as ``{"render_mode": "rgb_array"}``, which SB3 passes
     :param vec_env: ``"dummy"`` steps them one after another, ``"subproc"`` in processes (see
         :class:`~ppo_plus.SupervisedVecEnv`). Both return the same bits
     :param supervision: with ``"subproc"``, arguments of :class:`~ppo_plus.SupervisedVecEnv`, such as ``restarts``

@@ -35,7 +35,8 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from ppo_plus.envs.checked_envs import monitored
 from ppo_plus.envs.checks import AUTORESET, TIMEOUT, Info, row_of
-from ppo_plus.envs.layers import Adapter
+from ppo_plus.envs.layers import Adapter, layer_with
+from ppo_plus.policy.masking import METHOD
 from ppo_plus.trees import mapped
 
 
@@ -138,12 +139,14 @@ class GymVectorEnv(BatchedVecEnv):
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
         self.metadata = dict(env.metadata)
         self._singles = isinstance(base, (SyncVectorEnv, AsyncVectorEnv))
+        #: The vector environment that has all masks; ``None``: the single ones may have theirs.
+        self._masking = layer_with(METHOD, env)
         self._has_monitors = self.has_attr("get_episode_rewards")
 
     def reset(self) -> VecEnvObs:
         # Seeds are consecutive, and a vector environment derives the same ones from the first.
         obs, columns = self.env.reset(seed=self._seeds[0], **self._options_of_reset())
-        self.reset_infos = _rows(columns, self.num_envs)
+        self.reset_infos = rows_of(columns, self.num_envs)
         self._reset_seeds()
         self._reset_options()
         self.resetting = np.zeros(self.num_envs, dtype=bool)
@@ -159,7 +162,7 @@ class GymVectorEnv(BatchedVecEnv):
         resetting, stepped = self.resetting, ~self.resetting
         self.stepped = stepped
         dones = terminated | truncated
-        infos = _rows(columns, self.num_envs)
+        infos = rows_of(columns, self.num_envs)
 
         # Most steps end no episode.
         ended = np.flatnonzero(dones & stepped).tolist()
@@ -183,8 +186,10 @@ class GymVectorEnv(BatchedVecEnv):
     def _end_episodes(self, ended: list[int], obs: Any, columns: Info, infos: list[Info]) -> None:
         """Put final observations and infos of the environments ``ended`` where SB3 expects them, in ``infos``."""
         resets = self.autoreset == AutoresetMode.SAME_STEP
-        final_obs = columns["final_obs"] if resets else obs
-        final_infos = _rows(columns.get("final_info", {}) if resets else {}, self.num_envs)
+        final_obs = columns.get("final_obs", columns.get("final_observation")) if resets else obs
+        if final_obs is None:
+            raise ValueError(f'{self.env} has ended an episode without infos["final_obs"], the last observations')
+        final_infos = rows_of(columns.get("final_info", {}) if resets else {}, self.num_envs)
         # Gymnasium's is an array of whole observations, also where those are dicts.
         is_array = isinstance(final_obs, np.ndarray)
         for i in ended:
@@ -197,9 +202,12 @@ class GymVectorEnv(BatchedVecEnv):
 
     def has_attr(self, attr_name: str) -> bool:
         in_all = self._singles and all(self.env.unwrapped.call("has_wrapper_attr", attr_name))
-        return attr_name == "render_mode" or in_all
+        return attr_name == "render_mode" or in_all or (attr_name == METHOD and self._masking is not None)
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        if method_name == METHOD and self._masking is not None:
+            masks = self._masking.action_masks()
+            return [row_of(masks, i) for i in self._get_indices(indices)]
         if not self._singles:
             return super().env_method(method_name, *args, indices=indices, **kwargs)
         self._require_all(indices)
@@ -230,15 +238,15 @@ class GymVectorEnv(BatchedVecEnv):
             raise AttributeError(f"the environments of {self.env} have no attribute {attribute!r}")
 
 
-def _rows(columns: dict[str, Any], n: int) -> list[dict[str, Any]]:
+def rows_of(columns: dict[str, Any], n: int) -> list[dict[str, Any]]:
     """Columns as ``n`` new dicts with one value per key, without those that only the adapter needs."""
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, column in columns.items():
-        if key in ("final_obs", "final_info") or (key.startswith("_") and key[1:] in columns):
+        if key in ("final_obs", "final_observation", "final_info") or (key.startswith("_") and key[1:] in columns):
             continue
         values: Sequence[Any] = [column] * n  # one value for all environments, or one for each
         if isinstance(column, dict):
-            values = _rows(column, n)
+            values = rows_of(column, n)
         elif isinstance(column, np.ndarray) and column.shape[:1] == (n,):
             # Copied, because rows are views and the environment may reuse the array, or what is in it.
             column = copy.deepcopy(column)

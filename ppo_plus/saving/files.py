@@ -14,8 +14,6 @@ try:
 except ImportError:  # Windows: nothing is locked there
     fcntl = None  # type: ignore[assignment]
 
-#: The errors of file systems that have no locks, such as some network ones.
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 #: The pattern of names of files that are being written, or were when their process was killed.
 UNFINISHED = ".*.part"
 
@@ -105,7 +103,7 @@ def claim(path: str | Path) -> Iterator[bool]:
             yield False
             return
         except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP):
                 raise
         file.truncate(0)
         file.write(f"{os.getpid()}\n")  # for users who look for the process

@@ -60,7 +60,7 @@ def push_run(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | 
             returns = returns[~np.isnan(returns)]  # rows of other lengths end in NaN
         score = f"{returns.mean():.2f} +/- {returns.std():.2f} over {len(returns)} episodes, after {steps:,} timesteps"
     command, text = ((settings / name).read_text("utf-8").strip() for name in ("command.txt", "config.yml"))
-    command = re.sub(r"^\S*python\S* -m ppo_plus", "ppo-plus", command)  # without folders of this machine
+    command = re.sub(r"^('[^']*python[^']*'|\S*python\S*)( -u)? -m ppo_plus", "ppo-plus", command)
     usage = (
         f'`ppo-plus enjoy --repo {repo}` shows it, and `PPO_Plus.from_hub("{repo}")` loads it. `{command}` trained it'
     )

@@ -174,6 +174,8 @@ def saved_experiment(folder: RunFolder, packages: Packages = ALLOWED_PACKAGES) -
     if arguments.get("env_kwargs"):
         settings["env_kwargs"] = arguments["env_kwargs"]
     run = {name: arguments[name] for name in BESIDE_SETTINGS if name in arguments}
+    if (given := run.get("eval_env_kwargs")) is not None:
+        run["eval_env_kwargs"] = read_arguments("eval_env_kwargs", given)
     return parse_settings(folder.env_id, settings, packages).replace(**run)
 
 

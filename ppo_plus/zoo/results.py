@@ -209,9 +209,6 @@ class Estimate(NamedTuple):
         spec = spec or (".1f" if max(abs(self.low), abs(self.high)) >= 1 else ".3f")
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
-    def __str__(self) -> str:
-        return format(self)
-
 
 def iqm(scores: np.ndarray, axis: int = -1) -> np.ndarray:
     """The interquartile mean: the mean without the lowest and the highest quarter."""

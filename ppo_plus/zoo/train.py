@@ -20,7 +20,7 @@ from ppo_plus.saving.files import file_name, replacing, write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import Evaluations, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.experiment import Experiment, load_model, make_envs, make_model, saved_experiment
-from ppo_plus.zoo.hyperparams import to_yaml
+from ppo_plus.zoo.hyperparams import plain, to_yaml
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages, this_command
 from ppo_plus.zoo.results import plot_learning_curve
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, new_folder
@@ -91,7 +91,8 @@ def _write_settings(experiment: Experiment, options: Options, folder: RunFolder)
     first = {"algo": ALGO, "env": experiment.env_id, "env_kwargs": None}
     folder.settings.mkdir()
     write_text(folder.settings / "config.yml", to_yaml(experiment.settings()))
-    write_text(folder.settings / "args.yml", to_yaml(first | experiment.beside_settings() | asdict(options)))
+    beside = {name: plain(value) for name, value in experiment.beside_settings().items()}
+    write_text(folder.settings / "args.yml", to_yaml(first | beside | asdict(options)))
     write_text(folder.command, this_command())
 
 

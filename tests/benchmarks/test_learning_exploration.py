@@ -37,17 +37,6 @@ def test_the_treasure_is_found_by_going_right_in_every_step(seed):
         assert (total, length) == (pytest.approx(-5 * 0.01 / 6), 6)
 
 
-@pytest.mark.slow
-def test_training_ends_when_the_goal_is_reached(monkeypatch):
-    easy = learning_exploration.TASKS["deep-sea"]["DeepSea 10, plain"]._replace(steps=20_480, goal=-1.0)
-    monkeypatch.setitem(learning_exploration.TASKS["deep-sea"], "easy", easy)
-    monkeypatch.setitem(learning_exploration.MAKERS, "easy", learning_exploration.MAKERS["DeepSea 10, plain"])
-    result = learning_exploration.learn_task("deep-sea", "easy", "white", 0)
-    assert result.score == 3 * 2048
-    # Asked after the first step of the next rollout.
-    assert result.score < result.steps <= result.score + learning_exploration.N_ENVS
-
-
 def test_a_goal_is_that_of_all_episodes_of_three_rollouts():
     ends = learning_exploration.EndsAtGoal(0.5)
     ends.locals, reached = {}, []

@@ -332,4 +332,4 @@ def test_a_compiler_that_ctrl_c_ends_interrupts(monkeypatch):
     compiled = Compiled(th.add, "the sum")
     with pytest.raises(KeyboardInterrupt), warnings.catch_warnings(action="error"):
         compiled.bind(th.ones(2))(th.ones(2))
-    assert compiled.failure is None and not compiled.is_compiled
+    assert compiled.failure is None and not compiled._run

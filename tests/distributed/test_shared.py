@@ -127,7 +127,7 @@ def learn(ranks, case):
         recorded["statistics"] = [[th.as_tensor(each.mean), th.as_tensor(each.var), each.count]
                                   for each in (statistics.obs_rms, statistics.ret_rms)]  # fmt: skip
     if model.compile is True:
-        assert model.compiled and model.compilation.functions["the update"].is_compiled, (case, str(model.compiled))
+        assert model.compiled and model.compilation.functions["the update"]._run, (case, str(model.compiled))
     return recorded
 
 

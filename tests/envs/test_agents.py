@@ -150,6 +150,19 @@ def test_masks_are_used_and_no_word_is_needed():
     assert len(steps) > 300 and all(obs["action_mask"][action] for obs, action, _ in steps)
 
 
+def test_masks_are_of_rows():
+    env = make_agents(lambda: Crowd(masks=True), 2, seed=0)
+    env.reset()
+    every = env.env_method("action_masks")
+    np.testing.assert_array_equal(env.env_method("action_masks", indices=[1, 4]), [every[1], every[4]])
+
+
+def test_a_game_that_was_closed_can_be_used_again():
+    game = Crowd()
+    for _ in range(2):
+        make_agents(game, 1).close()
+
+
 def test_games_with_deaths_train_compiled(traced):
     env = make_agents(lambda: Crowd(masks=True), 3, seed=0)
     model = PPO_Plus("MlpPolicy", env, n_steps=32, compile=True, **ARGUMENTS).learn(600)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from envs import ACTIONS, RandomEnv
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -490,6 +490,23 @@ def test_other_ways_to_give_infos():
     assert infos[1] == {"fps": 30, "pair": "right"} and env.reset_infos[0] == {"fps": 30, "pair": "left"}
 
 
+class Masking(Fixed):
+    def action_masks(self):
+        return np.array([[True, False], [False, True]])
+
+    def step(self, actions):
+        assert actions.tolist() == [0, 1]
+        *rest, infos = super().step(actions)
+        return *rest, {"final_observation": infos.pop("final_obs")} | infos
+
+
+@pytest.mark.parametrize("wrapped", [lambda env: env, VectorWrapper])
+def test_masks_of_all_environments_are_used_and_the_old_name_of_last_observations_is_read(wrapped):
+    env = Masking({"autoreset_mode": AutoresetMode.SAME_STEP}, final_obs=np.full((2, 3), 7.0))
+    model = PPO_Plus("MlpPolicy", wrapped(env), n_steps=16, batch_size=16, compile=False).learn(32)
+    assert model.env.env_method("action_masks", indices=[1])[0].tolist() == [False, True]
+
+
 def test_options_are_passed_where_there_are_any():
     env = GymVectorEnv(Fixed({"autoreset_mode": AutoresetMode.NEXT_STEP}))
     env.set_options({"shift": 1.0})
@@ -564,7 +581,7 @@ def test_unsupported_environments():
         GymVectorEnv(Fixed({}))
     with pytest.raises(ValueError, match="must be SAME_STEP or NEXT_STEP"):
         GymVectorEnv(vector(1, AutoresetMode.DISABLED))
-    with pytest.raises(KeyError, match="final_obs"):
+    with pytest.raises(ValueError, match=r'has ended an episode without infos\["final_obs"\]'):
         env = GymVectorEnv(Fixed({"autoreset_mode": AutoresetMode.SAME_STEP}))
         env.reset()
         env.step(np.zeros(2, int))

@@ -79,4 +79,4 @@ def test_numbers_drawn_on_the_cpu_are_drawn_again(is_simulated, request):
     expected = [shaken(x) for _ in range(4)]
     bound()
     th.manual_seed(5)
-    assert compiled.is_compiled and all(bound().equal(each) for each in expected)
+    assert compiled._run and all(bound().equal(each) for each in expected)

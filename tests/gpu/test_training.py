@@ -193,7 +193,7 @@ def test_compiled_training_with_memory_is_traced_once(compiler, monkeypatch):
     monkeypatch.setattr(RecurrentMemory, "prepare_rollout", recorded)
     model = trained("lstm", "cuda", n_rollouts=8, compile=True)
     assert len(counts) > 1
-    assert all(each.is_compiled and each.n_traces == 1 for each in model.compilation.functions.values())
+    assert all(each._run and each.n_traces == 1 for each in model.compilation.functions.values())
 
 
 def first_number(observations, actions, next_observations):
@@ -220,7 +220,7 @@ def test_streams_are_as_on_the_cpu_and_compiled(case, is_simulated, same_order, 
     if is_simulated:
         assert difference(model, trained(case, "cpu")) < 1e-5
     compiled = trained(case, "cuda", compile=True)
-    assert all(each.is_compiled for each in compiled.compilation.functions.values())
+    assert all(each._run for each in compiled.compilation.functions.values())
     assert difference(model, compiled) < 1e-5
     assert model.position.stream_sums.isfinite().all() and copy.deepcopy(model).learn(1)
 
@@ -344,7 +344,7 @@ def test_compiled_training_is_the_same(name, compiler, is_simulated):
         )
     model = trained(name, "cuda", n_rollouts=4, compile=True)
     functions = model.compilation.functions.values()
-    assert model.compiled and len(functions) == 2 and all(each.is_compiled for each in functions)
+    assert model.compiled and len(functions) == 2 and all(each._run for each in functions)
     if name != "autocast":  # which rounds, and Inductor rounds less often
         assert difference(model, trained(name, "cuda", n_rollouts=4)) < (1e-6 if is_simulated else 1e-5)
     # Recording an update's first minibatches waits a few times.

@@ -31,7 +31,7 @@ def parameters(model):
 def assert_trained_alike(eager, compiled):
     """Two models after two updates: all of one is compiled, and it has become the other."""
     assert len(compiled.compilation.functions) == 2 and all(
-        each.is_compiled for each in compiled.compilation.functions.values()
+        each._run for each in compiled.compilation.functions.values()
     )
     assert np.allclose(eager.rollout_buffer.actions, compiled.rollout_buffer.actions, atol=1e-4)
     # Two updates: rounding of another order of summation, grown by the second rollout.

@@ -27,7 +27,15 @@ FAULTS = {
     "exit": "died with its process (exit code 7)",
     "hang": "gave no answer within 0.5 s",
     "unsendable": "raised ",
+    "unreadable": "returned an object that cannot be unpickled (TypeError(",
 }
+
+
+class Unreadable(Exception):
+    """It can be pickled, and not unpickled."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
 
 
 class Failing(gym.Env):
@@ -47,6 +55,10 @@ class Failing(gym.Env):
     def __init__(self, fault=None, at=3, p=0.0):
         self.fault, self.at, self.p = fault, at, p
         self.n = self.t = 0
+
+    @property
+    def n_files(self):
+        return len(os.listdir("/proc/self/fd"))
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -80,7 +92,8 @@ class Failing(gym.Env):
                 self.fault, obs
             )
             reward = {"infinite reward": np.inf, "large reward": 1e300}.get(self.fault, reward)
-            info = {"unsendable": {"lock": time.sleep, "here": lambda: None}, "no info": None}.get(self.fault, {})
+            infos = {"unsendable": {"lock": time.sleep, "here": lambda: None}, "no info": None}
+            info = (infos | {"unreadable": {"error": Unreadable(1, "x")}}).get(self.fault, {})
         return obs, reward, False, self.t == 8, info
 
 

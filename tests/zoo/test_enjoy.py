@@ -20,13 +20,7 @@ from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
 from ppo_plus import PPO_Plus
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.enjoy import (
-    Player,
-    _write_video,
-    enjoy,
-    make_player,
-    record,
-)
+from ppo_plus.zoo.enjoy import Player, _write_video, enjoy, make_player, record
 from ppo_plus.zoo.experiment import Experiment, load_experiment, load_model, make_envs
 from ppo_plus.zoo.hyperparams import Loader
 from ppo_plus.zoo.runs import RunFolder

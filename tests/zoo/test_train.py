@@ -23,8 +23,8 @@ from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import Part, load_experiment, make_envs, saved_experiment
 from ppo_plus.zoo.results import read_episodes
-from ppo_plus.zoo.runs import Options, open_run
-from ppo_plus.zoo.train import _summary, resume, set_up, train
+from ppo_plus.zoo.runs import Options, RunFolder, open_run
+from ppo_plus.zoo.train import _summary, _write_settings, resume, set_up, train
 
 SHORT = load_experiment(
     "CartPole-v1", overrides={"n_timesteps": 512, "n_envs": 2, "n_steps": 32, "n_epochs": 2, "compile": False}
@@ -82,6 +82,9 @@ def test_arguments_are_recorded_and_read_back(finished):
     assert saved_experiment(made.folder) == NORMALIZING
     arguments = yaml.safe_load((made.folder.settings / "args.yml").read_text())
     assert (arguments["seed"], arguments["eval_freq"], arguments["algo"]) == (11, 256, "ppo_plus")
+    with_tuple, again = NORMALIZING.replace(eval_env_kwargs={"size": (8, 8)}), RunFolder(made.folder.path, "A-v0")
+    _write_settings(with_tuple, Options(), again)
+    assert saved_experiment(again).eval_env_kwargs == {"size": (8, 8)}
 
 
 @pytest.mark.parametrize(

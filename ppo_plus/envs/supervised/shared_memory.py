@@ -1,5 +1,6 @@
 """Arrays that two processes share: what the environments of one worker take and return in a step."""
 
+import os
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -26,6 +27,15 @@ class SharedArrays:
         leaves, structure = tree_flatten((create_empty_array(observation_space), actions, *own))
         record = np.dtype([("", leaf.dtype, leaf.shape[1:]) for leaf in leaves], align=True)
         self.memory = SharedMemory(name, create=name is None, size=k * record.itemsize)
+        if name is None and hasattr(os, "posix_fallocate"):
+            try:
+                # A write into memory that is not there would end the process without an error.
+                os.posix_fallocate(vars(self.memory)["_fd"], 0, self.memory.size)
+            except OSError as error:
+                self.memory.close()
+                self.memory.unlink()
+                problem = f"{error.strerror}: /dev/shm cannot have {self.memory.size:,} bytes (in Docker, --shm-size)"
+                raise OSError(error.errno, problem) from error
         records = np.ndarray(k, record, self.memory.buf)
         arrays = [records[name] for name in record.names or ()]
         #: Observations as the space has them; actions, or ``None``; rewards; whether an episode ended, whether a time

@@ -32,15 +32,7 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
-from ppo_plus.envs.checks import (
-    TIMEOUT,
-    InvalidOutput,
-    check_info,
-    check_obs,
-    check_reward,
-    check_spaces,
-    counted,
-)
+from ppo_plus.envs.checks import TIMEOUT, InvalidOutput, check_info, check_obs, check_reward, check_spaces, counted
 from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.envs.resumable.state import as_resumable
 from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
@@ -56,6 +48,8 @@ CLOSING = 5.0
 #: Commands that an environment has to answer in time, and in which an error is its fault, and not the caller's; and
 #: seconds beyond the limit that it may take to be made again.
 DUTIES, STARTING = ("step", "reset", METHOD), 60.0
+#: What this process shares with the one that trains, by name.
+ATTACHED: dict[str, SharedArrays] = {}
 # At its exit, Python ends processes that were not closed by a signal and waits for them. SDL, with which pygame draws,
 # would not let it through, in the processes of SB3 and Gymnasium, too.
 os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
@@ -111,7 +105,8 @@ class GuardedEnv:
         return str(self.env.unwrapped), (self._space, self.env.action_space)
 
     def share(self, observation_space: spaces.Space, action_space: spaces.Space, k: int, name: str) -> None:
-        self._arrays = SharedArrays(observation_space, action_space, k, name)
+        # Once for all environments of a process, whose open files are few.
+        self._arrays = ATTACHED[name] = ATTACHED.get(name) or SharedArrays(observation_space, action_space, k, name)
 
     def reset(self, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         obs, info = self._resumable.reset(**arguments)
@@ -143,7 +138,7 @@ class GuardedEnv:
                     first = _failure(error, "reset")
                     if isinstance(first, Exception):
                         raise
-        mask = self.action_masks() if self._is_masked else None
+        mask = self.action_masks() if self._is_masked and not isinstance(first, Fault) else None
         if has_mask := self._fits(mask):
             self._arrays.flags[self._row, 3:] = mask
         self._arrays.rewards[self._row], self._arrays.flags[self._row, :3] = reward, (done, info[TIMEOUT], has_mask)
@@ -274,7 +269,7 @@ class Worker:
                 fault = Fault(f"gave no answer within {self._seconds:g} s", loses_process=True)
                 return {self._current.value: fault}
             message = self.remote.recv_bytes()
-            answers = {i: pickle.loads(answer) for i, answer in pickle.loads(message).items()} if message else {}
+            answers = {i: _unpickled(answer) for i, answer in pickle.loads(message).items()} if message else {}
         except (EOFError, OSError):
             answers = {self._current.value: self._death()}
         self.waiting = False
@@ -319,6 +314,13 @@ class Worker:
 def _pickled(message: Any) -> bytes:
     """A message for ``recv``. With later protocols read-only arrays stay so, but wrappers write into infos."""
     return pickle.dumps(message, 4)
+
+
+def _unpickled(answer: bytes) -> Any:
+    try:
+        return pickle.loads(answer)
+    except Exception as error:
+        return Fault(f"returned an object that cannot be unpickled ({error!r})")
 
 
 def _serve(

@@ -16,7 +16,7 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from ppo_plus.envs.layers import Adapter
+from ppo_plus.envs.layers import Adapter, layer_with
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.trees import mapped
 
@@ -158,10 +158,10 @@ class GymTensors(Adapter, TensorEnv):
 
     @property
     def has_masks(self) -> bool:
-        return callable(getattr(self.env, METHOD, None))
+        return layer_with(METHOD, self.env) is not None
 
     def action_masks(self) -> Obs | None:
-        return as_tensor(self.env.action_masks(), self.device)  # type: ignore[attr-defined]
+        return as_tensor(layer_with(METHOD, self.env).action_masks(), self.device)
 
     def render(self) -> np.ndarray | None:
         return self.env.render()

@@ -20,12 +20,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvS
 
 from ppo_plus.envs.checks import TIMEOUT, check_shape
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, as_numpy, as_tensor
-from ppo_plus.envs.vec_env import BatchedVecEnv
+from ppo_plus.envs.vec_env import BatchedVecEnv, rows_of
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.trees import mapped, tree_map, widest
-
-#: What infos say of ended episodes.
-OF_EPISODES = frozenset({TIMEOUT, "episode", "terminal_observation"})
 
 
 class Stepped(NamedTuple):
@@ -112,8 +109,9 @@ class TensorVecEnv(BatchedVecEnv):
     def infos(self, step: Stepped) -> list[dict[str, Any]]:
         """The infos of a step as in SB3: what the simulator has for each environment, and final observations, time
         limits and statistics of ended episodes."""
-        own = {key: value for key, value in step.infos.items() if key not in OF_EPISODES}
-        infos = rows_of(own, self.num_envs)
+        own = {key: part for key, part in step.infos.items() if key not in ("episode", "terminal_observation", TIMEOUT)}
+        columns = mapped(lambda part: as_numpy(part) if isinstance(part, th.Tensor) else part, own)
+        infos = rows_of(columns, self.num_envs)
         ended = step.dones.nonzero().squeeze(1)
         if len(ended):
             columns = (ended, step.timeouts[ended], step.returns[ended], step.lengths[ended])
@@ -134,17 +132,6 @@ class TensorVecEnv(BatchedVecEnv):
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return [self.env.render()]
-
-
-def rows_of(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    """For each of ``n`` environments its part of the infos; what has another number of rows is left out."""
-    rows: list[dict[str, Any]] = [{} for _ in range(n)]
-    for key, value in infos.items():
-        parts = rows_of(value, n) if isinstance(value, Mapping) else value
-        if np.shape(parts)[:1] == (n,):
-            for row, part in zip(rows, as_numpy(parts) if isinstance(parts, th.Tensor) else parts, strict=True):
-                row[key] = part
-    return rows
 
 
 def warn_of_numpy(env: VecEnv) -> None:

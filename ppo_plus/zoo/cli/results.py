@@ -189,6 +189,8 @@ def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
     if not len(set(labels)) == len(labels) == len(args.exp_folders):
         raise ValueError(f"-l has {len(set(labels))} labels for {len(args.exp_folders)} folders: give each its own")
     path = Path(args.output)
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"-o {path}: the name must end in .png, .svg or .pdf")
     from ppo_plus.zoo.results import plot_curves, plot_learning_curve, read_curve
 
     curves: dict[str, dict[str, Any]] = {}

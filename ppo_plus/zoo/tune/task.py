@@ -244,10 +244,7 @@ def score(
         return True
 
     try:
-        with (
-            closing(make()) as envs,
-            closing(make(n_envs=plan.n_eval_envs, evaluation=True)) as eval_envs,
-        ):
+        with closing(make()) as envs, closing(make(n_envs=plan.n_eval_envs, evaluation=True)) as eval_envs:
             evaluation = EvalAfterUpdates(
                 eval_envs,
                 eval_freq=plan.eval_freq,

@@ -13,17 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch as th
-from faulty_envs import (
-    ACTIONS,
-    FAULTS,
-    Failing,
-    Masked,
-    Structured,
-    equal,
-    fine_and,
-    plain,
-    supervised,
-)
+from faulty_envs import ACTIONS, FAULTS, Failing, Masked, Structured, equal, fine_and, plain, supervised
 from parametrization import sample
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env

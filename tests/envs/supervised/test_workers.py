@@ -108,6 +108,24 @@ def test_full_disks_and_lack_of_memory_are_not_faults(error):
 # --- worker processes exchange messages, and none is left running -----------------------------------------------------
 
 
+def test_shared_memory_that_is_full_is_an_error_and_leaves_nothing(monkeypatch):
+    def full(descriptor, start, size):
+        names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    names = []
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"/dev/shm cannot have [\d,]+ bytes .in Docker, --shm-size") as raised:
+        supervised(Failing)
+    assert raised.value.errno == errno.ENOSPC and not Path(names[0]).exists()
+
+
+def test_environments_of_a_process_share_one_block_and_one_file():
+    env = supervised(*[Failing] * 64, n_workers=1)
+    assert env.get_attr("n_files")[0] < 40
+    env.close()
+
+
 def test_what_is_received_may_be_written_into():
     class ReadOnly(Failing):
         def step(self, action):

@@ -11,7 +11,7 @@ import pytest
 import torch as th
 from envs import ACTIONS
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from tensor_envs import Managed, TensorTwin
 
 from ppo_plus import PPO_Plus, TensorEnv, as_vec_env
@@ -82,6 +82,13 @@ def test_a_vector_environment_in_tensors_is_the_same_task(key):
     wrapped = learned(vector, n=16)
     np.testing.assert_array_equal(plain.rollout_buffer.advantages, wrapped.rollout_buffer.advantages)
     assert vector.seeds == [0]
+
+
+def test_masks_are_found_within_wrappers():
+    twin = TensorTwin(3, ACTIONS["discrete"], masks=True)
+    vector = InTensors(twin)
+    vector.action_masks = twin.action_masks
+    assert len(as_vec_env(VectorWrapper(vector)).env_method("action_masks")) == 3
 
 
 @pytest.mark.parametrize("at_reset", [{}, {"cost": th.zeros(2), "terms": {"energy": th.zeros(2)}}])

@@ -109,7 +109,7 @@ def test_evaluations_sum_streams_and_callbacks_see_infos():
     env = Costly(3, ACTIONS["discrete"], limit=4, falls=False)
     model = PPO_Plus("MlpPolicy", env, streams=[Cost(("terms", "cost"), limit=1.0, name="cost")], **SMALL)
     model.learn(24, lambda locals_, _: seen.append(locals_["infos"][2]) or True)
-    assert seen[0] == {"terms": {"cost": 3.0}} and seen[3]["episode"]["l"] == 4
+    assert seen[0] == {"terms": {"cost": 3.0}, "note": "abc"} and seen[3]["episode"]["l"] == 4
     assert [episode["cost"] for episode in model.evaluate(3, return_episodes=True)] == [4.0, 8.0, 12.0]
 
 

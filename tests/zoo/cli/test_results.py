@@ -57,6 +57,7 @@ def test_the_screen_is_chosen_before_modules_of_the_user_are_imported(folder, mo
         ),
         (["export", "."], "RUN .: not the folder of a run"),
         (["plot", "-e", "CartPole-v1"], "has no run of CartPole-v1"),
+        (["plot", "-e", "CartPole-v1", "-o", "curves"], "-o curves: the name must end in .png, .svg or .pdf"),
         (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c", "c"], "1 labels for 2 folders: give each its own"),
     ],
 )

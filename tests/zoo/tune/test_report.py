@@ -15,14 +15,7 @@ from ppo_plus.zoo.cli import make_parser
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file
 from ppo_plus.zoo.tune import Plan, read_space
-from ppo_plus.zoo.tune.report import (
-    ERROR_RATE,
-    TuningVerdict,
-    compare,
-    export,
-    export_best,
-    retraining,
-)
+from ppo_plus.zoo.tune.report import ERROR_RATE, TuningVerdict, compare, export, export_best, retraining
 from ppo_plus.zoo.tune.study import RECORDED
 from ppo_plus.zoo.tune.task import TuningTask
 
@@ -150,9 +143,11 @@ def test_no_more_than_one_best_is_exported(tuned, tmp_path):
 
 
 def test_the_command_trains_with_the_entry():
-    task = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000), None, ("my_envs",)).fitted()
+    experiment = load_experiment("CartPole-v1").replace(eval_env_kwargs={"sutton_barto_reward": False})
+    task = TuningTask(experiment, read_space(), Plan(50_000), None, ("my_envs",)).fitted()
     args = make_parser().parse_args(retraining(task, builtin_file()))
     assert (args.env, args.conf_file) == ("CartPole-v1", str(builtin_file()))
+    assert args.eval_env_kwargs == {"sutton_barto_reward": False}
     assert (args.trust_config, args.gym_packages) == (True, ["my_envs"])
     plain = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000)).fitted()
     assert retraining(plain, builtin_file()) == ["train", "--env", "CartPole-v1", "-conf", str(builtin_file())]
