@@ -93,7 +93,7 @@ def test_the_same_versions_of_python_are_named_everywhere():
     first, last = versions[0], versions[-1]
     assert config["options"]["python_requires"] == f">={first}"
     assert f"Python {first} to {last}." in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"Python {first} or newer" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"Python {first} to {last} and" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     ruff = f'target-version = "py{first.replace(".", "")}"'
     assert ruff in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f">{first} to {last}<" in (ROOT / "docs" / "pictures" / "python.svg").read_text(encoding="utf-8")

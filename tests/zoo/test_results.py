@@ -178,5 +178,5 @@ def test_intervals_are_reproducible_and_grow_with_confidence():
 def test_estimates_are_written_with_their_interval():
     assert iqm_interval([3.0]) == (3.0, -float("inf"), float("inf"))
     estimate = Estimate(0.5, 0.25, 1.0)
-    assert f"{estimate}" == str(estimate) == "0.5 [0.2, 1.0]" and f"{estimate:+.0%}" == "+50% [+25%, +100%]"
-    assert str(Estimate(0.964, 0.95, 0.97)) == "0.964 [0.950, 0.970]"
+    assert f"{estimate}" == "0.5 [0.2, 1.0]" and f"{estimate:+.0%}" == "+50% [+25%, +100%]"
+    assert f"{Estimate(0.964, 0.95, 0.97)}" == "0.964 [0.950, 0.970]"
