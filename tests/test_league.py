@@ -313,11 +313,16 @@ class Pairs(Crowd):
         return super().step({agent: float(action.sum()) for agent, action in actions.items()})
 
 
-@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
-@pytest.mark.parametrize("opponents", [{"random": None}, {"first": lambda obs, mask: np.array([1, 2])}])
-def test_masks_of_several_choices(opponents, vec_env):
-    env = make_vec(lambda: SelfPlay(Pairs, opponents), 2, seed=0, vec_env=vec_env)
+def test_functions_are_opponents_in_processes():
+    opponents = {"first": lambda obs, mask: int(mask.argmax())}
+    env = make_vec(SelfPlay, 2, 0, {"env": TICTACTOE, "opponents": opponents}, vec_env="subproc")
     PPO_Plus("MlpPolicy", env, **ARGUMENTS).learn(96, League(every=1)).env.close()
+
+
+@pytest.mark.parametrize("opponents", [{"random": None}, {"first": lambda obs, mask: np.array([1, 2])}])
+def test_masks_of_several_choices(opponents):
+    env = make_vec(lambda: SelfPlay(Pairs, opponents), 2, seed=0)
+    PPO_Plus("MlpPolicy", env, **ARGUMENTS).learn(96, League(every=1))
     with pytest.raises(ValueError, match="'x' has chosen"):
         PPO_Plus("MlpPolicy", SelfPlay(Pairs, {"x": lambda obs, mask: np.array([2, 2])}), **ARGUMENTS).learn(16)
 
