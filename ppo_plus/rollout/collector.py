@@ -284,6 +284,7 @@ class Collector:
         actions, values, log_probs, params = step.chosen
         streams = self._plan.policy.streams
         after, rewards = (None, None) if streams is None else stream_columns(streams, step.new_obs, step.dones, infos)
+        # Rewards are computed from the last observations of episodes.
         if after is not None and np.count_nonzero(step.dones):
             with self._checked:
                 require_finite("observation", after, self._step)

@@ -34,7 +34,7 @@ class SharedArrays:
             except OSError as error:
                 self.memory.close()
                 self.memory.unlink()
-                problem = f"{error.strerror}: /dev/shm cannot have {self.memory.size:,} bytes (in Docker, --shm-size)"
+                problem = f"{error.strerror}: /dev/shm has no room for {self.memory.size:,} bytes (Docker: --shm-size)"
                 raise OSError(error.errno, problem) from error
         records = np.ndarray(k, record, self.memory.buf)
         arrays = [records[name] for name in record.names or ()]

@@ -115,7 +115,7 @@ def test_shared_memory_that_is_full_is_an_error_and_leaves_nothing(monkeypatch):
 
     names = []
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match=r"/dev/shm cannot have [\d,]+ bytes .in Docker, --shm-size") as raised:
+    with pytest.raises(OSError, match=r"/dev/shm has no room for [\d,]+ bytes .Docker: --shm-size") as raised:
         supervised(Failing)
     assert raised.value.errno == errno.ENOSPC and not Path(names[0]).exists()
 
