@@ -26,15 +26,6 @@ def test_train_save_load_and_play(tmp_path):
     assert rewards.shape == (4,)
 
 
-def test_model_get_env_plays_deterministically():
-    model = PPO("MlpPolicy", gym.make("Pendulum-v1", render_mode="rgb_array"), **SMALL).learn(64)
-    vec_env = model.get_env()
-    obs = vec_env.reset()
-    action, _ = model.predict(obs, deterministic=True)
-    obs, *_ = vec_env.step(action)
-    assert vec_env.render("rgb_array").ndim == 3
-
-
 def test_normalized_environment_saved_and_loaded(tmp_path):
     vec_env = VecNormalize(
         DummyVecEnv([lambda: gym.make("Pendulum-v1")]), norm_obs=True, norm_reward=True, clip_obs=10.0

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from ppo_plus.saving.files import write_text
 from ppo_plus.zoo.results import (
     COLORS,
     STYLE,
@@ -62,6 +63,14 @@ def test_mean_over_the_steps_that_all_runs_reached(tmp_path):
     np.testing.assert_allclose(curve.mean, [15, 25])
     np.testing.assert_allclose(curve.runs, [[10, 20], [20, 30]])
     assert (len(curve.runs), curve.longest) == (2, 40)
+
+
+def test_runs_of_different_settings_are_said_to_be(tmp_path, capsys):
+    for number, said in ((1, ""), (2, "have different settings: plot each kind from its own -f\n")):
+        write_evaluations(tmp_path, number, [10], [1.0])
+        write_text(tmp_path / "ppo_plus" / f"Foo-v0_{number}" / "Foo-v0" / "config.yml", f"gamma: 0.{number}")
+        read_curve(tmp_path, "Foo-v0")
+        assert capsys.readouterr().err.endswith(said)
 
 
 def returns_of(*runs):
