@@ -94,7 +94,6 @@ class EvalAfterUpdates(EvalCallback):
         self.evaluations_results.append(returns)
         self.evaluations_length.append(lengths)  # type: ignore[arg-type]
         tables: dict[str, Any] = {
-            "timesteps": self.evaluations_timesteps,
             "results": self.evaluations_results,
             "ep_lengths": self.evaluations_length,
         }
@@ -110,9 +109,9 @@ class EvalAfterUpdates(EvalCallback):
         if self.log_path is not None:
             with replacing(f"{self.log_path}.npz") as file:
                 # Rows of several lengths end in NaN.
-                for name in [*tables][1:]:
-                    tables[name] = np.array([*zip_longest(*tables[name], fillvalue=math.nan)]).T
-                np.savez(file, **tables)
+                for name, rows in tables.items():
+                    tables[name] = np.array([*zip_longest(*rows, fillvalue=math.nan)]).T
+                np.savez(file, timesteps=self.evaluations_timesteps, **tables)
         self.last_mean_reward = mean = float(np.mean(returns))
         is_best = mean > self.best_mean_reward
         self.logger.record("eval/mean_reward", mean)

@@ -281,6 +281,12 @@ def read_arguments(name: str, value: Value, packages: Packages = ()) -> dict[str
     return {key: read_literal(name, item) if LITERAL.fullmatch(str(item)) else item for key, item in mapping.items()}
 
 
+def pairs_option(option: str, pairs: dict[str, Any] | None) -> list[str]:
+    """An option with its pairs, as on the command line: ``--env-kwargs g:9.81``."""
+    given = [f"{name}:{format_literal(value)}" for name, value in (pairs or {}).items()]
+    return [option, *given] if given else []
+
+
 def plain(value: Value) -> Value:
     """A value as YAML can store it: unchanged, or as Python text."""
     return value if _is_plain(value) else format_literal(value)

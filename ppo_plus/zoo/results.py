@@ -97,9 +97,7 @@ def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = AL
     for folder in sorted(runs.keys() - long.keys()):
         print(f"left out: {folder}: no {what} returns, or none as late as another run's first", file=sys.stderr)
     if len({path.read_bytes() for folder in long for path in folder.glob("*/config.yml")}) > 1:
-        print(
-            f"the runs in {log_folder / algo} have different settings: plot each kind from its own -f", file=sys.stderr
-        )
+        print(f"runs in {log_folder / algo} have different settings: plot each kind from its own -f", file=sys.stderr)
     return average(list(long.values()))
 
 

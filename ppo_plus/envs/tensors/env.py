@@ -139,7 +139,7 @@ class GymTensors(Adapter, TensorEnv):
                 f"env={env!r} has autoreset mode {mode}, but environments in tensors have to start the next episode in "
                 "the step that ends one: make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
             )
-        self.env, self.render_mode = env, env.render_mode
+        self.env, self.render_mode, self._masking = env, env.render_mode, layer_with(METHOD, env)
         device = getattr(env, "device", None) or getattr(env.unwrapped, "device", None) or "cpu"
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space, device)
 
@@ -158,10 +158,10 @@ class GymTensors(Adapter, TensorEnv):
 
     @property
     def has_masks(self) -> bool:
-        return layer_with(METHOD, self.env) is not None
+        return self._masking is not None
 
     def action_masks(self) -> Obs | None:
-        return as_tensor(layer_with(METHOD, self.env).action_masks(), self.device)
+        return as_tensor(self._masking.action_masks(), self.device)
 
     def render(self) -> np.ndarray | None:
         return self.env.render()

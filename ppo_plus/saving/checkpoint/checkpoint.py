@@ -177,9 +177,10 @@ def _resumed(
         states = checkpoint["env"]
         try:
             reason = env_state.set_state(model.env, states)
-        except (NotResumableError, LookupError, AttributeError, TypeError) as error:
-            known = isinstance(error, NotResumableError)
-            raise ValueError(str(error) if known else f"env: its set_state raised {error!r}") from error
+        except NotResumableError as error:
+            raise ValueError(str(error)) from error
+        except (LookupError, AttributeError, TypeError) as error:
+            raise ValueError(f"env: its set_state raised {error!r}") from error
     with decoding():
         if model._last_obs is not None:
             check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)

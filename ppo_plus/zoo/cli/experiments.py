@@ -24,7 +24,7 @@ from ppo_plus.require import require_installed
 from ppo_plus.saving.files import file_name
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import Commands, Pairs, Parser, add_option, interval, key_value, whole_number
-from ppo_plus.zoo.hyperparams import builtin_file, format_literal, measured_returns, read_entry, read_mapping, to_yaml
+from ppo_plus.zoo.hyperparams import builtin_file, measured_returns, pairs_option, read_entry, read_mapping, to_yaml
 from ppo_plus.zoo.installation import (
     command,
     deterministic_option,
@@ -192,8 +192,7 @@ def _same_training(args: argparse.Namespace) -> list[str]:
         words += [] if value is None else [option, str(value)]
     pairs_of = {"--env-kwargs": args.env_kwargs, "--eval-env-kwargs": args.eval_env_kwargs, "-params": args.hyperparams}
     for option, pairs in pairs_of.items():
-        given = [f"{name}:{format_literal(value)}" for name, value in (pairs or {}).items()]
-        words += [option, *given] if given else []
+        words += pairs_option(option, pairs)
     return words
 
 

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ppo_plus.public import version_of
 from ppo_plus.saving.files import file_name, write_text
 from ppo_plus.saving.format.container import PACKAGES
-from ppo_plus.zoo.hyperparams import format_literal, to_yaml
+from ppo_plus.zoo.hyperparams import pairs_option, to_yaml
 from ppo_plus.zoo.installation import deterministic_option, import_options
 from ppo_plus.zoo.results import Estimate, difference_interval, iqm_interval
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
@@ -202,8 +202,7 @@ def retraining(task: TuningTask, path: Path) -> list[str]:
     """The arguments of the command that trains with an exported entry."""
     words = ["train", "--env", task.experiment.env_id, "-conf", str(path)]
     words += deterministic_option(task.experiment.deterministic)
-    if given := task.experiment.eval_env_kwargs:
-        words += ["--eval-env-kwargs", *(f"{name}:{format_literal(value)}" for name, value in given.items())]
+    words += pairs_option("--eval-env-kwargs", task.experiment.eval_env_kwargs)
     return words + import_options(task.gym_packages, trusted=task.packages is None)
 
 
