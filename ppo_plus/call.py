@@ -1,5 +1,4 @@
-"""A call of ``learn``: its progress and its callbacks. An interrupted one is resumed by
-:mod:`ppo_plus.saving.checkpoint.checkpoint`."""
+"""A call of ``learn``: its progress and its callbacks. :mod:`ppo_plus.saving.checkpoint.checkpoint` resumes one."""
 
 import time
 from collections.abc import Iterator

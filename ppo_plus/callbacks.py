@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from tqdm import tqdm
 
 from ppo_plus.ppo import PPO_Plus
+from ppo_plus.require import require_int
 from ppo_plus.rollout.evaluation import Episode, frozen, play, with_statistics_of
 from ppo_plus.saving import statistics
 from ppo_plus.saving.files import replacing
@@ -39,6 +40,7 @@ class EvalAfterUpdates(EvalCallback):
     def __init__(self, eval_env: GymEnv | str, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):
         wrapped = PPO_Plus._wrap_env(eval_env)  # type: ignore[arg-type]
         super().__init__(wrapped, eval_freq=eval_freq, verbose=verbose, **kwargs)
+        require_int("n_eval_episodes", self.n_eval_episodes, 1)
 
     def _init_callback(self) -> None:
         with warnings.catch_warnings():

@@ -15,7 +15,9 @@ from ppo_plus.envs.agents import MASK, OBSERVATION, Action, Game, GameEnv, witho
 from ppo_plus.envs.checks import Info
 from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.envs.resumable.attributes import NotResumableError, State, differ, plain
+from ppo_plus.envs.tensors.vec_env import ObservationLayout
 from ppo_plus.policy.masking import METHOD
+from ppo_plus.policy.observations import as_dict
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry
 from ppo_plus.ppo import PPO_Plus
 from ppo_plus.require import require_int, require_number, require_one_of, same_space
@@ -43,7 +45,7 @@ class SelfPlay(GameEnv):
     ``np_random``.
 
     :param env: a turn-based or parallel environment, a function that makes one, or the name of a module with ``env``
-    :param opponents: who plays the other seats, each drawn at each reset, by name: a function of an observation and an
+    :param opponents: who plays the other seats, each drawn for each game, by name: a function of an observation and an
         action mask that returns an action, a model or its file, or ``None``, random actions, which is the default
     :param seat: the learner's seat, one of the possible agents; ``None``: drawn at each reset
     :param kwargs: arguments of the function that makes the game
@@ -69,9 +71,10 @@ class SelfPlay(GameEnv):
         self.chances: dict[str, float] = {}
         for name, player in self.opponents.items():
             if isinstance(player, ActorCriticPolicy):
-                for kind in ("observation_space", "action_space"):
-                    own, other = getattr(self, kind), getattr(player, kind)
-                    if not same_space(own, other):
+                # As training sees them: a tuple as a dict, images with their channels first.
+                seen = ObservationLayout(as_dict(self.observation_space)).space
+                for kind, own in (("observation_space", seen), ("action_space", self.action_space)):
+                    if not same_space(own, other := getattr(player, kind)):
                         raise ValueError(f"opponents: {name!r} has {kind}={other}, and the game {own}: let it learn it")
         if mask is not None:
             # Not a function, of which copies would have the masks of the original.
@@ -85,12 +88,10 @@ class SelfPlay(GameEnv):
         self._start = {"seed": int(self.np_random.integers(2**31)) if seed is None else seed, "options": options}
         self.game.reset(**self._start)
         # Not all possible agents need to be there.
-        present, agents = self.game.agents, self.game.possible_agents
+        present = self.game.agents
         self.learner = present[self.np_random.integers(len(present))] if self.seat is None else self.seat
-        chances = self.chances or dict.fromkeys(self.opponents, 1 / len(self.opponents))
-        drawn = self.np_random.choice([*chances], len(agents), p=[*chances.values()]).tolist()
         #: Who plays the other seats, what they remember, all actions so far, and the learner's return.
-        self._seats = {agent: name for agent, name in zip(agents, drawn, strict=True) if agent != self.learner}
+        self._seats: dict[str, str] = {}
         self._carries: dict[str, Carry] = {}
         self._actions: list[Action | None] = []
         # Rewards before the learner's first turn count in the result.
@@ -133,6 +134,9 @@ class SelfPlay(GameEnv):
 
         :raises ValueError: it is not in the action space, or masked
         """
+        if agent not in self._seats:
+            chances = self.chances or dict.fromkeys(self.opponents, 1 / len(self.opponents))
+            self._seats[agent] = str(self.np_random.choice([*chances], p=[*chances.values()]))
         name, seed = self._seats[agent], int(self.np_random.integers(2**31))
         (obs, *_), mask = self._look(), self._mask
         player, space = self.snapshots.get(name, self.opponents.get(name)), cast(Any, self.action_space)
@@ -216,6 +220,7 @@ class League(BaseCallback):
         with chances ∝ ``1 - rate of winning`` (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z)
     :param share_random: share of the opponents that draw actions at random, which anchors ratings, in ``[0, 1]``
     :raises ValueError: an argument is out of its range; when training starts: ``VecNormalize`` normalizes observations
+    :raises TypeError: when training starts: the policy overrides SB3's methods
     :raises AttributeError: when training starts: the environments are not ``SelfPlay``
     """
 
@@ -251,6 +256,9 @@ class League(BaseCallback):
             raise AttributeError(
                 "a League needs SelfPlay environments: make_vec(lambda: SelfPlay(game)), or selfplay:game"
             )
+        if not isinstance(self.model.policy, ActorCriticPolicy):
+            remedy = "derive it from ppo_plus.ActorCriticPolicy"
+            raise TypeError(f"a League cannot play against a policy that overrides SB3's methods: {remedy}")
         for name in (RANDOM, *self.training_env.get_attr("opponent_names", [0])[0]):
             self._add(name)
         self._tell("snapshots", self.snapshots)

@@ -46,7 +46,7 @@ from ppo_plus.rollout.tensor_collector import LazyLocals, TensorCollector
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.model import layout
 from ppo_plus.saving.model_files import ModelFiles
-from ppo_plus.settings import SCHEDULED, Settings, schedule_of
+from ppo_plus.settings import Settings, schedule_of
 from ppo_plus.update.minibatch import Batch, UpdateRule, read
 from ppo_plus.update.update import Trainer, Update, interrupts_wait, torch_defaults
 
@@ -126,8 +126,6 @@ class PPO_Plus(ModelFiles):
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
-    #: The arguments that may change over time.
-    scheduled: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
 
     def __init__(
         self,
@@ -181,9 +179,6 @@ class PPO_Plus(ModelFiles):
         #: The processes that train this model together.
         self.shared = shared_training()
         self.ranks = self.shared.ranks
-        self.built_layout = None
-        #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
-        self._expects_masks = False
         self._warned_of_masks = False
         if not self.ranks.leads:
             verbose, tensorboard_log = 0, None
@@ -414,8 +409,8 @@ class PPO_Plus(ModelFiles):
             self._update_info_buffer(step.infos, step.dones)
             collector.store(self.env)  # type: ignore[arg-type]
         self._refresh()
-        infos, logged = collector.finish()
-        self._update_info_buffer(infos)
+        ended, logged = collector.finish()
+        self._update_info_buffer(ended)
         for name, value in logged.items():
             self.logger.record_mean(name, value)
 
@@ -678,9 +673,6 @@ class PPO_Plus(ModelFiles):
         super().set_random_seed(seed)
         if seed is not None:
             self.shared.seed(self.env, seed)
-
-    def _setup_lr_schedule(self) -> None:
-        """SB3's; there is nothing to set up."""
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.

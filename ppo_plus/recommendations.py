@@ -72,7 +72,9 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     unbounded = isinstance(env, TensorVecEnv) and env.env.unbounded
     if boxes:
         policy_kwargs["log_std_init"] = -0.5
-        if not unbounded and all(map(_is_bounded, boxes)) and any(map(_is_far_from_unit, boxes)):
+        # Some environments write the largest float32 for infinity.
+        unbounded |= not all((_largest(box) < LARGEST).all() for box in boxes)
+        if not unbounded and any(map(_is_far_from_unit, boxes)):
             policy_kwargs["squash_output"] = True
     if len(boxes) < len(actions):
         arguments["ent_coef"] = 0.005
@@ -102,11 +104,6 @@ def _is_near_unit(space: spaces.Box) -> bool:
     they count as such."""
     largest = _largest(space)
     return is_image_space(space) or bool(np.all((largest >= 0.5) & (largest <= 1)))
-
-
-def _is_bounded(space: spaces.Box) -> bool:
-    """Whether all numbers have bounds; some environments write the largest float32 for infinity."""
-    return bool(np.all(_largest(space) < LARGEST))
 
 
 def _largest(space: spaces.Box) -> np.ndarray:

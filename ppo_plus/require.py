@@ -6,7 +6,7 @@ Every message names the argument, its value and the remedy.
 import difflib
 import errno
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,18 +20,17 @@ ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
 
 class NotFinite(FloatingPointError, ValueError):
-    """A number is NaN or infinity. With SB3 that is a ``ValueError``, which code around it catches, such as a study's
-    objective."""
+    """A number is NaN or infinity; with SB3 that is a ``ValueError``, which code like a study's objective catches."""
 
 
-def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:
-    """An integer of at least ``low``, or ``None`` if ``or_none``; else :class:`TypeError` or :class:`ValueError`."""
+def require_int(name: str, value: Any, low: int, high: float = math.inf, or_none: bool = False) -> None:
+    """An integer in ``[low, high]``, or ``None`` if ``or_none``; else :class:`TypeError` or :class:`ValueError`."""
     if or_none and value is None:
         return
-    allowed = f"at least {low}{', or None' if or_none else ''}"
+    allowed = f"at least {low}{f' and at most {high}' if high < math.inf else ''}{', or None' if or_none else ''}"
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}={value!r} must be an integer, {allowed}")
-    if value < low:
+    if not low <= value <= high:
         raise ValueError(f"{name}={value!r} must be {allowed}")
 
 
@@ -93,13 +92,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         return "learning_rate"
     longer = [one for one in known if len(str(name)) > 2 and one.startswith(str(name))]
     return next(iter([*longer, *difflib.get_close_matches(str(name), known, 1)]), None)
-
-
-def unknown_argument(owner: str, name: str, value: Any, remedies: Mapping[str, str]) -> TypeError:
-    """The error for an argument that a class or function does not have; ``remedies`` says by name what to write."""
-    likely = nearest(name, remedies)
-    remedy = f"see help({owner}) for its arguments" if likely is None else f"did you mean {remedies[likely]}?"
-    return TypeError(f"{name}={value!r} is not an argument of {owner}: {remedy}")
 
 
 def require_installed(package: str, needed_for: str) -> None:

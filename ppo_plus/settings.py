@@ -311,7 +311,7 @@ def _check_kinds(settings: Settings) -> None:
 
 
 def _check_ranges(settings: Settings) -> None:
-    require_int("seed", settings.seed, 0, or_none=True)
+    require_int("seed", settings.seed, 0, 2**32 - 1, or_none=True)
     for name in ("n_steps", "batch_size", "n_epochs", "stats_window_size"):
         require_int(name, getattr(settings, name), 1)
     require_number("gamma", settings.gamma, 0, 1)

@@ -196,6 +196,8 @@ def test_evaluation_environments_are_wrapped_as_in_training(kind, recwarn):
 
 
 def test_an_unfit_evaluation_environment_is_found_at_once():
+    with pytest.raises(ValueError, match="n_eval_episodes=0 must be at least 1"):
+        EvalAfterUpdates("CartPole-v1", n_eval_episodes=0)
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
     with pytest.raises(ValueError, match="env does not fit the model: observation spaces do not match"):
         model.learn(128, EvalAfterUpdates("Pendulum-v1", 64))

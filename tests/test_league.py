@@ -13,6 +13,7 @@ from gymnasium.wrappers import TimeLimit
 from parametrization import SLOW, part
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from ppo_plus import Checkpoints, League, PPO_Plus, SelfPlay, make_vec
@@ -51,13 +52,17 @@ def test_a_game_seen_from_both_seats():
         assert obs.shape == (3, 3, 2)  # the learner's, though the other may have moved last
 
 
-def test_the_learner_is_one_of_those_who_are_there():
-    env = SelfPlay(lambda: Crowd(0.2, 0.0, first=0.4))
+def test_those_who_are_not_there_neither_learn_nor_count():
+    env = SelfPlay(lambda: Crowd(0.0, 0.0, first=0.4))
     seats = set()
     for seed in range(30):
         env.reset(seed=seed)
-        assert env.learner in env.game.agents
+        there, done = [*env.game.agents], False
+        assert env.learner in there
         seats.add(env.learner)
+        while not done:
+            *_, done, info = env.step(0)
+        assert info[GAME]["opponents"] == ["random"] * (len(there) - 1)
     assert len(seats) == 3
 
 
@@ -163,12 +168,13 @@ def test_an_opponent_that_comes_back_remembers_nothing():
     assert dead is None and th.equal(first, again) and not th.equal(first, second)
 
 
-def test_the_seat_and_the_opponents_are_drawn_at_each_reset():
+def test_the_seat_and_the_opponents_are_drawn_for_each_game():
     env = SelfPlay(TICTACTOE, {"first": first_free, "random": None})
     env.reset(seed=0)
     drawn = set()
     for _ in range(30):
         env.reset()
+        env.step(np.flatnonzero(env.action_masks())[0])
         drawn.add((env.learner, *env._seats.values()))
     assert drawn == {(seat, name) for seat in ("player_1", "player_2") for name in ("first", "random")}
 
@@ -370,6 +376,35 @@ def test_a_killed_league_resumes(tmp_path):
         assert th.equal(one, other)
 
 
+class Seen(Crowd):
+    """Observations that training sees in another form."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.space = space
+
+    def observation_space(self, agent):
+        return self.space
+
+    def observe(self):
+        return self.space.sample()
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 255, (36, 36, 3), np.uint8), spaces.Tuple([spaces.Discrete(3)] * 2)])
+def test_models_of_images_and_tuples_are_opponents(space):
+    policy = "CnnPolicy" if isinstance(space, spaces.Box) else "MultiInputPolicy"
+    model = PPO_Plus(policy, games_of(lambda: Seen(space)), **ARGUMENTS)
+    env = SelfPlay(lambda: Seen(space), {"itself": model})
+    env.reset(seed=0)
+    while not env.step(0)[3]:
+        pass
+
+
+class OverridesForward(ActorCriticPolicy):
+    def forward(self, obs, deterministic=False):
+        return super().forward(obs, deterministic)
+
+
 class Boxes(Crowd):
     def action_space(self, agent):
         return spaces.Box(-1, 1, (2,))
@@ -406,6 +441,11 @@ class Boxes(Crowd):
             lambda: PPO_Plus("MlpPolicy", VecNormalize(games()), n_steps=8).learn(1, League()),
             ValueError,
             "VecNormalize has not normalized: pass normalize_observations=True",
+        ),
+        (
+            lambda: PPO_Plus(OverridesForward, games(), n_steps=8).learn(1, League()),
+            TypeError,
+            "overrides SB3's methods: derive it from ppo_plus",
         ),
     ],
 )

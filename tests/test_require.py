@@ -42,6 +42,7 @@ RAISES = [
         TypeError,
         "'100' must be an integer, at least 1, or None",
     ),
+    (partial(integer, high=9), 10, ValueError, "^n_steps=10 must be at least 1 and at most 9$"),
     *((number, value, ValueError, r"^gamma=.* must be a number in \[0, 1\]$") for value in (-1e-9, 1.0000001)),
     *((number, value, ValueError, "gamma=.* must be") for value in (math.nan, -math.inf, math.inf, np.float64("nan"))),
     *((number, value, TypeError, r"gamma=.* must be a number in \[0, 1\]") for value in (None, True, np.bool_(True))),

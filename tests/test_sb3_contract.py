@@ -78,6 +78,7 @@ class Hooks(callbacks.BaseCallback):
 
     def _on_rollout_end(self):
         self.note("rollout_end")
+        assert len(self.locals["infos"]) == self.training_env.num_envs
 
     def _on_training_end(self):
         self.note("training_end")

@@ -55,7 +55,7 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
             raise ValueError(f"dataset has {len(dataset)} parts: give {[*NAMES]}, or a dict, which may have {MASKS!r}")
         dataset = dict(zip(NAMES, dataset, strict=False))
     episodes = dataset.iterate_episodes() if hasattr(dataset, "iterate_episodes") else dataset
-    if _has_entries(episodes):
+    if _has_entries(episodes) or not hasattr(episodes, "__iter__"):
         parts = [_checked(model, "dataset", episodes, whole=False)]
     else:
         parts = [_checked(model, f"dataset[{i}]", part, whole=True) for i, part in enumerate(episodes)]

@@ -89,12 +89,6 @@ class CheckedEnvs:
             self.require_finite(obs)
 
 
-def as_rewards(rewards: Any, n_envs: int) -> np.ndarray:
-    """Rewards as a new array of floats, shape ``(N,)``; raises :class:`ValueError` unless there is one for each."""
-    array = np.array(rewards).reshape(n_envs)
-    return array if array.dtype.kind == "f" else array.astype(np.float32)
-
-
 def is_reset(info: Info) -> bool:
     """Whether a step only reset the environment, and so is not a transition."""
     return bool(info.get(AUTORESET))

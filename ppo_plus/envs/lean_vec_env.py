@@ -74,8 +74,7 @@ def _supported(make: Callable[[], gym.Env]) -> gym.Env:
 
 
 def faster_methods(env: DummyVecEnv) -> dict[str, Callable[[], Any]]:
-    """Methods that do what those of a ``DummyVecEnv`` of the user do, as :class:`LeanVecEnv` does it, apart from those
-    that the user has written or set."""
+    """The methods of :class:`LeanVecEnv` for a user's ``DummyVecEnv``, except those that the user wrote or set."""
     kind = type(env)
     if isinstance(env, LeanVecEnv) or kind._save_obs is not DummyVecEnv._save_obs:
         return {}

@@ -68,7 +68,7 @@ def warn_of_statistics(trained: Trained, env: VecEnv | None) -> None:
     warnings.warn(
         f"the model was trained on observations that {were} normalized (VecNormalize), and env={env!r} {problem}, so "
         f"that its actions {'may be' if trained == 'maybe' else 'are'} wrong: {remedy}",
-        stacklevel=4,
+        stacklevel=3,
     )
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 import torch as th
 
-from ppo_plus.require import require_number
+from ppo_plus.require import require_kind, require_number, require_one_of
 
 
 class KLState(NamedTuple):
@@ -90,8 +90,7 @@ class EarlyStop(KLControl):
     tolerance: float = 1.5
 
     def __post_init__(self) -> None:
-        if self.per not in ("minibatch", "epoch"):
-            raise ValueError(f'EarlyStop: per={self.per!r} must be "minibatch" or "epoch"')
+        require_one_of("EarlyStop: per", self.per, ("minibatch", "epoch"))
         require_number("EarlyStop: tolerance", self.tolerance, 0, above=True)
 
     def _stop(self, state: KLState, kl: th.Tensor, target: th.Tensor) -> KLState:
@@ -172,11 +171,8 @@ def make_kl_control(kl_control: "str | KLControl", has_target: bool) -> KLContro
     """The control that ``kl_control`` and ``target_kl`` ask for; without a target, ``"stop"`` means no control."""
     if isinstance(kl_control, KLControl):
         return kl_control
-    remedy = f"one of {sorted(KL_CONTROLS)} or a KLControl object"
-    if not isinstance(kl_control, str):
-        raise TypeError(f"kl_control={kl_control!r} must be {remedy}")
-    if kl_control not in KL_CONTROLS:
-        raise ValueError(f"kl_control={kl_control!r} is unknown: use {remedy}")
+    require_kind("kl_control", kl_control, str, f"one of {sorted(KL_CONTROLS)} or a KLControl object")
+    require_one_of("kl_control", kl_control, KL_CONTROLS)
     return KL_CONTROLS[kl_control]() if has_target or kl_control != "stop" else KLControl()
 
 

@@ -258,8 +258,7 @@ class PPOLoss:
         error = value_loss(values, batch.old_values, batch.returns, coefficients.clip_range_vf, self.value_clip)
         with _graph_if(self.entropy_bonus):
             entropy_loss = -distribution.entropy(params).mean()
-        weighted = coefficients.vf_coef * error
-        total = surrogate + (weighted.sum() if self.streams else weighted)
+        total = surrogate + (coefficients.vf_coef * error).sum()
         if self.entropy_bonus:
             total = total + coefficients.ent_coef * entropy_loss
 
@@ -267,7 +266,7 @@ class PPOLoss:
             error = error.detach()
             diagnostics = {
                 "policy_gradient_loss": surrogate.detach(),
-                "value_loss": error[0] if self.streams else error,
+                "value_loss": error.view(-1)[0],
                 "entropy_loss": entropy_loss.detach(),
                 "approx_kl": approx_kl(log_ratio),
             }

@@ -6,6 +6,7 @@ here are plain dataclasses, so a model that uses them can be saved, loaded and s
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -88,8 +89,6 @@ class Unknown:
         return 0.0
 
 
-#: The module of SB3's classes of schedules.
-SB3_SCHEDULES = "stable_baselines3.common.utils"
 #: The names by which ``ppo_plus`` has them.
 constant, linear, cosine = Constant, Linear, Cosine
 
@@ -112,8 +111,9 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
         is_function = callable(value) and not _builds(value)
         schedule = value if is_function else Constant(_number(name, value))
     inner = _inner(schedule)
+    is_sb3s = type(inner).__module__ == "stable_baselines3.common.utils"
     # Between both ends, no value of SB3's classes is below both.
-    if isinstance(inner, (Constant, Linear, Cosine, Sampled)) or type(inner).__module__ == SB3_SCHEDULES:
+    if is_sb3s or isinstance(inner, (Constant, Linear, Cosine, Sampled)):
         value_at(1.0, name, schedule, low, strict)
         value_at(0.0, name, schedule, low)
     return schedule
@@ -154,10 +154,9 @@ def _inner(value: Any) -> Any:
 
 def _parse(name: str, text: str) -> Schedule:
     prefix, *numbers = text.strip().split("_")
-    try:
+    values: list[float] = []
+    with suppress(ValueError):
         values = [float(number) for number in numbers or [prefix]]
-    except ValueError:
-        values = []
     if values and not numbers:
         return Constant(values[0])
     if prefix in PREFIXES and len(values) in (1, 2):
@@ -169,11 +168,9 @@ def _parse(name: str, text: str) -> Schedule:
 
 
 def _number(name: str, value: Any) -> float:
-    try:
+    with suppress(TypeError, ValueError):
         if not isinstance(value, bool):
             return float(value)
-    except (TypeError, ValueError):
-        pass
     raise TypeError(
         f'{name}={value!r} must be a number, a string such as "lin_3e-4", or a function of the remaining progress'
     )

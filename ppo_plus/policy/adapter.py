@@ -100,9 +100,7 @@ class EvaluatedActions(ActionDistribution):
 class SB3Interface(sb3.ActorCriticPolicy):
     """Implements the interface of our policies by the methods of an SB3 policy; the first of the base classes."""
 
-    remembers = False
-    #: Whether the parameters of its action distribution are known, without which nothing is compiled.
-    has_params = False
+    remembers = has_params = False
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, *args: Any, **kwargs: Any):
         given = {name: kwargs.pop(name, None) for name in NOT_IN_SB3}

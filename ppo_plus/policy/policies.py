@@ -392,15 +392,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             features, _ = self.encode_step(obs, self.init_memory(n_rows(obs)), episode_starts)
         else:
             features = self.encode_sequences(obs, carry.memory, episode_starts)
-        values, params, _ = self.heads(features, self._masks(obs, masks))
-        return values, params
+        return self.heads(features, self._masks(obs, masks))[:2]
 
     def evaluate_batch(self, batch: Any) -> tuple[th.Tensor, th.Tensor]:
         """:meth:`evaluate` of a :class:`ppo_plus.Batch`; by the heads alone if it has ``features``."""
         if batch.features is None:
             return self.evaluate(batch.observations, batch.carry, batch.episode_starts, batch.masks)
-        values, params, _ = self.heads(batch.features, self._masks(batch.observations, batch.masks))
-        return values, params
+        return self.heads(batch.features, self._masks(batch.observations, batch.masks))[:2]
 
     def encode(self, obs: PyTorchObs) -> Features:
         """Features of ``B`` raw observations, before any memory."""
@@ -452,8 +450,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             self.value_normalizer.rescale(last, total(Moments.of(transitions("returns"))))
 
     def after_update(self, transitions: Callable[[str], Any], total: Callable[[Moments], Moments]) -> None:
-        """Add the observations of a rollout to the moments that they are normalized by, if they are; arguments as of
-        :meth:`before_update`."""
+        """Add a rollout's observations to the moments that normalize them, if any do; see :meth:`before_update`."""
         if self.observation_normalizer is not None:
             moments = self.observation_normalizer.moments_of(transitions("observations"))
             self.observation_normalizer.add(total(moments))

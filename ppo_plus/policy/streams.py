@@ -22,8 +22,6 @@ from ppo_plus.require import require_kind, require_number
 
 #: Returns the moments of the numbers of all processes, given those of one.
 Pool = Callable[[Moments], Moments]
-#: The source of a stream (:class:`Stream`).
-Source = str | Sequence[str] | Callable[[PyTorchObs, th.Tensor, PyTorchObs], th.Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Stream:
     :raises TypeError: an argument is of the wrong kind
     """
 
-    source: Source
+    source: str | Sequence[str] | Callable[[PyTorchObs, th.Tensor, PyTorchObs], th.Tensor]
     weight: ScheduleLike = 1.0
     gamma: float | None = None
     gae_lambda: float | None = None

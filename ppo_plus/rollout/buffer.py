@@ -256,8 +256,7 @@ class RolloutBuffer:
         th.add(advantages, values, out=self.stored("returns"))
 
     def combine_advantages(self, combined: Callable[[th.Tensor, list[th.Tensor]], th.Tensor]) -> None:
-        """Replace the advantages by those that ``combined`` makes of them and of those of the streams, unless that is
-        done."""
+        """Replace the advantages by what ``combined`` makes of them and of the streams', unless that is done."""
         if not self.is_combined:
             counted = ... if self.valid is None else th.from_numpy(self.valid)
             own, *streams = (part.stored("advantages") for part in (self, *self.stream_buffers))

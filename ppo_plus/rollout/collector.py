@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped
-from ppo_plus.envs.checked_envs import CheckedEnvs, as_rewards, is_reset
+from ppo_plus.envs.checked_envs import CheckedEnvs, is_reset
 from ppo_plus.envs.checks import TIMEOUT, check_shape, row_of
 from ppo_plus.envs.layers import layers
 from ppo_plus.formulas.moments import Moments
@@ -193,7 +193,8 @@ class Collector:
             n_envs = self._env.num_envs
             # Copies: environments may return the same arrays in each step, also in an evaluation by a callback.
             new_obs, dones = mapped(np.array, new_obs), np.array(dones, dtype=bool).reshape(n_envs)
-            rewards = as_rewards(rewards, n_envs)
+            rewards = np.array(rewards).reshape(n_envs)
+            rewards = rewards if rewards.dtype.kind == "f" else rewards.astype(np.float32)
             self._checked.require_finite(new_obs, rewards)
         valid = None
         if np.count_nonzero(dones) and any(resets := [is_reset(info) for info in infos]):

@@ -243,8 +243,7 @@ class TensorCollector(Collector):
         return th.stack(self._other_masks).any() if self._other_masks else th.tensor(False, device=self._plan.device)
 
     def _explain(self, known: th.Tensor) -> None:
-        """Raise an error for what is wrong with the steps so far, if anything is, also with final observations where
-        these are known."""
+        """Raise an error for what is wrong with the steps, if anything is; ``known``: which have final observations."""
         buffer, masks = self._plan.buffer, self._plan.masks
         first = self._step - self.n_steps
         outputs = buffer.stored("values") + buffer.stored("log_probs")

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -111,8 +110,6 @@ def outermost(
 
 # --- the policy -------------------------------------------------------------------------------------------------------
 
-#: What descriptions of this form begin with.
-FORMAT = "ppo_plus policy 1"
 #: The dimension of any size in descriptions of shapes.
 BATCH = "batch"
 
@@ -187,7 +184,7 @@ class Deployed(nn.Module):
         with its outputs and their bounds, and the wrappers inside the policy and outside."""
         names = ("VecTransposeImage", "VecNormalize")
         return {
-            "format": FORMAT,
+            "format": "ppo_plus policy 1",
             "inputs": self.inputs,
             "outputs": [tensor_like(name, part) for name, part in outputs.items()],
             "action": build(self.space, described_action),
@@ -244,9 +241,13 @@ def export(model: SavedModel, path: str | Path, normalization: Normalization) ->
     path = Path(path)
     if path.suffix != ".onnx":
         raise ValueError(f"path={str(path)!r} must end in .onnx: a program .pt2 and a description .json are put beside")
-    runtime = _require_extra()
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f'{error.name} is missing: pip install "ppo_plus[export]"', name=error.name) from error
     deployed = Deployed(model, normalization)
-    example = as_tensors(_feeds(deployed, 3, np.random.default_rng(0)))
+    example = mapped(th.from_numpy, _feeds(deployed, 3, np.random.default_rng(0)))
     with th.no_grad(), _quiet():
         outputs = deployed(example)
         text = json.dumps(deployed.description(outputs) | {"opset": OPSET}, indent=2)
@@ -259,14 +260,14 @@ def export(model: SavedModel, path: str | Path, normalization: Normalization) ->
         onnx: Any = th.onnx.export(program, (), **options)
         onnx.model.metadata_props[METADATA] = text
         data = onnx.model_proto.SerializeToString()
-        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
         largest = _check(deployed, session, program.module())
     with replacing(path) as file:
         file.write(data)
     with replacing(path.with_suffix(".pt2")) as file:
         th.export.save(program, file, extra_files={f"{METADATA}.json": text})
     write_text(path.with_suffix(".json"), text)
-    checked = f"{sum(BATCHES) * STEPS} observations in onnxruntime {runtime.__version__}"
+    checked = f"{sum(BATCHES) * STEPS} observations in onnxruntime {onnxruntime.__version__}"
     print(f"{path} acts as predict does ({checked}, largest difference {largest:.1g})")
     return path
 
@@ -306,16 +307,6 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> Arrays:
     return feeds
 
 
-def _require_extra() -> ModuleType:
-    """The module ``onnxruntime``, or the error that says how to install what exporting needs."""
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f'{error.name} is missing: pip install "ppo_plus[export]"', name=error.name) from error
-    return onnxruntime
-
-
 def _check(deployed: Deployed, session: Any, program: nn.Module) -> float:
     """The largest difference of a session of onnxruntime and a program to ``predict``, if it is not too large."""
     rng, policy, largest = np.random.default_rng(1), deployed.policy, 0.0
@@ -329,7 +320,7 @@ def _check(deployed: Deployed, session: Any, program: nn.Module) -> float:
                 feeds |= {f"memory.{i}": part for i, part in enumerate(state)}
             expected, state = predicted(deployed, feeds, state)
             by_onnx = dict(zip(names, session.run(names, feeds), strict=True))
-            by_torch = {name: part.numpy() for name, part in program(as_tensors(feeds)).items()}
+            by_torch = {name: part.numpy() for name, part in program(mapped(th.from_numpy, feeds)).items()}
             for outputs in (by_onnx, by_torch):
                 largest = max(largest, difference(deployed, feeds, outputs, expected))
     return largest
@@ -337,7 +328,7 @@ def _check(deployed: Deployed, session: Any, program: nn.Module) -> float:
 
 def predicted(deployed: Deployed, feeds: Arrays, state: Memory) -> tuple[Arrays, Memory]:
     """What ``predict`` returns for named inputs, by the names of outputs, and its next state."""
-    inputs, starts = as_tensors(feeds), feeds.get("episode_start")
+    inputs, starts = mapped(th.from_numpy, feeds), feeds.get("episode_start")
     obs = mapped(th.Tensor.numpy, deployed.observations(inputs))
     for wrapper in deployed.normalizes:
         parts = obs if isinstance(obs, dict) else {"": obs}
@@ -380,7 +371,7 @@ def _bound(space: spaces.Space) -> float:
 
 def _nudged(deployed: Deployed, feeds: Arrays) -> Iterator[Tensors]:
     """Actions for parameters of the distribution that differ by :data:`TOLERANCE`."""
-    rng, (params, _) = np.random.default_rng(2), deployed.distribution(as_tensors(feeds))
+    rng, (params, _) = np.random.default_rng(2), deployed.distribution(mapped(th.from_numpy, feeds))
     size = TOLERANCE * params.abs().clamp(1.0, 1e3)
     for _ in range(50):
         yield deployed.act(params + size * th.from_numpy(rng.choice([-1, 1], params.shape)))
@@ -391,11 +382,6 @@ def _other(name: str, ours: np.ndarray | str, theirs: np.ndarray | str) -> Runti
         f"the exported policy acts otherwise than predict: its {name} is {ours}, not {theirs}. Nothing was written: a "
         "custom network may draw random numbers, or depend on more than its input, or need double precision"
     )
-
-
-def as_tensors(feeds: Arrays) -> Tensors:
-    """Arrays as tensors."""
-    return {name: th.from_numpy(array) for name, array in feeds.items()}
 
 
 @contextmanager

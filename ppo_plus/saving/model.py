@@ -10,7 +10,7 @@ from dataclasses import astuple
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
@@ -19,19 +19,18 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import CompileStatus
-from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.schedules import Sampled, Schedule, Unknown, value_at
 from ppo_plus.model import Model
 from ppo_plus.policy.arguments import SHAPING
 from ppo_plus.policy.policies import ActorCriticPolicy
-from ppo_plus.require import ATTRIBUTES, require_spaces, unknown_argument
+from ppo_plus.require import ATTRIBUTES, nearest, require_spaces
 from ppo_plus.rollout.collector import Position
 from ppo_plus.saving.format import container, names
 from ppo_plus.saving.format.container import PathOrFile, naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding, name_of
 from ppo_plus.saving.format.values import Undescribable, describe, restore
-from ppo_plus.settings import Settings
+from ppo_plus.settings import SCHEDULED, Settings
 from ppo_plus.update.minibatch import FUSED, PER_PARAMETER, is_elementwise
 from ppo_plus.update.update import Trainer
 
@@ -46,12 +45,10 @@ class SavedModel(Model):
     clip_range: Schedule | float | str | None
     clip_range_vf: Schedule | float | str | None
     exploration: NoiseProcess | None
-    #: The arguments that may change over time.
-    scheduled: ClassVar[frozenset[str]]
     #: The weights that the policy is built with, by name and shape; ``None``: it is not built yet.
-    built_layout: dict[str, th.Size | type[th.optim.Optimizer]] | None
+    built_layout: dict[str, th.Size | type[th.optim.Optimizer]] | None = None
     #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
-    _expects_masks: bool
+    _expects_masks: bool = False
     _last_episode_starts: np.ndarray | None
 
 
@@ -104,12 +101,13 @@ def argument_attributes(cls: type[Any]) -> dict[str, str]:
 def changed_attributes(
     cls: type[Any], arguments: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What a caller gives in place of what a file has, by attribute; raises :class:`TypeError` if a model has no such
-    argument."""
+    """What a caller gives in place of what a file has, by attribute; ``TypeError`` if there is no such argument."""
     known = argument_attributes(cls)
     for name, value in arguments.items():
         if name not in {*known, *known.values(), *ALWAYS, *STATE.values()}:
-            raise unknown_argument(cls.__name__, name, value, {known: known for known in known})
+            likely, owner = nearest(name, known), cls.__name__
+            remedy = f"see help({owner}) for its arguments" if likely is None else f"did you mean {likely}?"
+            raise TypeError(f"{name}={value!r} is not an argument of {owner}: {remedy}")
     return {ATTRIBUTES.get(name, name): value for name, value in {**(custom_objects or {}), **arguments}.items()}
 
 
@@ -198,7 +196,7 @@ def state_of(model: SavedModel, exclude: Collection[str] = ()) -> dict[str, Any]
     for part in ("arguments", "state", "attributes"):
         for name, value in [*saved[part].items()]:
             try:
-                if part == "arguments" and name in type(model).scheduled:
+                if part == "arguments" and name in SCHEDULED:
                     value = saved[part][name] = storable(name, value)
                 describe(value, name)
             except Undescribable as error:
@@ -253,8 +251,7 @@ def _copied(schedule: Schedule) -> Schedule:
 
 
 def read_model(cls: type[SavedModel], path: PathOrFile, changes: Mapping[str, Any], show: bool) -> dict[str, Any]:
-    """The value of :func:`state_of` in a file, in which what is changed need not be readable; ``show``: print the
-    versions that wrote it."""
+    """The value of :func:`state_of` in a file; what is changed may be unreadable. ``show``: print what wrote it."""
     head, arrays = container.read_parts(path, KIND)
     if show:
         print("== SAVED MODEL SYSTEM INFO ==", *map(": ".join, head["packages"].items()), sep="\n")
@@ -270,29 +267,11 @@ def read_model(cls: type[SavedModel], path: PathOrFile, changes: Mapping[str, An
                 try:
                     saved[part][name] = restore(description, arrays)
                 except Refused as error:
-                    is_needed = isinstance(error, Damaged) or name not in cls.scheduled
+                    is_needed = isinstance(error, Damaged) or name not in SCHEDULED
                     if is_needed and paths.get(name, name) not in changes:
                         raise type(error)(f"{name}: {error}") from error
                     saved["missing"][name] = f"{name}: {error}"
         return saved
-
-
-def load_model(
-    cls: type[M],
-    saved: dict[str, Any],
-    path: PathOrFile,
-    env: GymEnv | None,
-    device: th.device | str,
-    force_reset: bool,
-    changes: dict[str, Any],
-) -> M:
-    """The model of a file, from which ``saved`` was read; see :meth:`ppo_plus.PPO_Plus.load`."""
-    with naming(path, "saved model"):
-        model = assemble(cls, saved, env, device, force_reset, changes)
-    model.compilation.n_planned = 0
-    if env is not None:
-        warn_of_statistics(model._trained_normalized, model.env)
-    return model
 
 
 def assemble(
@@ -308,7 +287,7 @@ def assemble(
     with decoding():
         names.require_attributes(cls, saved["attributes"])
         in_file, weights = _by_attribute(cls, saved, changes), saved["parameters"]["policy"]
-        unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in cls.scheduled}
+        unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in SCHEDULED}
         values = unknown | in_file | changes
         if spaces.flatdim(values["action_space"]) > sum(tensor.numel() for tensor in weights.values()):
             raise Damaged("it has more actions than its weights could choose from")
@@ -342,7 +321,7 @@ def assemble(
 
 def _require_complete(cls: type[SavedModel], missing: Mapping[str, str], changes: Mapping[str, Any]) -> None:
     """:raises Refused: an argument is neither in the file nor given, and not asked for by ``learn`` alone"""
-    needed = {*ALWAYS, *argument_attributes(cls).values()} - changes.keys() - cls.scheduled
+    needed = {*ALWAYS, *argument_attributes(cls).values()} - changes.keys() - SCHEDULED.keys()
     if lacking := {name: reason for name, reason in missing.items() if name in needed}:
         reasons = ", ".join(f"{name} ({reason})" for name, reason in lacking.items())
         remedy = "or, if it is SB3's and you trust its source, trust_pickle=True (--trust-model)"
@@ -361,7 +340,7 @@ def _by_attribute(cls: type[SavedModel], saved: dict[str, Any], changes: dict[st
     if saved["class"] not in map(name_of, cls.__mro__):
         loaded = f"the model is a {saved['class'][:100]}, and is loaded as a {cls.__name__}"
         remedy = "call load of that class to use them"
-        warnings.warn(f"{loaded}, without the loss and the methods of its class: {remedy}", stacklevel=5)
+        warnings.warn(f"{loaded}, without the loss and the methods of its class: {remedy}", stacklevel=4)
     return values
 
 
@@ -400,7 +379,7 @@ def put_parameters(
         raise ValueError(f"{reasons} is a part of the model that was trained: leave it out, or make a new model")
     if changed.keys() & {"optimizer_class", "optimizer_kwargs"}:
         optimizer = model.policy.optimizer
-        warnings.warn(f"{type(optimizer).__name__} starts with a new state: the file's is of another", stacklevel=5)
+        warnings.warn(f"{type(optimizer).__name__} starts with a new state: the file's is of another", stacklevel=4)
         parameters = {**parameters, "policy.optimizer": optimizer.state_dict()}
     try:
         model.set_parameters(parameters, exact_match=True)

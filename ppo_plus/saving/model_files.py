@@ -17,24 +17,24 @@ from stable_baselines3.common.utils import get_system_info
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from ppo_plus.envs.layers import layers
-from ppo_plus.envs.normalization import normalized_by
+from ppo_plus.envs.normalization import normalized_by, warn_of_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.formulas.schedules import Constant
 from ppo_plus.require import require_installed
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.checkpoint.process_state import generators_kept
+from ppo_plus.saving.checkpoint.process_state import generators_kept, plain_attributes
 from ppo_plus.saving.export import Normalization, export, outermost
 from ppo_plus.saving.files import file_name
-from ppo_plus.saving.format.container import is_container
+from ppo_plus.saving.format.container import is_container, naming
 from ppo_plus.saving.format.names import constructor_arguments
 from ppo_plus.saving.hub import fetch, observation_statistics, push
 from ppo_plus.saving.model import (
     SavedModel,
     argument_attributes,
+    assemble,
     changed_attributes,
     check_optimizer_state,
     layout,
-    load_model,
     read_model,
     save_model,
 )
@@ -80,7 +80,7 @@ class ModelFiles(SavedModel):
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         callback = super()._init_callback(callback, progress_bar)
         self.call.watch(callback)
-        checkpoint.watch(self.call)
+        self.call.configured = [plain_attributes(part) for part in self.call.callbacks]  # to tell what changes in them
         return callback
 
     def save(
@@ -140,7 +140,12 @@ class ModelFiles(SavedModel):
             saved = read_model(cls, path, changes, print_system_info)
         else:
             saved = read_sb3(cls, path, changes, trust_pickle)
-        return load_model(cls, saved, path, env, device, force_reset, changes)
+        with naming(path, "saved model"):
+            model: Self = assemble(cls, saved, env, device, force_reset, changes)
+        model.compilation.n_planned = 0
+        if env is not None:
+            warn_of_statistics(model._trained_normalized, model.env)
+        return model
 
     @classmethod
     def from_sb3(

@@ -36,7 +36,6 @@ STATISTICS = {
 }
 #: How much rounding to single precision changes raw observations, relatively, and may change normalized ones.
 UNIT, ROUNDING = 2.0**-24, 1e-5
-_PICKLED = "stable_baselines3.common.vec_env.vec_normalize:VecNormalize"
 #: Names that people give SB3's files of statistics.
 SB3_NAMES = "*[Vv]ec*[Nn]ormalize*.pkl"
 
@@ -55,12 +54,9 @@ def find_statistics(model: Path, *folders: Path) -> Path | None:
     """
     if any(model.parent.glob(statistics_path(Path("*")).name)):
         return path if (path := statistics_path(model)).is_file() else None
-    models = {path.stem for path in model.parent.glob("*.zip")}
+    models, named = {path.stem for path in model.parent.glob("*.zip")}, re.compile("[_-]?vec.*normalize[_-]?", re.I)
     for folder in (model.parent, *folders):
-        found = {
-            path: re.sub("[_-]?vec.*normalize[_-]?", "_", path.stem, flags=re.I) for path in folder.glob(SB3_NAMES)
-        }
-        found = {path: name.strip("_-") for path, name in found.items()}
+        found = {path: named.sub("_", path.stem).strip("_-") for path in folder.glob(SB3_NAMES)}
         for names in ({model.stem}, {""}, {*found.values()} - models):
             fitting = sorted(path for path, name in found.items() if name in names)
             if len(fitting) > 1:
@@ -86,7 +82,7 @@ def read_statistics(path: Path) -> dict[str, Any]:
     with naming(path, "VecNormalize"), decoding():
         if not is_ours:
             parsed = parse(saved)
-            if parsed.name != _PICKLED:
+            if parsed.name != "stable_baselines3.common.vec_env.vec_normalize:VecNormalize":
                 raise Damaged("it is the pickle of something else")
             present = {name: attribute for name, attribute in STATISTICS.items() if attribute in parsed.state}
             # Where observations are not normalized, SB3 has no moments of them, and once there were no keys.

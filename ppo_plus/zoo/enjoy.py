@@ -36,8 +36,7 @@ class Player:
     deterministic: bool
 
     def play(self, n_timesteps: int) -> Iterator[list[dict[str, Any]]]:
-        """Play a number of steps in each environment, and yield the infos of episodes that ended, with a ``Monitor``'s
-        ``episode``."""
+        """Play steps in each environment, and yield the infos of ended episodes, with a ``Monitor``'s ``episode``."""
         obs, state, starts = self.env.reset(), None, np.ones(self.env.num_envs, dtype=bool)
         predict = predict_in(self.model, self.env)
         for _ in range(n_timesteps):
@@ -64,7 +63,7 @@ def make_player(
     :raises ValueError: a file is damaged, or can only be read with ``trust_pickle``
     """
     if not model.is_file():
-        raise FileNotFoundError(f"there is no model {model}")
+        raise FileNotFoundError(f"there is no model {model}: choose another run or model, or resume this run")
     experiment = saved_experiment(folder, packages).replace(vec_env="dummy")
     own = experiment.env_kwargs if experiment.eval_env_kwargs is None else experiment.eval_env_kwargs
     playing = experiment.replace(eval_env_kwargs={**own, **(env_kwargs or {})})

@@ -352,14 +352,6 @@ def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plu
         return PPO_Plus(experiment.policy, env, **arguments)
 
 
-def n_agents(experiment: Experiment) -> int:
-    """How many rows each environment is: the agents of a game of PettingZoo, otherwise 1."""
-    if not experiment.env_id.startswith("pettingzoo:"):
-        return 1
-    with closing(make_envs(experiment.replace(vec_env="dummy"), 1)) as env:
-        return env.num_envs
-
-
 def with_recommended(experiment: Experiment, given: Collection[str], policy_alone: bool = False) -> Experiment:
     """An experiment with the settings that are recommended for its environment, but for those that are ``given``.
 
@@ -383,6 +375,8 @@ def load_model(
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
+    if not (path.is_file() or Path(f"{path}.zip").is_file()):
+        raise FileNotFoundError(f"there is no model {path}: give a file like {path / file_name(experiment.env_id)}.zip")
     source = find_statistics(path, path.parent / file_name(experiment.env_id))
     if unwrap_vec_normalize(env) is None and source is not None:
         problem = f"{path} was trained in a VecNormalize, whose statistics are {source}"

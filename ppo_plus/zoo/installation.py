@@ -47,11 +47,6 @@ def module_of(env_id: str) -> str:
     return name if module in GAMES else module
 
 
-def games_of(env_ids: Iterable[str]) -> set[str]:
-    """The modules of games of PettingZoo among environments."""
-    return {module_of(env_id) for env_id in env_ids if env_id.rpartition(":")[0] in GAMES}
-
-
 def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
     """Gymnasium's specification of an environment, with which a worker process need not register it.
 

@@ -783,6 +783,7 @@ WRONG = {
     "too many parts": ((*[np.zeros(2)] * 5, np.ones((2, 3))), "dataset has 6 parts: give .*, or a dict, which may"),
     "masks": (pairs(2) | dict(action_masks=np.ones((2, 3))), "entries"),
     "both names": (pairs(2) | dict(acts=1), r"has \['observations', 'actions', 'acts'\]: it needs .*, each once"),
+    "None": (None, "dataset is None, and has no observations and actions: give dataset as a dict of"),
     "something else": ([3], r"dataset\[0\] is 3, and has no observations and actions: give dataset as a dict of"),
     "a frame": (pd.DataFrame({"x": [1.0], "action": [0]}), r"dataset\[0\] is 'x', and has no observations"),
 }

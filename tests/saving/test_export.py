@@ -19,6 +19,7 @@ from torch import nn
 from ppo_plus import PPO_Plus
 from ppo_plus.saving import export as room
 from ppo_plus.saving.export import BATCH, Deployed, raw_observations, tensor_like
+from ppo_plus.trees import mapped
 
 ort = pytest.importorskip("onnxruntime", reason="needs the extra export")
 pytest.importorskip("onnxscript", reason="needs the extra export")
@@ -157,7 +158,7 @@ def test_frame_stacks_are_outside():
     deployed = Deployed(model, "environment")
     assert deployed.outside == ["VecFrameStack"]
     assert deployed.raw_space["image"].shape == (36, 36, 6)
-    obs = room.as_tensors(room._feeds(deployed, 3, np.random.default_rng(0)))
+    obs = mapped(th.from_numpy, room._feeds(deployed, 3, np.random.default_rng(0)))
     assert deployed.observations(obs)["image"].shape == (3, 6, 36, 36)
 
 

@@ -280,7 +280,7 @@ def test_a_run_without_a_checkpoint_cannot_be_resumed(tmp_path):
     for finished in (False, True):
         assert not finished or train(run)
         with pytest.raises(FileNotFoundError, match="no checkpoint. If the run is finished, ") as raised:
-            resume(open_run(run.folder.path))
+            resume(open_run(run.folder.settings))
         assert str(raised.value).endswith(remedy)
 
 

@@ -5,7 +5,6 @@ message, with the actions in shared memory; the answer is empty, too, unless an 
 limit, an episode has ended, or an environment has failed.
 """
 
-import copy
 import multiprocessing
 import os
 import pickle
@@ -39,7 +38,6 @@ from ppo_plus.envs.supervised.shared_memory import SharedArrays, write_row
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.process import assigned
 from ppo_plus.require import NotFinite, is_disk_full
-from ppo_plus.trees import mapped
 
 #: Seconds for which a process that has stepped looks for the next step without sleeping: to wake it takes longer.
 LOOKING = 3e-4
@@ -129,8 +127,8 @@ class GuardedEnv:
         done = bool(terminated or truncated)
         info[TIMEOUT] = bool(truncated and not terminated)
         if done:
-            # Copied, since the reset may write into them.
-            info = copy.deepcopy(info) | {"terminal_observation": mapped(np.copy, obs)}
+            # The `Resumable` has copied both, since the reset may write into them.
+            info["terminal_observation"] = obs
             with counted(self.env, info):
                 try:
                     obs, first = self.reset({})
@@ -190,8 +188,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 class Worker:
-    """Runs environments in a separate process, started as by SB3 by default; ``first`` is the number of the first one
-    among those of all workers."""
+    """Runs environments in a process, started as by SB3 by default; ``first`` is the first one's number among all."""
 
     def __init__(
         self, makes: Sequence[Callable[[], gym.Env]], start_method: str | None, first: int, timeout: float | None

@@ -56,7 +56,7 @@ class TensorVecEnv(BatchedVecEnv):
 
     def __init__(self, env: TensorEnv):
         self.device = env.device
-        self._layout = _ObservationLayout(env.observation_space)
+        self._layout = ObservationLayout(env.observation_space)
         super().__init__(env, env.num_envs, self._layout.space, env.action_space)
         self._begin()
 
@@ -145,7 +145,7 @@ def warn_of_numpy(env: VecEnv) -> None:
         )
 
 
-class _ObservationLayout:
+class ObservationLayout:
     """Converts observations to SB3's space: one Dict, single precision, images with their channels first."""
 
     def __init__(self, space: spaces.Space[Any]):

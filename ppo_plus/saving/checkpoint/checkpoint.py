@@ -19,7 +19,6 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv
 
-from ppo_plus.call import Call
 from ppo_plus.distributed.ranks import Ranks, frozen_weights
 from ppo_plus.envs.checks import check_shape
 from ppo_plus.envs.resumable import state as env_state
@@ -31,6 +30,7 @@ from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, decoding
 from ppo_plus.saving.format.values import Undescribable
 from ppo_plus.saving.model import M, SavedModel, argument_attributes, assemble, refusal_of, sampled_of, state_of
+from ppo_plus.settings import SCHEDULED
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
@@ -87,11 +87,6 @@ def take(model: SavedModel, folder: str | Path = ".", logs: Sequence[str] = ()) 
         if ranks.leads:
             checkpoint[OTHERS] = [container.read(io.BytesIO(data), KIND) for data in others]
     return checkpoint
-
-
-def watch(call: Call) -> None:
-    """Remember what the callbacks of a call are before training, to tell what changes in them."""
-    call.configured = [process_state.plain_attributes(callback) for callback in call.callbacks]
 
 
 def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:
@@ -164,7 +159,7 @@ def _resumed(
         kwargs = {"tensorboard_log": None, **kwargs}  # whose files are continued, or named in a warning, by ``learn``
     model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
     assert model.env is not None
-    if sampled := sampled_of({name: getattr(model, name) for name in cls.scheduled}):
+    if sampled := sampled_of({name: getattr(model, name) for name in SCHEDULED}):
         rounded = f"{' and '.join(sampled)}: the checkpoint has values of a function, rounded between its points"
         remedy = f"pass {'=, '.join(sampled)}= to resume"
         warnings.warn(f"{rounded}, so that the run may differ in its last bits: {remedy}", stacklevel=4)

@@ -102,8 +102,7 @@ def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Iterator
 
 
 def opened_to_write(path_or_file: PathOrFile) -> AbstractContextManager[BinaryIO]:
-    """A context with a file that is written completely or not at all, with SB3's suffix if its name has none; an open
-    one stays open."""
+    """A file that is written completely or not at all, with SB3's suffix if it has none; an open one stays open."""
     if isinstance(path_or_file, (str, os.PathLike)):
         path = Path(path_or_file)
         return replacing(path if path.suffix else path.with_name(f"{path.name}.zip"))

@@ -216,8 +216,7 @@ LEAST = 256
 
 
 class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """In the block, raise :class:`MemoryError` before torch makes many more numbers in this thread than a file has in
-    these weights."""
+    """Raise :class:`MemoryError` before torch makes many more numbers in this thread than a file has in its weights."""
 
     def __init__(self, weights: dict[str, th.Tensor]):
         super().__init__()  # type: ignore[no-untyped-call]

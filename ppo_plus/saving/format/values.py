@@ -27,8 +27,6 @@ from ppo_plus.saving.format.names import Damaged, decoding, find, name_of
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 #: How deeply values may be nested.
 MAX_DEPTH = 64
-#: Integers up to here are numbers in every reader of JSON.
-_PLAIN_INT = 2**53
 
 
 class Undescribable(TypeError):
@@ -219,7 +217,7 @@ _BY_TAG = {kind.tag: kind for kind in _KINDS.values()}
 def _is_json(value: object) -> TypeGuard[Json]:
     """Whether a value is its own description."""
     if type(value) is int:
-        return abs(value) <= _PLAIN_INT
+        return abs(value) <= 2**53  # these are numbers in every reader of JSON
     return value is None or type(value) in (bool, str) or (type(value) is float and math.isfinite(value))
 
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 import yaml
 
 from ppo_plus.zoo.hyperparams import parse_literal, positive_int
-from ppo_plus.zoo.installation import ALLOWED_PACKAGES, games_of, import_packages, is_within, module_of
+from ppo_plus.zoo.installation import ALLOWED_PACKAGES, GAMES, import_packages, is_within, module_of
 from ppo_plus.zoo.runs import RunFolder
 
 GYM_PACKAGES = "import these packages, or modules in the current folder, first: they register environments"
@@ -118,7 +118,7 @@ def import_named(args: argparse.Namespace, folder: RunFolder | None = None) -> N
         if not args.trust_config and not yours.keys() <= {*given}:
             raise ValueError(f"{folder.path} imports packages of yours: add --gym-packages {' '.join(yours)}")
     args.gym_packages = list(dict.fromkeys(filter(None, [*given, *named])))
-    games = games_of(env_ids)
+    games = {module_of(env_id) for env_id in env_ids if env_id.rpartition(":")[0] in GAMES}
     import_packages(name for name in args.gym_packages if name not in games)
 
 

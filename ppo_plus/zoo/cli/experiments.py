@@ -33,7 +33,7 @@ from ppo_plus.zoo.installation import (
     this_command,
     without_password,
 )
-from ppo_plus.zoo.interrupts import came, deferred, exit_codes
+from ppo_plus.zoo.interrupts import INTERRUPTED, came, deferred, exit_codes
 from ppo_plus.zoo.runs import ALGO, Options, open_run
 
 if TYPE_CHECKING:
@@ -68,9 +68,7 @@ def _add_train(commands: Commands) -> None:
     help = "train, evaluate and save a model, and plot its learning curve"
     command = commands.add_parser("train", help=help, description=TRAIN)
     command.set_defaults(prepare=partial(prepare_train, command))
-    arguments.add_env_arguments(command, "--log-folder")
     command.add_argument("--resume", metavar="RUN", help="resume the interrupted run in this folder")
-    add_option(command, "--algo", "for rl_zoo3's commands; both train PPO_Plus", choices=[ALGO, "ppo"], default=ALGO)
     add_experiment_arguments(command)
     add = partial(add_option, command.add_argument_group("evaluation, checkpoints and output"))
     add("--eval-freq N", "evaluate every N timesteps; 0 or negative: never", type=interval, default=Options.eval_freq)
@@ -111,7 +109,9 @@ def _print_measured(experiment: "Experiment", variant: str | None) -> None:
 
 
 def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int = -1) -> None:
-    """Add the arguments that :func:`make_experiment` reads, besides those of ``add_env_arguments``."""
+    """Add the arguments that :func:`make_experiment` reads."""
+    arguments.add_env_arguments(command, "--log-folder")
+    add_option(command, "--algo", "for rl_zoo3's commands; both are PPO_Plus", choices=[ALGO, "ppo"], default=ALGO)
     add = partial(add_option, command.add_argument_group("settings of the training"))
     add("-conf --conf-file FILE", "YAML file of settings in rl_zoo3's format (default: the package's own)")
     add("--variant NAME", "use the entry ID/NAME of the settings, such as CartPole-v1/gSDE")
@@ -325,8 +325,6 @@ COUNTS = {
 def _add_tune(commands: Commands) -> None:
     help = "search for hyperparameters, and confirm them on unseen seeds"
     command = commands.add_parser("tune", help=help, description=TUNE)
-    arguments.add_env_arguments(command, "--log-folder")
-    add_option(command, "--algo", "for rl_zoo3's commands; both tune PPO_Plus", choices=[ALGO, "ppo"], default=ALGO)
     add_experiment_arguments(command, seed_default=0)
     command.set_defaults(prepare=partial(prepare_tune, command))
     add = partial(add_option, command.add_argument_group("search, score and confirmation"))
@@ -357,6 +355,7 @@ def prepare_tune(parser: Parser, args: argparse.Namespace) -> Callable[[], None]
     for package in ("optuna", "scipy"):
         require_installed(package, "ppo-plus tune")
     import optuna
+    from sqlalchemy.engine import URL
 
     from ppo_plus.zoo.tune.jobs import Heartbeats, is_done, named_errors, open_storage
     from ppo_plus.zoo.tune.report import done_runs, entry_path, estimate, retraining
@@ -372,7 +371,7 @@ def prepare_tune(parser: Parser, args: argparse.Namespace) -> Callable[[], None]
         raise ValueError(f"--seed {args.seed}: a study with a random seed cannot be resumed; give a seed from 0")
     name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
-    url = args.storage or f"sqlite:///{folder / 'study.db'}"
+    url = args.storage or URL.create("sqlite", database=str(folder / "study.db")).render_as_string()
     experiment = make_experiment(args)
     options = {name: getattr(args, name) for name in (*COUNTS, "sampler", "pruner")}
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **options)
@@ -424,6 +423,7 @@ def same_command(words: Sequence[str], n: int) -> Iterator[None]:
     finally:
         for process in processes:
             try:
-                process.wait(END_PATIENCE)
+                if process.wait(END_PATIENCE) not in (0, INTERRUPTED):
+                    print(f"a worker ended with exit code {process.returncode}: --workers 1 shows why", file=sys.stderr)
             except subprocess.TimeoutExpired:
                 process.kill()

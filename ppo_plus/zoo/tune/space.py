@@ -1,6 +1,5 @@
 """The search space: from a YAML file to what Optuna suggests, and from that to settings."""
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from optuna.trial import Trial
 
 from ppo_plus import PPO_Plus
 from ppo_plus.require import require_one_of
+from ppo_plus.saving.format.names import constructor_arguments
 from ppo_plus.zoo.experiment import FIELDS, Experiment, hyperparameter_names
 from ppo_plus.zoo.hyperparams import (
     Value,
@@ -69,8 +69,10 @@ class Range:
     def __post_init__(self) -> None:
         low, high, scale = self.low, self.high, self.scale
         require_one_of("scale", scale, BOUNDS)
-        if low >= high or (scale == "log" and low <= 0) or (scale == "near_one" and high >= 1):
-            raise ValueError(f"a {scale} range from {low} to {high} is impossible: it needs {BOUNDS[scale]}")
+        is_possible = _is_number(low) and _is_number(high) and low < high
+        if not is_possible or (scale == "log" and low <= 0) or (scale == "near_one" and high >= 1):
+            problem = f"a {scale} range from {low!r} to {high!r} is impossible"
+            raise ValueError(f"{problem}: it needs numbers, {BOUNDS[scale]}")
 
     def suggest(self, trial: Trial, name: str) -> float:
         if self.scale == "near_one":
@@ -196,11 +198,11 @@ def setting(experiment: Experiment, name: str) -> Any:
     if name.startswith(f"{POLICY}."):
         key, policy = name.removeprefix(f"{POLICY}."), experiment.policy
         cls = policy if isinstance(policy, type) else PPO_Plus.policy_aliases.get(policy, object)
-        return experiment.policy_kwargs.get(key, _default(cls, key))
+        return experiment.policy_kwargs.get(key, constructor_arguments(cls).get(key))
     if name in FIELDS:
         value = getattr(experiment, name)
         return value is not None if name == "normalize" and not value else value
-    return experiment.hyperparams.get(name, _default(PPO_Plus, name))
+    return experiment.hyperparams.get(name, constructor_arguments(PPO_Plus).get(name))
 
 
 def split_schedule(value: Value) -> tuple[str, Value]:
@@ -211,13 +213,6 @@ def split_schedule(value: Value) -> tuple[str, Value]:
         with suppress(ValueError):
             return schedule, float(number.replace("_", "no number"))
     return "constant", value
-
-
-def _default(cls: type, name: str) -> Any:
-    """The default of an argument of a class, whose constructor may pass arguments on to those of its bases."""
-    constructors = (inspect.signature(vars(base)["__init__"]) for base in cls.__mro__ if "__init__" in vars(base))
-    parameter = next((one.parameters[name] for one in constructors if name in one.parameters), None)
-    return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
 def _dimension(entry: dict[str, Any], is_count: bool) -> Choices | Range:

@@ -19,7 +19,7 @@ from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_one_of
 from ppo_plus.zoo.callbacks import Interruptible
-from ppo_plus.zoo.experiment import Experiment, make_envs, make_model, n_agents, parse_settings
+from ppo_plus.zoo.experiment import Experiment, make_envs, make_model, parse_settings
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
@@ -66,6 +66,7 @@ class Plan:
         require_one_of("pruner", self.pruner, PRUNERS)
         for name in vars(self).keys() - {"sampler", "pruner"}:
             require_int(name, getattr(self, name), 0 if name in ("confirm_seeds", "seed") else 1)
+        require_int("seed", self.seed, 0, 2**31)  # leaves numbers for the other seeds
         if 0 < self.confirm_seeds < 10:
             raise ValueError(
                 f"confirm_seeds={self.confirm_seeds} is too small for a conclusion: use at least 10, or 0 for none"
@@ -113,8 +114,11 @@ class TuningTask:
 
     @cached_property
     def n_agents(self) -> int:
-        """How many rows each environment is: the agents of a game of PettingZoo."""
-        return n_agents(self.experiment)
+        """How many rows each environment is: the agents of a game of PettingZoo, otherwise 1."""
+        if not self.experiment.env_id.startswith("pettingzoo:"):
+            return 1
+        with closing(make_envs(self.experiment.replace(vec_env="dummy"), 1)) as env:
+            return env.num_envs
 
     def baselines(self) -> dict[str, Experiment]:
         """What is tried before the search, and what a winner must beat, by name: the defaults of
@@ -214,8 +218,7 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 class Diverged(Exception):
-    """A run without a score, caused by its settings: values that do not fit each other, non-finite numbers, no update,
-    too many failing environments."""
+    """A run has no score: its settings do not fit, numbers are not finite, no update, too many failing environments."""
 
 
 def score(

@@ -14,12 +14,13 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, Check
 from stable_baselines3.common.logger import Figure, Logger
 
 from ppo_plus.call import Call, tree_of
-from ppo_plus.saving.checkpoint.checkpoint import restore, watch
+from ppo_plus.saving.checkpoint.checkpoint import restore
 from ppo_plus.saving.checkpoint.process_state import (
     cut,
     get_callback,
     get_generators,
     get_logger,
+    plain_attributes,
     reopen,
     set_generators,
     set_logger,
@@ -186,7 +187,7 @@ class Speaking(BaseCallback):
 def watching(callback):
     call = Call(1.0)
     call.watch(callback)
-    watch(call)
+    call.configured = [plain_attributes(part) for part in call.callbacks]
     return call
 
 

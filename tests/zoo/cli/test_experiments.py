@@ -194,7 +194,7 @@ def test_training_a_saved_model_further(folder, monkeypatch):
         (["--env", "no_such_module:Foo-v0"], "no_such_module"),
         (["--env", ""], "environment"),
         (["--env", "CartPole-v1", "-n", "many"], "positive whole number, not 'many'"),
-        (["--env", "CartPole-v1", "--seed", str(2**32)], "Seed must be between 0 and 2**32 - 1"),
+        (["--env", "CartPole-v1", "--seed", str(2**32)], "must be at least 0 and at most 4294967295"),
         (["--env", "CartPole-v1", "--device", "toaster"], "device='toaster' is not known to torch"),
         (["--env", "CartPole-v1", "-conf", "nope.yml"], "No such file or directory: 'nope.yml'"),
         (["--env", "CartPole-v1", "-f", __file__], "irectory"),
@@ -345,6 +345,7 @@ def test_rl_zoo3s_flags_are_there():
     [
         (["tune"], "--env"),
         (["tune", "--env", "CartPole-v1", "--seed", "-1"], "--seed -1: a study with a random seed cannot be resumed"),
+        (["train", "--env", "CartPole-v1", "-i", "."], "there is no model .: give a file like CartPole-v1.zip"),
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "NopePolicy unknown"),
         (
             ["tune", "--env", "CartPole-v1", "--vec-env", "envpool"],

@@ -128,12 +128,13 @@ def test_examples_are_all_choices_and_the_ends_of_ranges():
         ({"gamma": {"low": 0.9}}, "must have choices"),
         (
             {"gamma": {"low": 0.9, "high": 1, "scale": "near_one"}},
-            "a near_one range from 0.9 to 1 is impossible: it needs low < high < 1",
+            "a near_one range from 0.9 to 1 is impossible: it needs numbers, low < high < 1",
         ),
         (
             {"gamma": {"low": 0.0, "high": 1, "scale": "log"}},
-            "a log range from 0.0 to 1 is impossible: it needs 0 < low < high",
+            "a log range from 0.0 to 1 is impossible: it needs numbers, 0 < low < high",
         ),
+        ({"gamma": {"low": "0.5", "high": 1}}, "a linear range from '0.5' to 1 is impossible: it needs numbers"),
         ({"gamma": {"low": 0.5, "high": 0.5}}, "a linear range from 0.5 to 0.5 is impossible"),
         ({"gamma": {"low": 0.5, "high": 0.6, "scale": "exp"}}, "scale='exp' must be one of"),
         ({"policy_kwargs": {"activation_fn": {"choices": {"x": "nn.Nope"}}}}, "nn.Nope"),

@@ -73,6 +73,7 @@ def test_seeds_do_not_overlap():
         ({"n_timesteps": 0}, "n_timesteps=0"),
         ({"confirm_seeds": 5}, "at least 10"),
         ({"confirm_seeds": -1}, "confirm_seeds=-1"),
+        ({"seed": 2**32 - 9}, "seed=4294967287 must be at least 0 and at most 2147483648"),
         ({"sampler": "best"}, "'best' must be one of"),
         ({"pruner": "best"}, "'best' must be one of"),
     ],

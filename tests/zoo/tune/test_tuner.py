@@ -296,6 +296,12 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     assert command.endswith("train --env Aiming-v0 -conf 'my logs/tune/whole/Aiming-v0.yml' --gym-packages tuning_envs")
 
 
+def test_a_worker_that_crashes_is_named(capsys):
+    with experiments.same_command(["no command"], 1):
+        pass
+    assert capsys.readouterr().err == "a worker ended with exit code 2: --workers 1 shows why\n"
+
+
 def test_workers_run_the_same_command(tmp_path, monkeypatch):
     """They put their jobs back when it is interrupted, and one that hangs then is killed."""
     monkeypatch.setattr(experiments, "END_PATIENCE", 0)
@@ -311,9 +317,11 @@ def test_workers_run_the_same_command(tmp_path, monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", hanging)
     monkeypatch.setattr(TuningWorker, "finish", interrupt)
-    words = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path), "-f", str(tmp_path)]
+    words = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path), "-f", str(tmp_path / "a?b%41#")]
     with pytest.raises(SystemExit, match="130"):
         main([*words, "--workers", "3"])
+    # Its URL has other meanings for these characters.
+    assert (tmp_path / "a?b%41#" / "tune" / "CartPole-v1" / "study.db").is_file()
     assert [command for command, _ in started] == [
         [sys.executable, "-m", "ppo_plus", *words, "--workers", "3", "--workers", "1"]
     ] * 2
