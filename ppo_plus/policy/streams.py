@@ -114,7 +114,11 @@ class StreamPart(RunningMoments):
     def rewards(self, observations: PyTorchObs, actions: th.Tensor, next_observations: PyTorchObs) -> th.Tensor:
         """The rewards of ``B`` transitions, ``(B,)``, if they are computed."""
         assert callable(self.stream.source)
-        return self.stream.source(observations, actions, next_observations)
+        rewards, n = self.stream.source(observations, actions, next_observations), len(actions)
+        if not isinstance(rewards, th.Tensor) or rewards.numel() != n:
+            problem = f"the stream {self.stream.name!r} is {rewards!r:.200} for {n} transitions"
+            raise ValueError(f"{problem}: return a tensor of shape ({n},) from its function")
+        return rewards.flatten()
 
     def end_rollout(self, mean: float) -> None:
         """Adapt to the mean sum of rewards of the episodes that have ended in a rollout, if any have."""

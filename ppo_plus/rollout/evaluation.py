@@ -119,7 +119,8 @@ def play(model: Model, env: VecEnv, n_episodes: int, **options: Any) -> list[Epi
         if taken[i] == before[i] + LONG:
             warnings.warn(
                 f"no episode of environment {i} has ended in {LONG:,} steps of the evaluation. If the policy never "
-                "ends one, give the environment a time limit: Monitor(TimeLimit(env, max_episode_steps=...))",
+                "ends one, give the environment a time limit: Monitor(TimeLimit(env, max_episode_steps=...)); each "
+                "agent of a game has to appear in it",
                 stacklevel=4,
             )
 

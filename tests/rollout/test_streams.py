@@ -496,8 +496,11 @@ def test_a_missing_key_is_named_with_its_environment():
 
 
 def test_what_a_function_returns_is_checked():
-    with pytest.raises(RuntimeError, match="invalid for input of size"):
-        make(streams=[Stream(lambda obs, actions, following: obs, name="f")]).learn(T * N)
+    for wrong in (lambda obs, *_: obs, lambda obs, *_: obs.mean(), lambda obs, *_: obs[:, 0].numpy()):
+        with pytest.raises(
+            ValueError, match=rf"(?s)the stream 'f' is .* for {T * N} .* of shape \({T * N},\) from its fun"
+        ):
+            make(streams=[Stream(wrong, name="f")]).learn(T * N)
     with pytest.raises(FloatingPointError, match="the stream 'f' is not finite in step 0 of environment 0"):
         make(streams=[Stream(lambda obs, *_: obs[:, 0] / 0.0 * 0.0, name="f")]).learn(T * N)
 

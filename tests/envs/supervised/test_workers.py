@@ -121,8 +121,9 @@ def test_shared_memory_that_is_full_is_an_error_and_leaves_nothing(monkeypatch):
 
 
 def test_environments_of_a_process_share_one_block_and_one_file():
+    inherited = len(os.listdir("/proc/self/fd"))
     env = supervised(*[Failing] * 64, n_workers=1)
-    assert env.get_attr("n_files")[0] < 40
+    assert env.get_attr("n_files")[0] < inherited + 40
     env.close()
 
 
