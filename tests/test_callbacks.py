@@ -57,12 +57,6 @@ def test_evaluations_follow_updates_including_the_last_one(tmp_path):
     assert not th.equal(snapshot.weights[0], snapshot.weights[1])
 
 
-def test_evaluation_uses_the_training_statistics():
-    model, _, snapshot = learn(300, 100)
-    np.testing.assert_array_equal(snapshot.means[-1], model.get_vec_normalize_env().obs_rms.mean)
-    assert not np.array_equal(snapshot.means[0], snapshot.means[-1])
-
-
 class RecordingWriter(KVWriter):
     """Keeps the logged values of evaluations."""
 

@@ -6,10 +6,9 @@
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, RandomEnv, equal_actions, vec
+from envs import ACTIONS, OBSERVATIONS, RandomEnv, vec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from models import make_model
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
@@ -62,18 +61,6 @@ def test_choices_are_numbers_and_the_rest_are_arrays():
     assert isinstance(action["kind"], np.integer) and action["kind"] in (-1, 0, 1)
     assert action["where"].shape == (2,) and action["where"].dtype == np.float64
     assert (far.shape, far.dtype, deep.shape) == ((), np.int64, (2, 2))
-
-
-def test_callbacks_see_the_internal_and_the_structured_actions():
-    class Actions(BaseCallback):
-        def _on_step(self):
-            actions, given = self.locals["actions"], self.locals["clipped_actions"]
-            assert actions.shape == (2, 1 + 2 + 3 + 1 + 4)
-            assert equal_actions(self.model.policy.action_dist.to_env(actions), given)
-            assert isinstance(given, list) and all(action in self.model.action_space for action in given)
-            return True
-
-    make(vec(ACTIONS["mixed"])).learn(32, Actions())
 
 
 @pytest.mark.parametrize("options", [{}, {"full_std": False, "squash_output": True}], ids=str)

@@ -1,7 +1,6 @@
 """Everything that users of SB3's PPO rely on works with PPO_Plus."""
 
 import csv
-import io
 import json
 import operator
 import random
@@ -18,14 +17,12 @@ from networks import TowerPolicy, TwoTowers
 from stable_baselines3 import PPO
 from stable_baselines3 import ppo as sb3_ppo
 from stable_baselines3.common import callbacks
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
-from ppo_plus import ActorCriticPolicy, ColoredNoise, EarlyStop, PPO_Plus, RolloutBuffer, linear, register
+from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus, RolloutBuffer, register
 
 
 def make_for(kind, observation="box", **kwargs):
@@ -351,11 +348,6 @@ def test_stacked_frames_are_learned_from(policy, observation):
     assert not th.equal(weights(model.learn(16)), before)
 
 
-def test_evaluate_policy_plays_episodes():
-    returns, lengths = evaluate_policy(make(), monitored(1), n_eval_episodes=3, return_episode_rewards=True)
-    assert len(returns) == len(lengths) == 3 and np.isfinite(returns).all()
-
-
 # --- predict ---------------------------------------------------------------------------------------------------------
 
 
@@ -424,47 +416,6 @@ def test_the_methods_of_sb3s_policies_agree_with_each_other(kind):
 
 
 # --- saving and parameters -------------------------------------------------------------------------------------------
-
-SAVED = {
-    "n_steps": 4,
-    "batch_size": 4,
-    "n_epochs": 3,
-    "gamma": 0.9,
-    "gae_lambda": 0.8,
-    "learning_rate": linear(1e-2, 1e-3),
-    "clip_range": "lin_0.3",
-    "clip_range_vf": 0.5,
-    "normalize_advantage": "rollout",
-    "ent_coef": "cos_0.1",
-    "vf_coef": 0.7,
-    "max_grad_norm": 0.4,
-    "sde_sample_freq": "episode",
-    "target_kl": 0.1,
-    "value_clip": "plain",
-    "recompute_advantages": True,
-    "kl_control": EarlyStop(per="epoch"),
-    "exploration": ColoredNoise(1.0, horizon=32),
-    "policy_kwargs": {"net_arch": [8], "activation_fn": nn.ReLU},
-}
-
-
-@pytest.mark.parametrize("form", ["text", "zip", "file"])
-def test_a_saved_model_is_loaded_with_all_it_was_made_with(form, tmp_path):
-    model = make(**SAVED).learn(16)
-    target = {
-        "text": str(tmp_path / "model"),
-        "zip": tmp_path / "model.zip",
-        "file": io.BytesIO(),
-    }[form]
-    model.save(target)
-    if form == "file":
-        target.seek(0)
-    loaded = PPO_Plus.load(target, device="cpu")
-    for name in SAVED:
-        expected, found = getattr(model, name), getattr(loaded, name)
-        assert expected == found, name
-    assert th.equal(weights(loaded), weights(model))
-    assert (loaded.num_timesteps, loaded._n_updates) == (16, model._n_updates)
 
 
 def test_a_loaded_model_continues_as_the_saved_one_would(tmp_path):
@@ -612,26 +563,6 @@ def test_a_policy_class_written_for_sb3_makes_sb3s_first_rollout():
         results.append(hooks.step_locals)
     np.testing.assert_array_equal(results[0]["clipped_actions"], results[1]["clipped_actions"])
     assert th.equal(results[0]["log_probs"], results[1]["log_probs"])
-
-
-class Features(BaseFeaturesExtractor):
-    def __init__(self, observation_space, features_dim=6):
-        super().__init__(observation_space, features_dim)
-        self.layer = nn.Linear(observation_space.shape[0], features_dim)
-
-    def forward(self, observations):
-        return self.layer(observations).tanh()
-
-
-@pytest.mark.parametrize("share", [True, False])
-def test_a_custom_features_extractor_learns(share):
-    kwargs = {"features_extractor_class": Features, "features_extractor_kwargs": {"features_dim": 7}}
-    model = make(policy_kwargs=kwargs | {"share_features_extractor": share})
-    before = model.policy.pi_features_extractor.layer.weight.detach().clone()
-    model.learn(16)
-    assert model.policy.features_dim == 7
-    assert not th.equal(model.policy.pi_features_extractor.layer.weight, before)
-    assert (model.policy.pi_features_extractor is model.policy.vf_features_extractor) == share
 
 
 @pytest.mark.parametrize("observation", ["box", "dict"])

@@ -1,8 +1,6 @@
 """Small environments that several test files share."""
 
 import copy
-import os
-import signal
 
 import gymnasium as gym
 import numpy as np
@@ -245,15 +243,6 @@ def equal_actions(one, other):
 
 def subspaces(space):
     return space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space))
-
-
-class Dies(RandomEnv):
-    """Ends its process in the third step."""
-
-    def step(self, action):
-        if self.n_steps == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
 
 
 def vec(action_space, observation_space=VECTOR, n_envs=2, env_class=RandomEnv, **kwargs):

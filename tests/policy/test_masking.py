@@ -413,18 +413,10 @@ def test_a_multidiscrete_mask_may_be_an_array_for_each_choice():
     assert as_masks("m", [{"a": masks[0]}], {"a": [4, 3]}).astype(int).tolist() == [[1, 0, 1, 1, 1, 1, 0]]
 
 
-@pytest.mark.parametrize(
-    ("masks", "message"),
-    [
-        (np.ones((2, 4)), r"action_masks: a mask of shape \(4,\) does not fit"),
-        (np.zeros((2, 3)), "(?s)action_masks=.* allow nothing to choose from, for choices among"),
-        (np.ones((1, 3)), "action_masks has 1 masks for 2 observations: give one for each"),
-    ],
-)
-def test_predict_raises_for_masks_that_do_not_fit(masks, message):
+def test_predict_takes_a_mask_for_each_observation():
     model = masked()
-    with pytest.raises(ValueError, match=message):
-        model.predict(model.env.reset(), action_masks=masks)
+    with pytest.raises(ValueError, match="action_masks has 1 masks for 2 observations: give one for each"):
+        model.predict(model.env.reset(), action_masks=np.ones((1, 3)))
 
 
 def test_predict_without_the_masks_of_training_warns_once(tmp_path):

@@ -56,13 +56,6 @@ def test_wrong_arguments_are_named(wrong, error, message):
         wrong()
 
 
-def test_streams_cannot_be_assigned_after_the_model_is_built():
-    model = make([COST])
-    model.streams = [ENERGY]
-    with pytest.raises(ValueError, match="the model is built with streams="):
-        model.learn(32)
-
-
 def test_names_and_places_of_streams():
     assert [stream.name for stream in STREAMS] == ["cost", "energy", "progress", "curiosity"]
     assert ENERGY.find({"reward_terms": {"energy": 2.0}}) == 2.0

@@ -2,17 +2,15 @@
 
 import re
 
-import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, VECTOR, RandomEnv, vec
-from gymnasium import spaces
+from envs import ACTIONS, OBSERVATIONS, RandomEnv, vec
 from models import weights
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from training import make
 
-from ppo_plus import AdaptiveLearningRate, AdaptivePenalty, ColoredNoise, EarlyStop, PPO_Plus, WhiteNoise
+from ppo_plus import AdaptiveLearningRate, AdaptivePenalty, ColoredNoise, Cost, EarlyStop, PPO_Plus, WhiteNoise
 
 NAN, INF = float("nan"), float("inf")
 
@@ -59,13 +57,6 @@ def test_a_bad_argument_raises_an_error_before_any_step(name, value):
     assert all(each.n_steps == 0 for each in env.envs)
 
 
-#: Spaces that are not supported.
-UNSUPPORTED = [
-    ("action_space", spaces.Box(-np.inf, np.inf, (2,))),
-    ("action_space", spaces.Box(-1, 1, (0,))),
-    ("action_space", spaces.Text(3)),
-    ("observation_space", spaces.Sequence(VECTOR)),
-]
 #: Arguments that do not fit together, or the environment's spaces.
 EXCLUDING = [
     ({"use_sde": True, "exploration": WhiteNoise()}, "use_sde=True.* no effect beside exploration=WhiteNoise"),
@@ -76,16 +67,6 @@ EXCLUDING = [
     ({"kl_control": AdaptiveLearningRate()}, "kl_control=AdaptiveLearningRate.* target_kl"),
     ({"policy_kwargs": {"squash_output": True}}, "squash_output=True .* Box"),
     ({"env": RandomEnv(ACTIONS["discrete"]), "n_steps": 1}, "n_steps=1 times n_envs=1"),
-    *(
-        (
-            {
-                "env": RandomEnv(**{"action_space": ACTIONS["discrete"], name: space}),
-                "policy": "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy",
-            },
-            f"{name}={re.escape(str(space))}",
-        )
-        for name, space in UNSUPPORTED
-    ),
     ({"policy": "MultiInputPolicy"}, '[Oo]bservation.*"Mlp" and "Cnn" take others'),
     ({"policy": "MultiInputLruPolicy"}, '[Oo]bservation.*"Mlp" and "Cnn" take others'),
     *(
@@ -110,7 +91,10 @@ def test_a_bad_number_of_steps_raises_an_error(total_timesteps):
         make().learn(total_timesteps)
 
 
-@pytest.mark.parametrize(("name", "value"), [("gamma", 2.0), ("batch_size", 1), ("clip_range", -1.0), ("n_epochs", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gamma", 2.0), ("batch_size", 1), ("clip_range", -1.0), ("learning_rate", -1.0), ("n_epochs", 0)],
+)
 def test_an_invalid_attribute_makes_learn_raise_an_error(name, value):
     model = make()
     setattr(model, name, value)
@@ -134,7 +118,9 @@ def test_minibatches_of_one_work_without_their_normalization(batch_size):
         ("policy_kwargs", {"net_arch": [8]}),
         ("rollout_buffer_class", SB3RolloutBuffer),
         ("rollout_buffer_kwargs", {"gamma": 0.5}),
+        ("streams", [Cost("cost", limit=1.0)]),
         ("action_mask_key", "mask"),
+        ("normalize_values", True),
     ],
 )
 def test_arguments_that_the_model_is_built_with_cannot_change(name, value):

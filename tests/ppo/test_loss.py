@@ -23,13 +23,6 @@ def test_rollout_normalizes_once_over_all_minibatches():
     assert loss.item() == pytest.approx(-model.record[0][0].advantages.mean().item(), abs=1e-6)
 
 
-def test_false_leaves_advantages_unchanged():
-    model = make(Recording, normalize_advantage=False, n_epochs=1).learn(16)
-    batch, _, diagnostics = model.record[0]
-    # The ratio is 1 on the first minibatch.
-    assert diagnostics["policy_gradient_loss"].item() == pytest.approx(-batch.advantages.mean().item(), rel=1e-5)
-
-
 @pytest.mark.parametrize(("mode", "is_invariant"), [(True, True), ("rollout", False), (False, False)])
 def test_only_minibatch_normalization_removes_the_scale(mode, is_invariant):
     model = make(Recording, normalize_advantage=mode, learning_rate=1e-2).learn(16)
@@ -38,14 +31,6 @@ def test_only_minibatch_normalization_removes_the_scale(mode, is_invariant):
     again = model.compute_loss(batch, coefficients).diagnostics
     same = scaled["policy_gradient_loss"].item() == pytest.approx(again["policy_gradient_loss"].item(), abs=1e-5)
     assert same == is_invariant
-
-
-@pytest.mark.parametrize("mode", [True, "rollout", False])
-def test_a_last_minibatch_of_one_does_not_harm_the_weights(mode):
-    model = make(Recording, batch_size=5, normalize_advantage=mode).learn(32)
-    assert {len(batch.advantages) for batch, _, _ in model.record} == {5, 1}
-    assert th.isfinite(weights(model)).all()
-    assert "train/skipped_minibatches" not in logged(model)
 
 
 def test_value_clip_takes_the_maximum_unless_it_is_plain():

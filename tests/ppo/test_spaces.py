@@ -8,7 +8,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from models import weights
 from stable_baselines3.common.vec_env import DummyVecEnv
-from training import Recording, make
+from training import make
 
 
 @pytest.mark.parametrize("ortho_init", [True, False])
@@ -69,9 +69,3 @@ def test_images_are_learned_from_without_normalizing_them_too():
     kwargs = {"normalize_images": False, "features_extractor_kwargs": {"normalized_image": True}}
     model = make(env=vec(ACTIONS["discrete"], space), policy="CnnPolicy", policy_kwargs=kwargs, n_epochs=1)
     assert th.isfinite(weights(model.learn(16))).all()
-
-
-def test_integer_actions_are_not_rounded_in_the_buffer():
-    box = spaces.Box(-10, 10, (2,), np.int32)
-    model = make(Recording, env=vec(box)).learn(16)
-    assert model.record[0][2]["approx_kl"].item() == pytest.approx(0.0, abs=1e-6)

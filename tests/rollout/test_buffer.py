@@ -130,13 +130,6 @@ def test_an_epoch_holds_every_transition_once(n_steps, n_envs, batch_size, seed)
     th.testing.assert_close(together.advantages + together.old_values, together.returns, rtol=1e-6, atol=1e-5)
 
 
-def test_epochs_differ_in_order():
-    buffer, _ = filled(16, 4)
-    np.random.seed(0)
-    first, second = (next(iter(buffer.get())).old_log_prob for _ in range(2))
-    assert not th.equal(first, second)
-
-
 @pytest.mark.parametrize("n_added", [0, 4])
 def test_an_incomplete_rollout_raises_an_error(n_added):
     buffer, steps = filled()
@@ -241,15 +234,6 @@ def test_observations_of_a_rollout_may_change_dtype_and_shape():
 
 
 # --- advantages -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_steps", [1, 2, 7, 32])
-def test_advantages_and_returns_are_sb3s(n_steps):
-    ours, _ = filled(n_steps, 4)
-    theirs, _ = filled(n_steps, 4, buffer_class=sb3.RolloutBuffer)
-    for name in ("advantages", "returns"):
-        # Float32 sums of up to 32 terms of order one, in another order.
-        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-5, atol=1e-5)
 
 
 def test_bootstrap_adds_the_discounted_value_at_time_limits():

@@ -58,6 +58,7 @@ CASES = {
         target_kl="lin_0.1",
         policy_kwargs=dict(lstm_hidden_size=8),
         n_epochs=1,
+        recompute_advantages=True,
     ),
     "masks": lambda: make(
         "MlpLruPolicy",
@@ -76,7 +77,9 @@ CASES = {
         env=vec(ACTIONS["box_float64"]), use_sde=True, policy_kwargs=dict(squash_output=True), sde_sample_freq="episode"
     ),
     "tuple": lambda: make(env=vec(ACTIONS["tuple"]), gamma=0.9, seed=None, stats_window_size=7, clip_range_vf=0.2),
-    "fresh": make,
+    "fresh": lambda: make(
+        gae_lambda=0.8, vf_coef=0.7, max_grad_norm=0.4, normalize_advantage="rollout", value_clip="plain"
+    ),
 }
 
 

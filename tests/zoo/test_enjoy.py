@@ -14,6 +14,7 @@ import pytest
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
 from PIL import Image, ImageSequence
+from poison import Evil
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
@@ -185,16 +186,6 @@ def test_a_model_of_rl_zoo3_continues_with_its_statistics(tmp_path):
 # --- what is not trusted ---------------------------------------------------------------------------------------------
 
 
-class Evil:
-    """Makes a folder when it is read."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 def poison(path, attribute, evil):
     """Put a pickle in place of an attribute of a model of SB3."""
     with zipfile.ZipFile(path) as archive:
@@ -213,7 +204,7 @@ def enjoy_by_hand(folder, *flags):
 
 def test_a_malicious_model_runs_no_code_unless_trusted(tmp_path, capsys):
     write_rl_zoo3_run(tmp_path)
-    poison(tmp_path / "CartPole-v1.zip", "policy_kwargs", Evil(tmp_path / "ran"))
+    poison(tmp_path / "CartPole-v1.zip", "policy_kwargs", Evil(tmp_path / "ran", os.mkdir))
     with pytest.raises(SystemExit) as ended:
         enjoy_by_hand(tmp_path)
     assert ended.value.code == 2 and not (tmp_path / "ran").exists()
@@ -221,7 +212,7 @@ def test_a_malicious_model_runs_no_code_unless_trusted(tmp_path, capsys):
     assert "policy_kwargs (it would call posix:mkdir)" in line and "--trust-model" in line
     statistics = tmp_path / "CartPole-v1" / "vecnormalize.pkl"
     fine = statistics.read_bytes()
-    statistics.write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    statistics.write_bytes(pickle.dumps(Evil(tmp_path / "ran", os.mkdir)))
     with pytest.raises(SystemExit):
         enjoy_by_hand(tmp_path)
     assert "vecnormalize.pkl" in capsys.readouterr().err and not (tmp_path / "ran").exists()
@@ -234,7 +225,7 @@ def test_a_malicious_model_runs_no_code_unless_trusted(tmp_path, capsys):
 def test_playing_does_not_read_the_models_schedules(tmp_path, capsys):
     write_rl_zoo3_run(tmp_path)
     for name in ("learning_rate", "clip_range", "lr_schedule"):
-        poison(tmp_path / "CartPole-v1.zip", name, Evil(tmp_path / "ran"))
+        poison(tmp_path / "CartPole-v1.zip", name, Evil(tmp_path / "ran", os.mkdir))
     enjoy_by_hand(tmp_path)
     assert not (tmp_path / "ran").exists()
 

@@ -358,16 +358,6 @@ def test_arguments_of_the_environment():
     assert rewards(make_envs(experiment.replace(eval_env_kwargs=None), evaluation=True)) == [True]
 
 
-@pytest.mark.parametrize("kind", ["dummy", "subproc"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"env_id": "CartPol-v1"}, "Did you mean: `CartPole`"), ({"env_kwargs": {"wheels": 3}}, "wheels")],
-)
-def test_mistakes_show_with_their_own_message(kind, change, message):
-    with pytest.raises((gym.error.Error, TypeError), match=message):
-        make_envs(CARTPOLE.replace(vec_env=kind, **change))
-
-
 EXPERIMENT = load_experiment(
     "CartPole-v1", seed=5, overrides={"n_envs": 2, "n_steps": 32, "normalize": True, "compile": False}
 )

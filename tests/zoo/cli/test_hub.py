@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 from hub import serving
 from parametrization import EXHAUSTIVE, SLOW, sample
+from poison import Evil
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -240,15 +241,10 @@ def test_a_filename_is_that_of_a_file(hub, filename):
         PPO_Plus.from_hub(REPO, filename=filename)
 
 
-class Evil:
-    def __reduce__(self):
-        return exec, ("open('ran', 'w')",)
-
-
 def test_pickles_are_not_run(hub, tmp_path, check_one_line_error):
     repository = hub.repositories.setdefault(REPO, {})
     from_sb3(repository, normalize=True)
-    repository["vec_normalize.pkl"] = pickle.dumps(Evil())
+    repository["vec_normalize.pkl"] = pickle.dumps(Evil(tmp_path / "ran"))
     with pytest.raises(ValueError, match=r"vec_normalize.pkl is not a valid VecNormalize"):
         PPO_Plus.from_hub(REPO)
     check_one_line_error(["enjoy", "--repo", REPO, "--no-render"], "is not a valid VecNormalize")
