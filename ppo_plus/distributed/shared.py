@@ -14,7 +14,7 @@ import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.utils import explained_variance, set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.distributed.ranks import Ranks, RanksError, checksum, frozen_weights, state_of, use_own_gpu
@@ -107,8 +107,7 @@ class SingleProcess:
     def explained_variance(self, values: th.Tensor, returns: th.Tensor) -> float:
         r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`, of values and
         returns ``(B,)``; NaN where returns do not vary."""
-        residual, whole = self.total(Moments.of(th.stack([returns - values, returns], dim=1))).var.tolist()
-        return float("nan") if whole == 0 else 1 - residual / whole
+        return float(explained_variance(values.cpu().numpy(), returns.cpu().numpy()))
 
 
 class SharedTraining(SingleProcess):
@@ -255,6 +254,10 @@ class SharedTraining(SingleProcess):
             if buffer.is_floating_point():
                 # Divided first, so that nothing becomes infinite.
                 self.ranks.sum(buffer.div_(self.ranks.size))
+
+    def explained_variance(self, values: th.Tensor, returns: th.Tensor) -> float:
+        residual, whole = self.total(Moments.of(th.stack([returns - values, returns], dim=1))).var.tolist()
+        return float("nan") if whole == 0 else 1 - residual / whole
 
 
 def _moments(running: RunningMeanStd) -> Moments:
