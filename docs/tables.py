@@ -245,11 +245,17 @@ def compared() -> Lines:
         times = measured(file)[workload]
         return f"{median(times[speed.COMPILED].speed_ups(times[speed.REFERENCE])):.2f}"
 
-    def mujoco(settings: str) -> str:
+    def number(rows: Lines, settings: str, column: int) -> str:
         ours = f"| {ARMS[settings].name} | "
-        rows = returns.comparison(reported())
         (line,) = (row for row in rows if row.startswith(ours))
-        return line.split(" | ")[5].split()[0]
+        return line.split(" | ")[column].split()[0]
+
+    def mujoco(settings: str) -> str:
+        return number(returns.comparison(reported()), settings, 5)
+
+    def unseen(settings: str) -> str:
+        runs = returns.results(stages=["unseen"])
+        return number(recommended.over_tasks(runs), settings, 3)
 
     def score(file: str, task: str, contender: str) -> float:
         runs = results(file)
@@ -281,6 +287,13 @@ def compared() -> Lines:
             f"1 (SB3's), {mujoco('rl_zoo3')} (rl_zoo3's, five tasks)",
             f"{mujoco('mujoco-shared')} (shared settings), {mujoco('mujoco')} (own settings for four tasks)",
             "`python benchmarks/learning_returns.py --report`",
+        ],
+        [
+            "[score on eleven tasks](docs/results.md#settings-for-an-environment-that-nobody-has-tuned) that were not "
+            "used to choose settings, settings tuned for each = 1",
+            f"{unseen('untuned')} (defaults), {unseen('untuned-normalized')} (normalized)",
+            f"{unseen('recommended')} (recommended)",
+            "`python benchmarks/learning_returns.py --queue --stage unseen`",
         ],
         [
             "[return on Courier](docs/capabilities/spaces.md#dict-and-tuple-actions), a mixed action space",
