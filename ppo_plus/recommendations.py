@@ -73,7 +73,7 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     if boxes:
         policy_kwargs["log_std_init"] = -0.5
         # Some environments write the largest float32 for infinity.
-        unbounded |= not all((_largest(box) < LARGEST).all() for box in boxes)
+        unbounded |= any((_largest(box) >= LARGEST).any() for box in boxes)
         if not unbounded and any(map(_is_far_from_unit, boxes)):
             policy_kwargs["squash_output"] = True
     if len(boxes) < len(actions):

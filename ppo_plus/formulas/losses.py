@@ -228,7 +228,7 @@ class PPOLoss:
     :param value_clip: see :func:`~ppo_plus.formulas.losses.value_loss`
     :param normalize_advantage: whether advantages are normalized within each minibatch
     :param entropy_bonus: whether the entropy is part of the loss; without, it is only reported
-    :param streams: the names of streams (:class:`ppo_plus.Stream`), whose value losses are added
+    :param streams: the names of streams (:class:`ppo_plus.Stream`), by which their value losses are logged
     """
 
     value_clip: Literal["max", "plain"] = "max"

@@ -28,6 +28,7 @@ from ppo_plus.process import torch_threads
 from ppo_plus.recommendations import policy_arguments, settings_for
 from ppo_plus.require import require_one_of
 from ppo_plus.saving.files import file_name
+from ppo_plus.saving.format.container import with_suffix
 from ppo_plus.saving.statistics import find_statistics, put_statistics, read_statistics, statistics_path
 from ppo_plus.zoo import hyperparams
 from ppo_plus.zoo.hyperparams import Value, errors_of, format_literal, plain, positive_int, read_arguments, read_literal
@@ -375,7 +376,7 @@ def load_model(
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
-    if not (path.is_file() or Path(f"{path}.zip").is_file()):
+    if not with_suffix(path).is_file():
         raise FileNotFoundError(f"there is no model {path}: give a file like {path / file_name(experiment.env_id)}.zip")
     source = find_statistics(path, path.parent / file_name(experiment.env_id))
     if unwrap_vec_normalize(env) is None and source is not None:

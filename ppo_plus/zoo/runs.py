@@ -128,7 +128,7 @@ def open_run(
 ) -> RunFolder:
     """The run in a folder, or ``FileNotFoundError`` with the option that names the folder, and a remedy."""
     if (path / "command.txt").is_file():
-        path = path.parent  # that of the settings was given
+        path = path.parent  # the folder of its settings was given
     # On the hub, rl_zoo3's is beside the model.
     saved = next(iter([*path.glob("*/args.yml"), *path.glob("args.yml")]), None)
     arguments = {} if saved is None else read_mapping(saved)

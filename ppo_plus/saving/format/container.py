@@ -72,12 +72,17 @@ def is_container(path_or_file: PathOrFile) -> bool:
     return False
 
 
+def with_suffix(path: Path) -> Path:
+    """A file by its name, which may lack SB3's suffix."""
+    zipped = Path(f"{path}.zip")
+    return zipped if not path.is_file() and zipped.is_file() else path
+
+
 @contextmanager
 def opened(path_or_file: PathOrFile) -> Iterator[BinaryIO]:
     """A file to read, also by its name without SB3's suffix; an open one stays open, at its position."""
     if isinstance(path_or_file, (str, os.PathLike)):
-        path, zipped = Path(path_or_file), Path(f"{Path(path_or_file)}.zip")
-        with (zipped if not path.is_file() and zipped.is_file() else path).open("rb") as file:
+        with with_suffix(Path(path_or_file)).open("rb") as file:
             yield file
     else:
         position = path_or_file.tell()

@@ -64,8 +64,8 @@ class Plan:
     def __post_init__(self) -> None:
         require_one_of("sampler", self.sampler, SAMPLERS)
         require_one_of("pruner", self.pruner, PRUNERS)
-        for name in vars(self).keys() - {"sampler", "pruner"}:
-            require_int(name, getattr(self, name), 0 if name in ("confirm_seeds", "seed") else 1)
+        for name in vars(self).keys() - {"sampler", "pruner", "seed"}:
+            require_int(name, getattr(self, name), 0 if name == "confirm_seeds" else 1)
         require_int("seed", self.seed, 0, 2**31)  # leaves numbers for the other seeds
         if 0 < self.confirm_seeds < 10:
             raise ValueError(
