@@ -1,7 +1,8 @@
 """What the recommended settings reach on tasks on which they were not chosen: scores, task by task and over tasks.
 
 The score of a run is (return - random) / (reference - random): ``random`` is the return of random actions, and the
-reference the better interquartile mean of the task's tuned settings, or of all that were run where there are none.
+reference the better interquartile mean of the task's tuned settings, or where it has none the best of all that were run,
+the best trial of a study among them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from report.statistics import improvement_interval
 #: What random actions reach, a line for each task.
 RANDOM = RESULTS / "random_returns.jsonl"
 COMPARED = ("recommended", "untuned", "untuned-normalized")
-TUNED = ("tuned", "tuned-rl_zoo3")
+TUNED, STUDIED = ("tuned", "tuned-rl_zoo3"), "studied"
 #: Returns by contender and task.
 Returns = Mapping[str, Mapping[str, Sequence[float]]]
 
@@ -39,7 +40,7 @@ def returns(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[fl
 
 def scores(found: Returns, arm: str, task: str, random: float) -> list[float]:
     """The score of each run of a contender."""
-    references = [arm for arm in TUNED if task in found.get(arm, {})] or list(COMPARED)
+    references = [arm for arm in TUNED if task in found.get(arm, {})] or [*COMPARED, STUDIED]
     best = max(float(iqm(np.array(found[arm][task]))) for arm in references if task in found.get(arm, {}))
     return [(each - random) / (best - random) for each in found[arm][task]]
 
@@ -64,7 +65,7 @@ def in_other_units(results: Sequence[Mapping[str, Any]], stage: str = "robust") 
 
 def by_task(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> list[str]:
     """A line for each task: what each contender reaches."""
-    found, arms = returns(results), [*COMPARED, *TUNED]
+    found, arms = returns(results), [*COMPARED, *TUNED, STUDIED]
     random = {line["task"]: line["return"] for line in read_lines(RANDOM)}
     rows = []
     for task in tasks_of(stage):

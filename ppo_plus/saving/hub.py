@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ppo_plus.saving.format.container import MEMBERS, read_parts
+from ppo_plus.saving.format.container import MEMBERS, is_container, read_parts
 from ppo_plus.saving.statistics import SB3_NAMES, find_statistics, read_statistics, statistics_path
 
 #: What is downloaded, and what is neither downloaded nor uploaded; the metrics of rl_zoo3 are a zip, but not a model.
@@ -53,7 +53,9 @@ def explained(repo: str) -> Iterator[Any]:
 
 def push_run(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | None = None) -> str:
     """Upload the folder of a run, of which ``settings`` is the folder with the settings; see :func:`push`."""
-    score = ""
+    model, score = folder / f"{settings.name}.zip", ""
+    if not is_container(model):
+        raise ValueError(f"{model} is not a model of PPO_Plus: call PPO_Plus.load and push_to_hub in Python")
     if (evaluations := folder / "evaluations.npz").is_file():
         with np.load(evaluations) as saved:
             steps, returns = saved["timesteps"][-1], saved["results"][-1]
@@ -64,7 +66,7 @@ def push_run(repo: str, folder: Path, settings: Path, env_id: str, logs: Path | 
     usage = (
         f'`ppo-plus enjoy --repo {repo}` shows it, and `PPO_Plus.from_hub("{repo}")` loads it. `{command}` trained it'
     )
-    return push(repo, folder / f"{settings.name}.zip", env_id, score, usage, text, logs)
+    return push(repo, model, env_id, score, usage, text, logs)
 
 
 def push(repo: str, model: Path, env_id: str, score: str, usage: str, settings: str, logs: Path | None = None) -> str:

@@ -290,6 +290,8 @@ def test_mistakes_are_one_line(hub, train, check_one_line_error, monkeypatch):
     Path(run, "README.md").rmdir()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     check_one_line_error(["push", run, REPO], "log in: hf auth login")
+    PPO("MlpPolicy", "CartPole-v1").save(f"{run}/CartPole-v1")
+    check_one_line_error(["push", run, REPO], "not a model of PPO_Plus: call PPO_Plus.load and push_to_hub")
 
 
 def test_without_a_network_files_that_were_downloaded_are_read(hub, train, check_one_line_error, monkeypatch):
