@@ -1,8 +1,8 @@
 """What the recommended settings reach on tasks on which they were not chosen: scores, task by task and over tasks.
 
 The score of a run is (return - random) / (reference - random): ``random`` is the return of random actions, and the
-reference the better interquartile mean of the task's tuned settings, or where it has none the best of all that were run,
-the best trial of a study among them.
+reference the better interquartile mean of the task's tuned settings; without these, the best of all that were run, with
+those that a study found.
 """
 
 from collections.abc import Mapping, Sequence
