@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ppo_plus.ppo import PPO_Plus
 from ppo_plus.require import require_int
-from ppo_plus.rollout.evaluation import Episode, frozen, play, with_statistics_of
+from ppo_plus.rollout.evaluation import Episode, play, prepared, with_statistics_of
 from ppo_plus.saving import statistics
 from ppo_plus.saving.files import replacing
 
@@ -81,7 +81,7 @@ class EvalAfterUpdates(EvalCallback):
         """Episodes, shared out among the processes; the first process gets all of them."""
         ranks = self.model.ranks
         options = {"deterministic": self.deterministic, "render": self.render, "warn": self.warn}
-        with frozen(with_statistics_of(self.model, self.eval_env)) as played:
+        with prepared(self.model, self.eval_env) as played:
             share = (n_episodes + ranks.rank) // ranks.size
             own = play(self.model, played, share, **options) if share else []
         return sum(ranks.gather_values(own), [])

@@ -256,7 +256,9 @@ class AgentsVecEnv(VecEnvWrapper):
         #: Which rows are of agents that are there now, and which were transitions in the last step, ``(N,)``.
         self.observed = self.stepped = np.zeros(self.num_envs, dtype=bool)
         #: The group of each agent: its name without the number at the end.
-        self._groups = [re.sub(r"_?\d+$", "", str(agent)) or "agent" for agent in self.agents]
+        groups = [re.sub(r"_?\d+$", "", str(agent)) or "agent" for agent in self.agents]
+        # `team` is the name of whole games, and `ep` that of all episodes.
+        self._groups = [f"{group}_agent" if group in ("team", "ep") else group for group in groups]
         #: The last returns of whole games, and of the agents of each group.
         self.last_returns: dict[str, deque[float]] = {}
 

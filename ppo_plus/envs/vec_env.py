@@ -157,7 +157,7 @@ class GymVectorEnv(BatchedVecEnv):
     def step_wait(self) -> VecEnvStepReturn:
         obs, rewards, terminated, truncated, columns = self.env.step(self._actions)
         # Copied, since the environment may reuse its arrays.
-        obs, rewards = mapped(np.array, obs), np.reshape(rewards, self.num_envs)
+        obs, rewards = mapped(np.array, obs), np.asarray(rewards).reshape(self.num_envs)
         terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
         resetting, stepped = self.resetting, ~self.resetting
         self.stepped = stepped
@@ -195,6 +195,9 @@ class GymVectorEnv(BatchedVecEnv):
         for i in ended:
             if resets:
                 self.reset_infos[i], infos[i] = infos[i], final_infos[i]
+                if monitored(self.reset_infos[i]) is not None:
+                    # Gymnasium's `vector.RecordEpisodeStatistics` puts it beside the infos of the reset.
+                    infos[i].setdefault("episode", self.reset_infos[i].pop("episode"))
             infos[i]["terminal_observation"] = mapped(np.array, final_obs[i]) if is_array else row_of(final_obs, i)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
@@ -218,7 +221,8 @@ class GymVectorEnv(BatchedVecEnv):
         if attr_name == "render_mode" or not self._singles:
             return super().get_attr(attr_name, indices)
         self._require(attr_name)
-        values = self.env.unwrapped.get_attr(attr_name)
+        # Its `get_attr` would call a function.
+        values = self.env.unwrapped.call("get_wrapper_attr", attr_name)
         return [values[i] for i in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
@@ -247,9 +251,9 @@ def rows_of(columns: dict[str, Any], n: int) -> list[dict[str, Any]]:
         values: Sequence[Any] = [column] * n  # one value for all environments, or one for each
         if isinstance(column, dict):
             values = rows_of(column, n)
-        elif isinstance(column, np.ndarray) and column.shape[:1] == (n,):
+        elif getattr(column, "shape", ())[:1] == (n,):
             # Copied, because rows are views and the environment may reuse the array, or what is in it.
-            column = copy.deepcopy(column)
+            column = copy.deepcopy(np.asarray(column))
             values = column.tolist() if column.ndim == 1 else list(column)
         elif isinstance(column, (list, tuple)) and len(column) == n:
             values = column

@@ -88,9 +88,12 @@ def _has_method(env: VecEnv) -> bool:
         try:
             found = list(inner.env_method("has_wrapper_attr", METHOD))
         except (AttributeError, NotImplementedError, TypeError):
-            # Vector environments in other processes may not have single environments.
+            found = []
+        has_own = type(inner).has_attr is not VecEnv.has_attr
+        if not any(found) and (has_own or not found):
+            # Vector environments may not have single ones, or a wrapper of all of them may have the method.
             found = [inner.has_attr(METHOD)]
-        if all(found) and type(inner).has_attr is VecEnv.has_attr:
+        if all(found) and not has_own:
             # Some environments have every attribute, as ``None``.
             found = [method is not None for method in inner.get_attr(METHOD)]
     except (AttributeError, NotImplementedError):

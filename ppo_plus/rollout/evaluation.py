@@ -29,6 +29,7 @@ from ppo_plus.envs.normalization import require_one_normalization, warn_of_stati
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.model import Model
 from ppo_plus.policy.masking import find_masks
+from ppo_plus.policy.observations import require_finite
 from ppo_plus.process import assigned
 from ppo_plus.require import require_int, require_spaces
 
@@ -57,21 +58,12 @@ def evaluate(
     require_int("n_eval_episodes", n_eval_episodes, 1)
     is_made = isinstance(env, str)
     if env is not None:
-        env = model._wrap_env(env, model.verbose)
-        vec_env = with_statistics_of(model, env)
-        warn_of_statistics(model._trained_normalized, vec_env)
+        vec_env = model._wrap_env(env, model.verbose)
     elif model.env is not None:
         vec_env = model.env
     else:
         raise ValueError("env=None, and the model has no environment: pass env")
-    trains = model.env is not None and share_layers(vec_env, model.env)
-    if trains:
-        # Training then starts new episodes.
-        model._last_obs = None
-    elif model.env is not None:
-        _warn_of_statistics(model.env, vec_env)
-    kept = undisturbed(vec_env) if trains else frozen(vec_env)
-    with closing(vec_env) if is_made else nullcontext(), kept as played:
+    with closing(vec_env) if is_made else nullcontext(), prepared(model, vec_env) as played:
         episodes = play(model, played, n_eval_episodes, render=render, deterministic=deterministic, warn=False)
     returns = [episode["return"] for episode in episodes]
     return episodes if return_episodes else (float(np.mean(returns)), float(np.std(returns)))
@@ -93,6 +85,7 @@ def play(model: Model, env: VecEnv, n_episodes: int, **options: Any) -> list[Epi
     def each_step(step: dict[str, Any], _: dict[str, Any]) -> None:
         i, info = step["i"], step["info"]
         taken[i] += 1
+        require_finite("reward", step["reward"], taken[i], env=i)
         failed = step["done"] and RESTART in info
         if failed:
             # A fault of the environment has interrupted the episode, which does not count.
@@ -181,6 +174,25 @@ def with_statistics_of(model: Model, vec_env: VecEnv) -> VecEnv:
             "one has further wrappers around it: wrap env as the training environment is, VecNormalize included"
         ) from None
     return model._wrap_env(normalized)
+
+
+@contextmanager
+def prepared(model: Model, env: VecEnv) -> Iterator[VecEnv]:
+    """An environment to play in, with the present statistics of training, which it does not change.
+
+    :raises ValueError: as :func:`with_statistics_of`
+    """
+    vec_env = with_statistics_of(model, env)
+    trains = model.env is not None and share_layers(vec_env, model.env)
+    if trains:
+        # Training then starts new episodes.
+        model._last_obs = None
+    else:
+        warn_of_statistics(model._trained_normalized, vec_env)
+        if model.env is not None:
+            _warn_of_statistics(model.env, vec_env)
+    with undisturbed(vec_env) if trains else frozen(vec_env) as played:
+        yield played
 
 
 @contextmanager

@@ -228,6 +228,12 @@ def test_states_that_do_not_fit_are_named():
         make_agents(OtherState, state=True).reset()
 
 
+def test_a_group_does_not_have_the_name_of_a_whole_game():
+    env = make_agents(lambda: Crowd(0.1, names=("team_0", "team_1", "ep_0")), 2, seed=0)
+    rollout(PPO_Plus("MlpPolicy", env, n_steps=32, **ARGUMENTS))
+    assert {*env.last_returns} == {"team", "team_agent", "ep_agent"}
+
+
 def test_returns_are_logged_of_teams_and_groups():
     env = make_agents(lambda: Crowd(0.1), 2, seed=0)
     model = PPO_Plus("MlpPolicy", env, n_steps=32, **ARGUMENTS)

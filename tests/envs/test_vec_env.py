@@ -7,10 +7,11 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 from envs import ACTIONS, RandomEnv
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformReward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3 import PPO
@@ -22,7 +23,7 @@ from tensor_envs import TensorTwin
 
 from ppo_plus import PPO_Plus, as_vec_env
 from ppo_plus.envs.checks import AUTORESET
-from ppo_plus.envs.vec_env import GymVectorEnv
+from ppo_plus.envs.vec_env import GymVectorEnv, rows_of
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -267,12 +268,18 @@ def test_monitors_inside_are_believed(kind, mode):
     assert 0 < sum("episode" in info for info in lives) < 0.7 * len(lives)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_statistics_that_the_environment_reports_are_kept(mode):
-    def silent(env):
-        return gym.wrappers.TransformReward(gym.wrappers.RecordEpisodeStatistics(env), lambda reward: 0.0)
+def silent(env):
+    return gym.wrappers.TransformReward(gym.wrappers.RecordEpisodeStatistics(env), lambda reward: 0.0)
 
-    found, _ = transitions(GymVectorEnv(vector(2, mode, wrap=silent)), 60)
+
+def silent_vector(mode):
+    return TransformReward(RecordEpisodeStatistics(vector(2, mode)), np.zeros_like)
+
+
+@pytest.mark.parametrize("make", [partial(vector, 2, wrap=silent), silent_vector])
+@pytest.mark.parametrize("mode", MODES)
+def test_statistics_that_the_environment_reports_are_kept(mode, make):
+    found, _ = transitions(GymVectorEnv(make(mode=mode)), 60)
     episodes = [info["episode"] for i in range(2) for *_, info in found[i] if "episode" in info]
     assert len(episodes) > 4 and all(episode["r"] != 0.0 for episode in episodes)
 
@@ -416,6 +423,14 @@ def test_wrappers_around_vector_environments():
     assert as_vec_env(flat).reset().shape == (2, 12 + 4 + 2)
 
 
+def test_reading_an_attribute_calls_nothing():
+    env = as_vec_env(vector(2, AutoresetMode.SAME_STEP, end=0.0))
+    env.reset()
+    env.step(np.zeros(2, int))
+    assert all(map(callable, env.get_attr("reset")))
+    assert env.get_attr("steps") == [1, 1]
+
+
 def test_rendering():
     env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, end=0.0, render_mode="rgb_array"))
     assert env.render_mode == "rgb_array" and env.metadata["render_fps"] == 7
@@ -488,6 +503,13 @@ def test_other_ways_to_give_infos():
     assert first.max() == 1.0 and dones.tolist() == [True, False]
     np.testing.assert_array_equal(infos[0]["terminal_observation"], [7.0] * 3)
     assert infos[1] == {"fps": 30, "pair": "right"} and env.reset_infos[0] == {"fps": 30, "pair": "left"}
+
+
+def test_arrays_of_other_libraries_become_those_of_numpy():
+    assert rows_of({"cost": th.arange(2)}, 2) == [{"cost": 0}, {"cost": 1}]
+    env = as_vec_env(TransformReward(vector(2, AutoresetMode.SAME_STEP), th.tensor))
+    env.reset()
+    assert type(env.step(np.zeros(2, int))[1]) is np.ndarray
 
 
 class Masking(Fixed):

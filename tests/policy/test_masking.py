@@ -23,7 +23,7 @@ from envs import (
     vec,
 )
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -169,6 +169,21 @@ def test_a_mask_need_not_allow_anything_once_an_episode_is_over():
     model = make(env).learn(64)
     assert model.rollout_buffer.valid is not None
     model.evaluate(2)
+
+
+class First(VectorWrapper):
+    """Allows only the first choice."""
+
+    def action_masks(self):
+        return np.tile([True] + [False] * (self.single_action_space.n - 1), (self.num_envs, 1))
+
+
+@pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
+def test_masks_of_a_wrapper_around_all_environments_are_used(vector):
+    env = vector([lambda: RandomEnv(ACTIONS["discrete"])] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    actions = make(First(env)).learn(32).rollout_buffer.actions
+    env.close()
+    assert not actions.any()
 
 
 def test_masks_where_there_is_nothing_to_choose_raise_an_error():

@@ -346,6 +346,12 @@ def test_an_evaluation_between_rollouts_restarts_the_episodes(hook):
     assert starts.tolist() == [step == 0 for step in seen]
 
 
+def test_a_callback_that_evaluates_the_training_environment_restarts_the_episodes():
+    keep, model = KeepBuffer(), make(n_steps=6, batch_size=12)
+    model.learn(36, [EvalAfterUpdates(model.env, eval_freq=12, n_eval_episodes=1), keep])
+    assert [rollout["observations"][:, 0, 0].tolist() for rollout in keep.rollouts] == [[0, 1, 2, 3, 0, 1]] * 3
+
+
 def test_noise_is_resampled_after_an_evaluation():
     carries = []
 
@@ -579,10 +585,12 @@ def test_an_evaluation_that_does_not_end_gives_a_warning(monkeypatch):
         model.evaluate(1, CountingEnv(max_steps=60))
 
 
-def test_an_observation_that_is_not_finite_raises_an_error():
+def test_what_is_not_finite_raises_an_error():
     model = PPO_Plus("MlpPolicy", FaultyEnv("final", 99), n_steps=8, batch_size=8, device="cpu")
     with pytest.raises(FloatingPointError, match="(?s)observation.* is not finite"):
         model.evaluate(2, env=FaultyEnv("observation", 3))
+    with pytest.raises(FloatingPointError, match="(?s)reward.* is not finite"):
+        model.evaluate(2, env=FaultyEnv("reward", 3, np.inf))
 
 
 # --- what keeps statistics -------------------------------------------------------------------------------------------
@@ -633,6 +641,8 @@ def test_other_statistics_in_an_environment_give_a_warning():
     other = normalized()
     with pytest.warns(UserWarning, match="statistics that differ from those of training"):
         model.evaluate(1, env=other)
+    with pytest.warns(UserWarning, match="statistics that differ from those of training"):
+        model.learn(32, EvalAfterUpdates(other, n_eval_episodes=1))
     other.obs_rms = copy.deepcopy(model.env.unwrapped.envs[0].get_wrapper_attr("obs_rms"))
     other.update_running_mean = False
     with warnings.catch_warnings():

@@ -95,6 +95,8 @@ class TensorVecEnv(BatchedVecEnv):
         returns, lengths = self._returns + rewards, self._lengths + 1
         self._returns, self._lengths = returns.masked_fill(dones, 0.0), lengths.masked_fill(dones, 0)
         final_obs = None if step.final_obs is None else self._layout(step.final_obs)
+        if final_obs is not None:
+            check_shape(final_obs, self.observation_space, self.num_envs, "final_obs")
         return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, step.log, step.infos)
 
     def reset(self) -> Obs:

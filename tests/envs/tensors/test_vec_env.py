@@ -166,3 +166,12 @@ def test_what_does_not_fit_its_space_is_an_error():
     env.step = lambda actions: Transition(env.observe(), th.zeros(6), *[th.zeros(3, dtype=th.bool)] * 2)
     with pytest.raises(ValueError, match="one number for each"):
         PPO_Plus("MlpPolicy", env, **SMALL).learn(24)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 1)])  # only what has ended; one number for all
+def test_final_observations_of_another_shape_are_an_error(shape):
+    env = TensorTwin(3, ACTIONS["box"])
+    step = env.step
+    env.step = lambda actions: step(actions)._replace(final_obs=th.ones(shape))
+    with pytest.raises(ValueError, match="final_obs of shape"):
+        PPO_Plus("MlpPolicy", env, **SMALL).learn(24)
