@@ -343,6 +343,7 @@ class PPO_Plus(ModelFiles):
         if settings is not self.settings:
             settings.check_unchanged(self.settings)
             settings.check_fit(self.env, self.n_envs)
+            settings.check_kl(self.n_envs)
             self.settings = settings
         self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
         return self.settings
@@ -531,7 +532,7 @@ class PPO_Plus(ModelFiles):
 
     def _log_update(self, update: Update, numbers: dict[str, Any]) -> None:
         if self.verbose >= 1 and not update.state.running:
-            print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.kl:.2g}")
+            print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.last_kl():.2g}")
         logged = update.metrics(self.policy)
         names = ["", *(f"{stream.name}_" for stream in self.streams)]
         columns = read([self.rollout_buffer.transitions(kind) for kind in ("values", "returns")])

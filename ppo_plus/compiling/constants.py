@@ -36,7 +36,7 @@ VOLATILE = frozenset({"ctypes", "datetime", "io", "os", "random", "secrets", "so
 #: Names by which code reads what it does not name, in the process or in files.
 DYNAMIC = frozenset(
     """__dict__ __getattribute__ __import__ attrgetter eval exec getattr globals import_module input locals methodcaller
-    open read_bytes read_text vars""".split()
+    open param_groups read_bytes read_text vars""".split()
 )
 #: Types whose values are compared by ``==``.
 ATOMS = frozenset(

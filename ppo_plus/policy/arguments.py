@@ -20,7 +20,8 @@ def check_policy_kwargs(policy_kwargs: dict[str, Any]) -> None:
     for name in SHAPING & policy_kwargs.keys():
         remedy = f"PPO_Plus(..., {name}={policy_kwargs[name]!r})"
         raise TypeError(f"policy_kwargs: {name} is an argument of PPO_Plus: pass {remedy}")
-    if not callable(activation_fn := policy_kwargs.get("activation_fn", nn.Tanh)):
+    activation_fn = policy_kwargs.get("activation_fn", nn.Tanh)
+    if not callable(activation_fn) or isinstance(activation_fn, nn.Module):
         raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class, such as torch.nn.ReLU")
     net_arch = policy_kwargs.get("net_arch")
     for name in net_arch if isinstance(net_arch, dict) else ():
@@ -49,13 +50,14 @@ def split_network(
         )
     hidden, last, training = nn.Sequential(*layers[:-1]), layers[-1], module.training
     module.to(device).eval()  # so that one row is enough for batch norm
-    with th.no_grad():
-        latent = hidden(th.zeros(1, input_dim, device=device))
-        shape = last(latent).shape
+    needed = f"policy_kwargs: {name}={network!r} must map features of shape (1, {input_dim}) to (1, {output_dim}), but"
+    try:
+        with th.no_grad():
+            latent = hidden(th.zeros(1, input_dim, device=device))
+            shape = last(latent).shape
+    except RuntimeError as error:
+        raise ValueError(f"{needed} raises {error}") from error
     if shape != (1, output_dim):
-        raise ValueError(
-            f"policy_kwargs: {name}={network!r} must map features of shape (1, {input_dim}) to (1, {output_dim}), "
-            f"but returns the shape {tuple(shape)}"
-        )
+        raise ValueError(f"{needed} returns the shape {tuple(shape)}")
     module.train(training)
     return hidden, last, latent.shape[1]

@@ -150,8 +150,11 @@ def _flat(mask: Any, layout: MaskLayout, batched: bool = True, where: str = "") 
             if choices_of(sublayout) or parts.get(key) is not None
         ]
         return th.cat(columns, 1) if isinstance(columns[0], th.Tensor) else np.concatenate(columns, 1)
-    if not batched and isinstance(mask, (list, tuple)) and isinstance(layout, list):
-        mask = np.hstack(mask)  # an array for each choice
+    if isinstance(layout, list) and isinstance(mask, (list, tuple)):
+        # An array for each choice; those of several observations are a tuple, and have rows.
+        has_rows = isinstance(mask, tuple) and len(mask) == len(layout) and np.ndim(mask[0]) == 2
+        if has_rows or not batched:
+            mask = th.hstack(mask) if isinstance(mask[0], th.Tensor) else np.hstack(mask)
     rows, n_entries = mask if isinstance(mask, th.Tensor) else np.asarray(mask), sum(choices_of(layout))
     rows = rows if batched else rows[None]
     if not rows.ndim or math.prod(rows.shape[1:]) != n_entries or rows.dtype == np.dtype(object):

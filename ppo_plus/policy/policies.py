@@ -652,6 +652,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Sampled actions, and the noise for the next step."""
         log_std = self.distribution.noise_log_std(self.log_std) if self.distribution.gaussian_dim else None
         z, noise = self.exploration.sample(noise, latent_pi, log_std)
+        needed = params.shape[0], self.distribution.noise_dim
+        if z is not None and z.shape != needed:
+            raise ValueError(f"{self.exploration!r}: sample returned noise of shape {tuple(z.shape)}, not {needed}")
         return (self.distribution.sample(params) if z is None else self.distribution.from_noise(params, z)), noise
 
     def _masks(self, obs: PyTorchObs, masks: th.Tensor | None) -> th.Tensor | None:

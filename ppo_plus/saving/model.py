@@ -5,8 +5,10 @@ import math
 import os
 import warnings
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import astuple
+from functools import cached_property
+from inspect import getattr_static
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType
@@ -187,6 +189,8 @@ def state_of(model: SavedModel, exclude: Collection[str] = ()) -> dict[str, Any]
         here = [name for name, root in roots.items() if hasattr(model, root) and root not in exclude]
         saved[part] = {name: attrgetter(paths[name])(model) for name in here}
     others = vars(model).keys() - _not_attributes(model) - {*exclude}
+    # Not the values of cached properties, which are computed again.
+    others = {name for name in others if not isinstance(getattr_static(type(model), name, None), cached_property)}
     saved["attributes"] = {name: value for name, value in vars(model).items() if name in others}
     if "compile_decision" in saved["state"]:
         saved["state"]["compile_decision"] = [*astuple(saved["state"]["compile_decision"])]
@@ -301,7 +305,8 @@ def assemble(
     constructor: Any = cls  # of more arguments than SB3's
     model: M = constructor(values["policy_class"], env, device=device, _init_setup_model=False)
     left_out = _not_attributes(model)
-    with names.Bounded(weights):
+    # Networks of the caller's arguments are as large as these ask for.
+    with nullcontext() if "policy_kwargs" in changes else names.Bounded(weights):
         attributes = {name: value for name, value in saved["attributes"].items() if name not in left_out}
         for path, value in (attributes | values).items():
             owner, _, name = path.rpartition(".")
@@ -314,6 +319,8 @@ def assemble(
             if before != now:
                 raise ValueError(f"streams={model.streams!r} must have the names of those in the file: {before}")
         put_parameters(model, saved["parameters"], in_file, changes)
+        for name in saved["attributes"].keys() & {*model._get_torch_save_params()[1]}:
+            getattr(model, name).data.copy_(saved["attributes"][name].data)  # `_setup_model` has made it again
         if model.use_sde:
             model.policy.reset_noise()
     return model
@@ -373,7 +380,7 @@ def put_parameters(
     before, defaults = in_file.get("policy_kwargs", now), names.constructor_arguments(type(model))
     pairs = {name: (now.get(name), before.get(name)) for name in {*now, *before}}
     pairs |= {name: (changes[name], in_file.get(name, defaults[name])) for name in SHAPING & changes.keys()}
-    changed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    changed = {name: pair for name, pair in pairs.items() if not _equal(*pair)}
     if kept := sorted(changed.keys() - CHANGEABLE):
         reasons = " and ".join(f"{name}={changed[name][0]!r} (in the file {changed[name][1]!r})" for name in kept)
         raise ValueError(f"{reasons} is a part of the model that was trained: leave it out, or make a new model")
@@ -385,6 +392,14 @@ def put_parameters(
         model.set_parameters(parameters, exact_match=True)
     except RuntimeError as error:
         raise Refused(f"its weights do not fit: {error}") from error
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Whether two arguments are equal; ``==`` of arrays and tensors is not one answer."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_equal(value[name], other[name]) for name in value)
+    is_array = isinstance(value, (np.ndarray, th.Tensor)) or isinstance(other, (np.ndarray, th.Tensor))
+    return np.array_equal(value, other) if is_array else bool(value == other)
 
 
 def check_optimizer_state(optimizer: th.optim.Optimizer) -> None:

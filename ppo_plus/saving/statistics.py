@@ -55,9 +55,10 @@ def find_statistics(model: Path, *folders: Path) -> Path | None:
     if any(model.parent.glob(statistics_path(Path("*")).name)):
         return path if (path := statistics_path(model)).is_file() else None
     models, named = {path.stem for path in model.parent.glob("*.zip")}, re.compile("[_-]?vec.*normalize[_-]?", re.I)
-    for folder in (model.parent, *folders):
-        found = {path: named.sub("_", path.stem).strip("_-") for path in folder.glob(SB3_NAMES)}
-        for names in ({model.stem}, {""}, {*found.values()} - models):
+    paths = {folder: folder.glob(SB3_NAMES) for folder in (model.parent, *folders)}
+    every = [{path: named.sub("_", path.stem).strip("_-") for path in found} for found in paths.values()]
+    for names in ({model.stem}, {""}, {name for found in every for name in found.values()} - models):
+        for found in every:
             fitting = sorted(path for path, name in found.items() if name in names)
             if len(fitting) > 1:
                 remedy = f"load the model alone, and call absorb_normalization({str(fitting[0])!r}), or another"

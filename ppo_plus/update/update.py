@@ -21,6 +21,7 @@ from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.require import NotFinite
 from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.minibatch import (
+    COUNTED,
     FINITE,
     Batch,
     LossAndGradient,
@@ -247,6 +248,11 @@ class Update:
         if len(self._unread) > 1:
             self._read()
         self.state = self.control.after_update(self.state, self.kl, self.coefficients.target_kl)
+
+    def last_kl(self) -> float:
+        """What the control measured in the last minibatch that counts."""
+        table = self._tables[-1]
+        return means(self._names, table[table[:, COUNTED] > 0][-1:])[self.control.measure].item()
 
     def metrics(self, policy: ActorCriticPolicy) -> dict[str, float]:
         """What is logged of the update, as ``train/<name>``."""

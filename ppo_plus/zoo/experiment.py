@@ -248,7 +248,7 @@ def _hyperparameter(packages: Packages, name: str, value: Value) -> Value:
     if str(name).endswith("_kwargs"):
         return read_arguments(name, value, packages)
     if isinstance(value, str):
-        return read_literal(name, value) if value.lstrip("[ ").partition("(")[0] in hyperparams.STRATEGIES else value
+        return read_literal(name, value) if "(" in value else value
     parameter = signature(PPO_Plus).parameters.get(name)
     if isinstance(value, float) and value.is_integer() and parameter is not None and type(parameter.default) is int:
         return int(value)
@@ -385,7 +385,10 @@ def load_model(
         raise ValueError(f"{problem}, but the settings do not normalize: {remedy}")
     load_statistics(path, env, experiment.env_id)
     changes = {**deepcopy(experiment.hyperparams), "seed": experiment.seed, **arguments}
-    return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
+    model = PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
+    if (normalize := unwrap_vec_normalize(env)) is not None and "gamma" not in (experiment.normalize or {}):
+        normalize.gamma = model.gamma  # which the settings may not name
+    return model
 
 
 def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:

@@ -338,6 +338,7 @@ UNKNOWN = [
     reads_the_clock,
     asks_for_a_name,
     reads_all,
+    lambda self: self.policy.optimizer.param_groups[0]["lr"],
     lambda: perf_counter(),
     lambda: datetime.now(),
     lambda: getenv("SCALE"),

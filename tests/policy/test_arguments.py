@@ -42,6 +42,13 @@ def test_other_hidden_layers_are_built(net_arch, hidden):
     assert (len(networks.policy_net) / 2, len(networks.value_net) / 2) == hidden
 
 
+def test_a_network_that_takes_other_features_is_named():
+    with pytest.raises(
+        ValueError, match=r"critic=Linear.* must map features of shape \(1, \d+\) to \(1, 1\), but raises"
+    ):
+        make(critic=nn.Linear(64, 1))
+
+
 def test_options_of_gsde_beside_an_exploration_raise_an_error():
     with pytest.raises(
         ValueError, match="full_std=False and use_expln=False have no effect beside exploration=StateDependent"
@@ -62,6 +69,11 @@ def test_options_of_gsde_beside_an_exploration_raise_an_error():
 def test_arguments_that_policies_do_not_take_are_named(policy, name, message):
     with pytest.raises(TypeError, match=message):
         make(policy, **{name: 8})
+
+
+def test_an_activation_is_a_class():
+    with pytest.raises(TypeError, match=r"activation_fn=ReLU\(\) must be a class, such as torch.nn.ReLU"):
+        make(activation_fn=nn.ReLU())
 
 
 class TakesItsOwn(sb3.ActorCriticPolicy):

@@ -38,6 +38,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.callbacks import EvalAfterUpdates
+from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import as_masks, find_masks, nothing_allowed
 from ppo_plus.zoo.enjoy import Player
 
@@ -264,6 +265,16 @@ def test_predict_takes_masks_in_every_form(kind):
         single = [model.predict(obs[i], deterministic=True, action_masks=each[i])[0] for i in range(2)]
         actions += [single, model.predict(obs, deterministic=True, action_masks=masks)[0]]
         assert len({str([chosen(space, action) for action in batch]) for batch in actions}) == 1
+
+
+@pytest.mark.parametrize("make_rows", [np.asarray, th.from_numpy])
+@pytest.mark.parametrize("space", [spaces.MultiDiscrete([3, 3]), spaces.Dict(w=spaces.MultiDiscrete([3, 3]))])
+def test_several_masks_may_be_an_array_of_rows_for_each_choice(space, make_rows):
+    first, second = np.eye(3, dtype=bool)[[0, 1]], np.eye(3, dtype=bool)[[2, 2]]
+    masks = make_rows(first), make_rows(second)
+    masks = {"w": masks} if isinstance(space, spaces.Dict) else masks
+    found = as_masks("masks", masks, make_distribution(space).mask_layout)
+    np.testing.assert_array_equal(found, np.hstack([first, second]))
 
 
 @pytest.mark.parametrize(

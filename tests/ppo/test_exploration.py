@@ -166,6 +166,20 @@ def test_a_custom_noise_process_decides_the_actions(kind):
     np.testing.assert_allclose(model.rollout_buffer.actions.reshape(mode.shape), mode, rtol=0, atol=1e-6)
 
 
+@dataclass(frozen=True)
+class OneNumber(NoiseProcess):
+    """The same noise for all components, which would shift all logits alike."""
+
+    def sample(self, carry, features, log_std):
+        return th.randn(len(features), 1), carry
+
+
+@pytest.mark.parametrize("kind", ["box", "discrete"])
+def test_noise_of_another_shape_is_an_error(kind):
+    with pytest.raises(ValueError, match=r"OneNumber\(\): sample returned noise of shape \(1, 1\), not \(1, "):
+        make(env=vec(ACTIONS[kind], n_envs=1), exploration=OneNumber()).learn(16)
+
+
 def test_an_exploration_object_of_gsde_is_use_sde():
     runs = [{"use_sde": True}, {"exploration": StateDependentNoise()}]
     first, second = (weights(make(env=vec(ACTIONS["box"]), **run).learn(32)) for run in runs)

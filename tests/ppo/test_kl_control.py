@@ -7,7 +7,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, vec
 from models import weights
-from training import Recording, learn, logged, make, n_steps_taken
+from training import At, Recording, learn, logged, make, n_steps_taken
 
 from ppo_plus import AdaptivePenalty, EarlyStop, KLControl, Losses, PPO_Plus, linear
 from ppo_plus.update import minibatch
@@ -176,3 +176,6 @@ def test_one_minibatch_per_update_has_no_kl_to_adapt_to(kl_control, tmp_path):
     loaded = PPO_Plus.load(tmp_path / "model.zip", env=vec(ACTIONS["discrete"], n_envs=1))
     with pytest.raises(ValueError, match="finds no KL"):
         loaded.learn(32)
+    model = make(n_epochs=2, batch_size=64, **arguments)
+    with pytest.raises(ValueError, match="finds no KL"):
+        model.learn(64, At(lambda model: setattr(model, "n_epochs", 1), [1]))

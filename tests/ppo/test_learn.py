@@ -308,9 +308,10 @@ def test_a_model_that_is_set_up_again_has_a_buffer_for_its_environments():
     assert model.learn(24).rollout_buffer.n_envs == 3
 
 
-def test_the_message_of_an_early_stop_has_a_kl_that_is_not_0(capsys):
-    make_model(verbose=1, target_kl=1e-6, n_epochs=5, learning_rate=1e-3).learn(32)
-    assert float(re.findall(r"reaching max kl: (\S+)", capsys.readouterr().out)[0]) > 0
+def test_the_message_of_an_early_stop_has_the_kl_that_stopped_it(capsys):
+    make_model(verbose=1, n_steps=128, target_kl=0.001, n_epochs=10, learning_rate=1e-3).learn(1024)
+    found = [float(kl) for kl in re.findall(r"reaching max kl: (\S+)", capsys.readouterr().out)]
+    assert found and min(found) >= 0.0015
 
 
 def test_a_seed_that_is_assigned_names_the_method_that_sets_it():

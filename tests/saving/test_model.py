@@ -6,7 +6,7 @@ import resource
 import threading
 import warnings
 import zipfile
-from functools import partial
+from functools import cached_property, partial
 from itertools import count, product
 
 import gymnasium as gym
@@ -503,6 +503,51 @@ def test_undescribable_custom_attributes_are_left_out():
     assert not hasattr(PPO_Plus.load(file), "mine")
     loaded = PPO_Plus.load(file, custom_objects={"mine": 3, "num_timesteps": 5})
     assert (loaded.mine, loaded.num_timesteps) == (3, 5)
+
+
+class Derived(PPO_Plus):
+    """Has a variable that SB3's ``load`` restores, and a value that is computed once."""
+
+    @cached_property
+    def horizon(self):
+        return 1 / (1 - self.gamma)
+
+    def _setup_model(self):
+        super()._setup_model()
+        self.multiplier = nn.Parameter(th.zeros(1))
+
+    def _get_torch_save_params(self):
+        modules, variables = super()._get_torch_save_params()
+        return modules, [*variables, "multiplier"]
+
+
+def test_what_a_subclass_learns_is_loaded_and_what_it_computes_is_not_saved():
+    model = Derived("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, gamma=0.5)
+    model.multiplier.data += model.horizon
+    loaded = Derived.load(saved(model))
+    assert loaded.multiplier.item() == 2 and "horizon" not in vars(loaded)
+
+
+class Scaled(MlpPolicy):
+    def __init__(self, *args, scale=None, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+def test_arguments_may_be_arrays():
+    file = saved(make(Scaled, policy_kwargs=dict(scale=np.ones(4))))
+    for changes in ({}, {"policy_kwargs": dict(scale=np.ones(4))}):
+        PPO_Plus.load(file, **changes)
+    with pytest.raises(ValueError, match="is a part of the model that was trained"):
+        PPO_Plus.load(file, policy_kwargs=dict(scale=np.zeros(4)))
+
+
+def test_networks_that_compute_with_large_arrays_are_built_with_arguments_of_the_caller(monkeypatch):
+    monkeypatch.setattr(names, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(names, "MOST_TIMES", 1)
+    model = make()
+    with pytest.raises(ValueError, match="if they are yours, pass policy_kwargs= to load or resume"):
+        PPO_Plus.load(saved(model))
+    assert same_weights(PPO_Plus.load(saved(model), policy_kwargs=model.policy_kwargs), model)
 
 
 # --- what a stranger may write ---------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ def environments(n=2):
         "best_vec_normalize_stats.pkl": "best_vec_normalize_stats.pkl",
         "env/vecnormalize.pkl": "env/vecnormalize.pkl",
         "env/vecnormalize.pkl vecnormalize.pkl": "vecnormalize.pkl",
+        "rl_model_vecnormalize_64_steps.pkl env/vecnormalize.pkl": "env/vecnormalize.pkl",
         "other.pkl": None,
     }.items(),
 )

@@ -400,6 +400,7 @@ def test_a_model_goes_with_its_statistics(tmp_path):
     np.testing.assert_array_equal(statistics.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
     assert statistics.ret_rms.count == model.get_vec_normalize_env().ret_rms.count
     assert statistics.training and loaded.gamma == 0.5
+    assert load_model(path, EXPERIMENT, envs := make_envs(EXPERIMENT)).gamma == envs.gamma == model.gamma
     obs = np.ones((1, 4), np.float32)
     np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
     assert loaded.learn(64).num_timesteps == 64

@@ -72,7 +72,7 @@ VEC_ENVS: dict[str, tuple[str, ...]] = {
     "ppo_plus.envs.lean_vec_env.LeanVecEnv": _PENDING,
     "ppo_plus.envs.supervised.vec_env.SupervisedVecEnv": (*_PENDING, *_SUPERVISED),
 }
-_NORMALIZED = ("obs_rms", "ret_rms", "returns", "old_obs", "old_reward", "training", "norm_reward")
+_NORMALIZED = ("obs_rms", "ret_rms", "returns", "old_obs", "old_reward", "training", "norm_reward", "gamma")
 #: Wrappers of vectorized environments, and the attributes that change while they run.
 VEC_WRAPPERS: dict[str, tuple[str, ...]] = {
     "ppo_plus.envs.make_vec.TupleAsDict": (),

@@ -41,6 +41,8 @@ OTHERS = "others"
 
 def take(model: SavedModel, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
     """The state of a model as a checkpoint; of several processes, which all call this, the first gets all states."""
+    if model.env is None:
+        raise ValueError("the model has no environment, whose state a checkpoint contains: call set_env(env) first")
     if not model.call.between_rollouts:
         remedy = "use ppo_plus.Checkpoints, or save in on_rollout_start, or after a call of learn without an error"
         raise RuntimeError(f"state can only be captured between two rollouts: {remedy}")
@@ -55,7 +57,6 @@ def take(model: SavedModel, folder: str | Path = ".", logs: Sequence[str] = ()) 
         reasons = "; ".join(missing.values())
         warnings.warn(f"checkpoints lack {' and '.join(missing)}: set it again after resume ({reasons})", stacklevel=3)
     ranks, call, policy = model.ranks, model.call, model.policy
-    assert model.env is not None
     persistent = policy.state_dict().keys()
     # What the state of a policy does not have.
     buffers = {name: buffer.clone() for name, buffer in policy.named_buffers() if name not in persistent}

@@ -209,8 +209,8 @@ def _look_up(name: str) -> Any:
 # --- how much is built ------------------------------------------------------------------------------------------------
 
 #: How many numbers may be made while a model is built, and how many times more than its file has weights: networks may
-#: replace others, and initial weights are computed in steps.
-MOST_NUMBERS, MOST_TIMES = 2**22, 16
+#: replace others, initial weights are computed in steps, and feature extractors try an observation (SB3's do).
+MOST_NUMBERS, MOST_TIMES = 2**25, 16
 #: How many numbers each tensor counts for at least, since it takes time, too.
 LEAST = 256
 
@@ -230,7 +230,8 @@ class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not in_place and not operation.is_view:
             self.left -= LEAST + _numbers_made(operation, args, kwargs)
             if self.left < 0:
-                raise MemoryError("its networks are larger than its weights")
+                remedy = "if they are yours, pass policy_kwargs= to load or resume"
+                raise MemoryError(f"its networks are larger than its weights, or compute with larger arrays: {remedy}")
         return operation(*args, **kwargs)
 
 

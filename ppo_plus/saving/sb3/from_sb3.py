@@ -3,8 +3,10 @@
 import base64
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import torch as th
@@ -16,6 +18,7 @@ from ppo_plus.saving.format.container import PathOrFile, naming, opened
 from ppo_plus.saving.format.names import Damaged, Refused, decoding, name_of
 from ppo_plus.saving.model import SavedModel, attributes_of
 from ppo_plus.saving.sb3.pickles import parse, value_of
+from ppo_plus.saving.statistics import statistics_path
 from ppo_plus.trees import tree_leaves
 
 #: What a PPO has and SB3's other algorithms do not all have.
@@ -53,6 +56,8 @@ def read_sb3(cls: type[SavedModel], path: PathOrFile, changes: dict[str, Any], t
         data |= {"value_clip": "plain", "_expects_masks": is_maskable}
         if ORIGINAL in present and present.get("_last_obs") is not None:  # it has been trained
             data["_trained_normalized"] = False if present[ORIGINAL] is None else "maybe"
+        elif isinstance(path, (str, os.PathLike)) and statistics_path(Path(path)).with_suffix(".pkl").is_file():
+            data["_trained_normalized"] = "maybe"  # as what `to_sb3` writes
         if is_maskable and isinstance(data.get("action_space"), spaces.MultiBinary):
             # Ours is the difference of the two.
             change_logits(parameters, lambda rows: rows[1::2] - rows[::2], lambda _, rows: rows[1::2].clone())

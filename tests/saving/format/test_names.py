@@ -21,7 +21,6 @@ from ppo_plus import PPO_Plus
 from ppo_plus.formulas.schedules import Linear
 from ppo_plus.saving.format import names
 from ppo_plus.saving.format.names import (
-    MOST_NUMBERS,
     Bounded,
     Refused,
     find,
@@ -239,15 +238,16 @@ def test_nothing_larger_than_its_weights_is_built(build, monkeypatch):
         build()
 
 
-def test_what_weights_explain_is_built_once():
+def test_what_weights_explain_is_built_once(monkeypatch):
     seen = []
 
     class Once(nn.Linear):
         def __init__(self):
             seen.append(self)
-            super().__init__(MOST_NUMBERS // 4, 5)
+            super().__init__(2**18 // 4, 5)
 
-    with Bounded({"a": th.zeros(MOST_NUMBERS)}):
+    monkeypatch.setattr(names, "MOST_NUMBERS", 2**18)
+    with Bounded({"a": th.zeros(2**18)}):
         before = th.get_rng_state()
         th.zeros(3).uniform_().sum().item()
         layer = Once()

@@ -165,6 +165,8 @@ def test_images_and_normalized_numbers_are_read_by_sb3_as_the_warning_says(tmp_p
     with pytest.warns(UserWarning, match=r"VecNormalize.load\('.*', VecTransposeImage\(venv\), or venv if"):
         model.to_sb3(tmp_path / "model")
     raw = vec(ACTIONS["discrete"], space)
+    with pytest.warns(UserWarning, match="may have been normalized"):
+        PPO_Plus.from_sb3(tmp_path / "model", env=raw)
     env = VecNormalize.load(tmp_path / "model_vecnormalize.pkl", VecTransposeImage(raw))
     theirs = PPO.load(tmp_path / "model", env=env, device="cpu")
     obs = env.reset()
