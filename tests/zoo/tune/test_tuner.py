@@ -271,7 +271,9 @@ def test_values_that_do_not_fit_each_other_are_a_failed_trial(tmp_path):
     study, settings = Study("unfit", open_storage(f"sqlite:///{tmp_path / 'study.db'}")), {"n_steps": 64, "n_epochs": 2}
     space = {"n_epochs": {"choices": [1, 2]}, "kl_control": {"choices": ["stop", "penalty"]}}
     experiment = Experiment("CartPole-v1", 64, hyperparams={**settings, "target_kl": 0.01, "compile": False})
-    tune(experiment, space, study, Plan(64, n_evals=1, n_eval_episodes=1, sampler="random"), 8, tmp_path)
+    tune(
+        experiment, space, study, Plan(64, n_evals=1, n_eval_episodes=1, sampler="random", confirm_seeds=0), 8, tmp_path
+    )
     trials = study.screening().trials()
     unfit = [trial.params == {"n_epochs": 1, "kl_control": "penalty"} for trial in trials]
     assert any(unfit) and [trial.state == TrialState.FAIL for trial in trials] == unfit
