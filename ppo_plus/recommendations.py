@@ -100,8 +100,7 @@ def policy_arguments(env: gym.Env | VecEnv) -> dict[str, Any]:
 
 
 def _is_near_unit(space: spaces.Box) -> bool:
-    """Whether all bounds of observations are within [-1, 1], and not far below; of an image, which is divided by 255,
-    they count as such."""
+    """Whether all bounds of observations are near ±1 and not beyond, as those of an image, which is divided by 255."""
     largest = _largest(space)
     return is_image_space(space) or bool(np.all((largest >= 0.5) & (largest <= 1)))
 
@@ -112,8 +111,7 @@ def _largest(space: spaces.Box) -> np.ndarray:
 
 
 def _is_far_from_unit(space: spaces.Box) -> bool:
-    """Whether first actions near 0, with a standard deviation of 0.6, cover little of the bounds, or are mostly beyond
-    them."""
+    """Whether first actions, near 0 with a deviation of 0.6, cover little of the bounds, or are mostly beyond them."""
     low, high = (bound.astype(float)[space.low < space.high] for bound in (space.low, space.high))
     center, half = (low + high) / 2, (high - low) / 2
     return bool(np.any((abs(center) > half / 2) | (half > 5.0) | (half < 0.1)))

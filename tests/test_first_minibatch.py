@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, RandomEnv, equal_actions, vec
-from gymnasium import spaces
 from parametrization import all_pairs, in_turn
-from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin
 
 from ppo_plus import ColoredNoise, PPO_Plus
@@ -119,14 +117,6 @@ def test_ratio_is_one_with_separate_actor_and_critic_keys(memory, case):
     model = make(kind, "dict", exploration, env, memory, policy_kwargs=keys, action_mask_key=mask or None).learn(32)
     assert_first_minibatches_are_neutral(model)
     assert_loaded_acts_alike(model)
-
-
-def test_normalized_integer_observations_are_stored_as_floats():
-    space = spaces.Dict(a=OBSERVATIONS["box_int"], b=OBSERVATIONS["box"])
-    model = make("discrete", "dict", env=VecNormalize(vec(ACTIONS["discrete"], space))).learn(32)
-    assert_first_minibatches_are_neutral(model)
-    stored = model.rollout_buffer.observations["a"]
-    assert np.any(stored != np.rint(stored))
 
 
 @pytest.mark.parametrize(

@@ -387,13 +387,6 @@ def test_one_observation_and_a_batch_of_it_are_distinguished(observation):
     assert [int(single) for single in singles] == actions.tolist()
 
 
-def test_images_may_have_their_channels_last():
-    model = make_for("discrete", "image", policy_kwargs={"ortho_init": False})
-    images = np.stack([IMAGE.sample() for _ in range(8)])
-    first, last = (model.predict(obs, deterministic=True)[0] for obs in (images, images.transpose(0, 2, 3, 1)))
-    np.testing.assert_array_equal(first, last)
-
-
 @every_kind
 def test_the_methods_of_sb3s_policies_agree_with_each_other(kind):
     policy = make_for(kind).policy

@@ -2,7 +2,6 @@
 
 import gymnasium as gym
 import numpy as np
-import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -42,12 +41,3 @@ def test_normalized_environment_saved_and_loaded(tmp_path):
     mean, std = evaluate_policy(model, restored, n_eval_episodes=1, warn=False)
     assert np.isfinite(mean) and std == 0.0
     model.learn(64)
-
-
-def test_parameters_by_hand():
-    """The evolution-strategy example: read, perturb and set the policy's parameters."""
-    model = PPO("MlpPolicy", "CartPole-v1", **SMALL)
-    mean = {key: value for key, value in model.policy.state_dict().items() if "policy" in key or "action" in key}
-    perturbed = {key: value + th.randn_like(value) for key, value in mean.items()}
-    model.policy.load_state_dict(perturbed, strict=False)
-    assert all(th.equal(model.policy.state_dict()[key], value) for key, value in perturbed.items())

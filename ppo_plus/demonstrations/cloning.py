@@ -89,7 +89,9 @@ def _fit(
     if {"rewards", "ends"} <= parts[0][1].keys():
         _estimate(policy, parts, model.gamma)
         known = batch.returns if batch.valid is None else batch.returns[batch.valid]
-        values["vf_coef"] = coefficients["vf_coef"] / max(known.var(correction=0).item(), 1e-8)
+        # Returns that hardly vary would leave nothing to the actor when gradients are clipped.
+        scale = max(known.var(correction=0).item(), 0.01 * known.square().mean().item()) or 1.0
+        values["vf_coef"] = coefficients["vf_coef"] / scale
         if (normalizer := policy.value_normalizer) is not None:
             moments = Moments.of(known)
             if policy.streams is None:

@@ -65,13 +65,13 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
     if model.policy.remembers and "ends" not in data:
         raise ValueError("dataset has no terminations: a policy with memory learns from whole episodes")
     normalize, observed = model.get_vec_normalize_env(), data.pop("observations")
-    if normalize is not None:
+    if normalize is not None and normalize.norm_obs:
         require_spaces(normalize, model.observation_space, model.action_space)
         for key, moments in observation_moments(normalize).items() if normalize.training else ():
             moments.update(observed[key] if key else observed)
         observed = normalize.normalize_obs(observed)
-        if normalize.norm_reward:
-            data.pop("rewards", None)  # their scale in training is not known yet
+    if normalize is not None and normalize.norm_reward:
+        data.pop("rewards", None)  # their scale in training is not known yet
     observations = to_network(observed, model.observation_space, model.device)
     if (normalizer := model.policy.observation_normalizer) is not None:
         normalizer.add(normalizer.moments_of(observations))

@@ -61,7 +61,7 @@ def record_demonstrations(
             seed_envs(vec_env, seed)
         obs = vec_env.reset()
         while any(left):
-            original = obs if normalize is None else normalize.get_original_obs()
+            original = obs if normalize is None or not normalize.norm_obs else normalize.get_original_obs()
             seen = [row_of(original, i) for i in range(n_envs)]
             masks = {} if source is None else {MASKS: source.read(vec_env, obs, n_steps)}
             if predict is None:

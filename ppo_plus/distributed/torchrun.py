@@ -82,7 +82,11 @@ def join(device: str) -> "Ranks":
     on_gpu = device.startswith("cuda") or (device == "auto" and th.cuda.is_available())
     if on_gpu:
         require_any_gpu(device)
-        th.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        own, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), th.cuda.device_count()
+        if own >= n_gpus:
+            problem = f"--device {device}: each process of a machine needs a GPU, and torch finds {n_gpus}"
+            raise ValueError(f"{problem}: start {n_gpus}, or pass --device cpu")
+        th.cuda.set_device(own)
     # gloo in addition to NCCL, for what is on the CPU, such as an optimizer's step count.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=GROUP_TIMEOUT)
     # If the group is not left, gloo's threads end the process with an error.

@@ -132,6 +132,7 @@ class Deployed(nn.Module):
         #: What it must act like: the policy before (not a module of this one), and what normalizes its observations.
         vars(self)["trained"] = copy.deepcopy(policy)
         self.normalizes = [one for one in self.wrappers if isinstance(one, VecNormalize) and one.norm_obs]
+        policy.streams = policy.value_normalizer = None  # no value is exported
         for wrapper in self.normalizes:
             move_into(policy, wrapper)
         self.space = policy.action_space

@@ -125,7 +125,8 @@ def move_into(policy: ActorCriticPolicy, source: VecNormalize | str | Path | Non
     if policy.observation_normalizer is not None:
         raise ValueError(f"normalize_observations={policy.normalize_observations!r}: the policy normalizes already")
     if policy.streams is not None and policy.streams.are_computed:
-        raise ValueError("streams that are computed from observations would now get raw ones: keep VecNormalize")
+        remedy = "keep VecNormalize, as PPO_Plus.load(file, env=load_statistics(statistics, env)) does"
+        raise ValueError(f"streams that are computed from observations would now get raw ones: {remedy}")
     path = Path(source) if isinstance(source, (str, Path)) else None
     normalize: Any = source if path is None else SimpleNamespace(**read_statistics(path))
     seen = parts_of(policy.actor_space) | parts_of(policy.critic_space)

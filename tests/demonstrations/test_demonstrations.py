@@ -21,7 +21,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from torch import optim
 
 import ppo_plus
@@ -86,10 +86,12 @@ def likelihood(model, dataset):
 
 
 @pytest.mark.slow
-def test_a_linear_expert_is_cloned_by_the_defaults():
+@pytest.mark.parametrize("returns", [None, 0.0, 100.0])  # equal returns leave nothing to the critic
+def test_a_linear_expert_is_cloned_by_the_defaults(returns):
     rng = np.random.default_rng(0)
     observations = rng.normal(size=(600, 5)).astype(np.float32)
     data = dict(observations=observations, actions=linear(observations))
+    data |= {} if returns is None else dict(rewards=np.full(600, returns), terminations=np.ones(600))
     model = make_model(env=vec(BOX))
     assert error(model, data) > 0.2
     assert model.pretrain(data) is model
@@ -272,6 +274,14 @@ def test_images_may_have_channels_last():
         model.pretrain(data | {"observations": observations}, n_epochs=1, batch_size=16)
         results.append(weights(model))
     assert th.equal(*results)
+
+
+def test_a_vec_normalize_of_rewards_alone_may_be_inside_other_wrappers():
+    env = VecFrameStack(VecNormalize(vec(spaces.Discrete(3), OBSERVATIONS["image"]), norm_obs=False), 2)
+    model = make_model(env=env, policy="CnnPolicy")
+    data = record_demonstrations(lambda obs: 0, env, 1)
+    assert data["observations"].shape[1:] == env.observation_space.shape
+    model.pretrain(data, n_epochs=1)
 
 
 # --- the critic ------------------------------------------------------------------------------------------------------

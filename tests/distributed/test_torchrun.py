@@ -44,6 +44,11 @@ ENVIRONMENT = os.environ | {"TORCHELASTIC_RUN_ID": "job"}
     ("device", "more", "message"),
     [
         ("cuda:1", {}, "--device cuda:1 is one GPU, and each process needs its own"),
+        (
+            "auto",
+            {"LOCAL_RANK": "1"},
+            "--device auto: each process .* a GPU, and torch finds 1: start 1, or pass --dev",
+        ),
         ("cpu", {"TORCHELASTIC_MAX_RESTARTS": "3"}, "--max-restarts 3: restarted processes do not .*--resume RUN"),
     ],
 )
@@ -51,6 +56,8 @@ def test_what_processes_cannot_have_raises_an_error(device, more, message, monke
     launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name, value in {**launched, **more}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(th.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(th.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match=message):
         join(device)
 

@@ -9,6 +9,7 @@ from stream_envs import COST, CURIOSITY, ENERGY, STREAMS, counting, progress
 
 from ppo_plus import Cost, PPO_Plus, RandomNetworkDistillation, Stream, register
 from ppo_plus.policy.streams import StreamPart
+from ppo_plus.saving.export import Deployed
 
 
 class Overriding(SB3Policy):
@@ -121,6 +122,7 @@ def test_statistics_do_not_move_into_a_policy_whose_streams_saw_normalized_obser
     model = PPO_Plus("MlpPolicy", VecNormalize(counting(2)), n_steps=16, streams=[RandomNetworkDistillation()])
     with pytest.raises(ValueError, match="computed from observations would now get raw ones: keep VecNormalize"):
         model.absorb_normalization()
+    assert Deployed(model, "environment").policy.streams is None
 
 
 @pytest.mark.exhaustive

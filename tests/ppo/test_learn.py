@@ -214,18 +214,6 @@ def test_a_buffer_filled_by_hand_as_for_sb3_is_learned_from(cls):
     assert not th.equal(weights(model), before) and "train/kl" not in model.logger.name_to_value
 
 
-def test_a_callback_that_stops_training_leaves_the_weights_alone():
-    class Stop(BaseCallback):
-        def _on_step(self):
-            return self.n_calls < 3
-
-    model = make()
-    before = weights(model)
-    model.learn(32, Stop())
-    assert model.num_timesteps == 6
-    assert th.equal(weights(model), before)
-
-
 def test_forward_hooks_on_the_policy_itself_give_a_warning():
     model = make_model()
     seen = []

@@ -44,13 +44,6 @@ def collected(n_steps=5, **kwargs):
     return collector, plan, model
 
 
-def test_it_collects_without_an_algorithm():
-    _, _, model = collected()
-    buffer = model.rollout_buffer
-    assert buffer.full and buffer.episode_starts[0].all() and np.isfinite(buffer.advantages).all()
-    np.testing.assert_array_equal(buffer.observations[1:][~buffer.episode_starts[1:].astype(bool)].shape[1:], (5,))
-
-
 class Reusing(VecEnvWrapper):
     """Returns the same arrays in each step, as environments in shared memory do."""
 

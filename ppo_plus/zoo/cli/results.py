@@ -199,8 +199,11 @@ def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
         for label, folder in zip(labels, map(Path, args.exp_folders), strict=True):
             # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
             algo = args.algo if runs_of(folder / args.algo, env_id) else ALGO
+            runs = list(runs_of(folder / algo, env_id).values())
+            is_single = args.y is None and len(args.env) == len(labels) == len(runs) == 1
+            what = "train" if is_single and not (runs[0] / "evaluations.npz").is_file() else args.y or "eval"
             try:
-                curves.setdefault(env_id, {})[label] = read_curve(folder, env_id, args.y or "eval", algo)
+                curves.setdefault(env_id, {})[label] = read_curve(folder, env_id, what, algo)
             except ValueError as error:
                 missing.append(str(error))
     if not curves:
@@ -208,11 +211,9 @@ def prepare_plot(args: argparse.Namespace) -> Callable[[], None]:
     for message in missing:
         print(f"left out: {message}", file=sys.stderr)
 
-    single = list(runs_of(folder / algo, env_id).values())
-
     def plot() -> None:
-        if args.y is None and len(args.env) == len(labels) == len(single) == 1:
-            plot_learning_curve(single[0], args.env[0], path)
+        if is_single:
+            plot_learning_curve(runs[0], args.env[0], path)
         else:
             plot_curves(curves, path)
         for env_id, by_label in curves.items():

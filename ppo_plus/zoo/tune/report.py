@@ -140,11 +140,13 @@ def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
         return ""
     search, *later = (list(filter(is_done, jobs.trials())) for jobs in study.begun_stages().values())
     n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * plan.n_seeds - sum(map(len, later))
-    times = [trial.duration.total_seconds() for trial in search if trial.duration is not None]
+    # Pruned and failed trials ended early.
+    durations = [trial.duration for trial in search if trial.state == TrialState.COMPLETE]
+    times = [duration.total_seconds() for duration in durations if duration is not None]
     if n_left <= 0 or not times:
         return ""
     minutes = n_left * fmean(times) / plan.n_seeds / n_workers / 60
-    return f"about {minutes:.1f} more minutes at most with {n_workers} at a time"
+    return f"about {minutes:.1f} more minutes with {n_workers} at a time"
 
 
 #: Trials that the report shows.

@@ -151,7 +151,8 @@ class Space:
         scheduled = name.removesuffix(SCHEDULE)
         value = setting(experiment, scheduled)
         if scheduled + SCHEDULE not in self.dimensions:
-            return value
+            # Of a schedule, a range knows the number that it starts from.
+            return split_schedule(value)[1] if isinstance(self.dimensions[name], Range) else value
         schedule, number = split_schedule(value)
         return number if name == scheduled else schedule
 

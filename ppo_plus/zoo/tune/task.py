@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import torch as th
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from stable_baselines3.common.callbacks import ConvertCallback
@@ -159,10 +160,11 @@ class TuningTask:
         for baseline in task.baselines().values():
             build(baseline)
         base = task.experiment.replace(vec_env="dummy")
+        conditions = CONDITIONS if setting(base, "exploration") is None else {}  # which takes the place of gSDE
         with closing(make_envs(base)) as envs:
             for name, value, settings in task.search_space().examples():
                 try:
-                    candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
+                    candidate = task.candidate({**conditions.get(name, {}), **settings}).replace(vec_env="dummy")
                     if candidate.replace(policy_kwargs=base.policy_kwargs, hyperparams=base.hyperparams) == base:
                         make_model(candidate, envs)  # in the same environments
                     else:
@@ -185,7 +187,7 @@ class TuningTask:
         n_steps = largest_divisor(self.plan.eval_freq // n_rows, setting(sampled, "n_steps"))
         batch_size = min(setting(sampled, "batch_size"), n_steps * n_rows)
         adjusted = {"n_steps": n_steps, "batch_size": batch_size}
-        if not setting(sampled, "use_sde"):
+        if not setting(sampled, "use_sde") and setting(sampled, "exploration") is None:
             adjusted["sde_sample_freq"] = -1
         if setting(sampled, "target_kl") is None:
             adjusted["kl_control"] = "stop"
@@ -262,6 +264,8 @@ def score(
                 raise Diverged(str(error)) from None
             callbacks = [evaluation, *experiment.make_callbacks(), Interruptible()]
             model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
+    except (MemoryError, th.cuda.OutOfMemoryError) as error:
+        raise Diverged(f"out of memory: {error}") from None
     except (FloatingPointError, EnvFault) as error:
         # A `NotFiniteFault` is both.
         if not isinstance(error, FloatingPointError) and not restarts:

@@ -46,8 +46,7 @@ class TuningWorker:
     show: Callable[[], None] = lambda: None
 
     def finish(self, folder: Path) -> TuningVerdict:
-        """Do jobs until the study is finished, and write its report. An error that its hyperparameters did not cause
-        stops the study."""
+        """Do jobs until the study is finished, and write its report; an error that settings did not cause stops it."""
         with named_errors():
             for jobs in stages(self.study, self.task):
                 while not jobs.all_done():

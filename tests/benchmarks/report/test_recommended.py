@@ -27,7 +27,7 @@ def test_tables_have_what_was_run(monkeypatch):
     header, _, *rows = recommended.over_tasks(runs)
     assert rows[0].startswith("| recommended settings | 2 | 10 | 1.00 [1.00, 1.00] | 100% ")
     assert rows[1].startswith("| SB3's defaults | 2 | 10 | 0.50 [0.50, 0.50] |  |")
-    assert recommended.by_task(runs[:5])[2] == f"| {tasks[0]} | 0 | 2.0 [2.0, 2.0] |  |  |  |  |"
+    assert recommended.by_task(runs[:5])[2] == f"| {tasks[0]} | 0 | 2.0 [2.0, 2.0] |  |  |  |  |  |"
     assert recommended.over_tasks(runs[:5]) == []
 
 

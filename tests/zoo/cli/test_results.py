@@ -78,6 +78,10 @@ def test_plot_of_a_single_run_shows_all_of_it(folder, monkeypatch, options, n_la
     (axes,) = panels
     assert len(axes.get_legend_handles_labels()[1]) == n_labels
     assert options or axes.get_ylim()[0] < 10
+    (path / "evaluations.npz").unlink()
+    if not options:
+        main(["plot", "-e", "CartPole-v1"])
+        assert len(panels) == 2
 
 
 def test_a_killed_runs_half_written_files(folder, capsys):

@@ -89,6 +89,11 @@ def test_mistakes_in_a_space():
         parse_space({"clip_range_schedule": {"choices": ["constant"]}})
 
 
+def test_a_range_has_the_number_that_a_schedule_starts_from():
+    space = parse_space({"clip_range": {"low": 0.1, "high": 0.4}})
+    assert space.params(DEFAULT.with_hyperparams({"clip_range": "lin_0.3"})) == {"clip_range": 0.3}
+
+
 def test_schedules():
     space = parse_space({"clip_range": {"low": 0.1, "high": 0.4}, "clip_range_schedule": {"choices": ["constant"]}})
     experiment = DEFAULT.replace(hyperparams={"clip_range": "cos_0.3"})

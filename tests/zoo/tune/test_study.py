@@ -129,11 +129,15 @@ def test_another_task_is_an_error_that_names_the_difference(study):
 
 def test_an_estimate_follows_the_baselines(study, monkeypatch):
     """At most 6 runs of the search and 40 of the confirmation; 2 are done, in 30 seconds each."""
-    monkeypatch.setattr(FrozenTrial, "duration", timedelta(seconds=30))
+    # What has failed says nothing of other runs.
+    duration = property(lambda trial: timedelta(seconds=30 * (trial.state == TrialState.COMPLETE)))
+    monkeypatch.setattr(FrozenTrial, "duration", duration)
     assert estimate(study, SMALL_TASK, 2) == ""
     prepare_screening(study, SMALL_TASK, 6)
     do_all(study.screening(2), [9.0, 9.0])
-    assert estimate(study, SMALL_TASK, 2) == "about 11.0 more minutes at most with 2 at a time"
+    assert estimate(study, SMALL_TASK, 2) == "about 11.0 more minutes with 2 at a time"
+    do_all(study.screening(), [None] * 4)
+    assert estimate(study, SMALL_TASK, 2) == "about 10.0 more minutes with 2 at a time"
 
 
 def test_without_a_winner_the_best_trial_is_exported(study, tmp_path):

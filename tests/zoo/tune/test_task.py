@@ -8,12 +8,14 @@ from unittest.mock import Mock
 import numpy as np
 import optuna
 import pytest
+import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
 from stable_baselines3.common.callbacks import BaseCallback
 from tuning_envs import FailingAt150, NotFinite
 
+from ppo_plus import PPO_Plus
 from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, make_envs, make_model, with_recommended
 from ppo_plus.zoo.tune.space import read_space, setting
 from ppo_plus.zoo.tune.task import SAMPLERS, Diverged, Plan, TuningTask, score
@@ -114,6 +116,21 @@ def test_candidates_fit(n_steps, batch_size, use_sde, target_kl, n_envs):
     assert setting(experiment, "batch_size") == min(batch_size, rollout)
     assert setting(experiment, "sde_sample_freq") == (4 if use_sde else -1)
     assert setting(experiment, "kl_control") == ("stop" if target_kl is None else "penalty")
+
+
+def test_noise_of_an_exploration_is_drawn_as_often_as_its_settings_say():
+    explores = CARTPOLE.with_hyperparams({"exploration": "StateDependentNoise()", "sde_sample_freq": 4})
+    task = TuningTask(explores, {"sde_sample_freq": {"choices": [8]}}, Plan(50_000)).checked()
+    assert setting(task.candidate({}), "sde_sample_freq") == 4
+
+
+def test_a_run_that_is_out_of_memory_is_a_failed_trial(monkeypatch):
+    def learn(*args, **kwargs):
+        raise th.cuda.OutOfMemoryError("tried to allocate 80 GiB")
+
+    monkeypatch.setattr(PPO_Plus, "learn", learn)
+    with pytest.raises(Diverged, match="out of memory: tried to allocate 80 GiB"):
+        score(CARTPOLE, Plan(2048), 0, lambda steps, value: None)
 
 
 def test_vec_normalize_leaves_out_what_the_policy_normalizes():
