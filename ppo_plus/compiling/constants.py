@@ -33,7 +33,7 @@ LIBRARIES = frozenset(
 )
 #: Modules whose functions return something else each time.
 VOLATILE = frozenset({"ctypes", "datetime", "io", "os", "random", "secrets", "socket", "time", "uuid"})
-#: Names by which code reads what it does not name, in the process or in files.
+#: Names by which code reads what it does not name, in the process or in files, or what an update changes.
 DYNAMIC = frozenset(
     """__dict__ __getattribute__ __import__ attrgetter eval exec getattr globals import_module input locals methodcaller
     open param_groups read_bytes read_text vars""".split()

@@ -40,9 +40,9 @@ UNIT, ROUNDING = 2.0**-24, 1e-5
 SB3_NAMES = "*[Vv]ec*[Nn]ormalize*.pkl"
 
 
-def statistics_path(path: Path) -> Path:
-    """The file of a model's statistics: ``best_model.zip`` has ``best_model_vecnormalize.zip``."""
-    return path.with_name(f"{path.name.removesuffix('.zip')}_vecnormalize.zip")
+def statistics_path(path: Path, suffix: str = ".zip") -> Path:
+    """The file of a model's statistics: ``best_model.zip`` has ``best_model_vecnormalize.zip``, for SB3 ``.pkl``."""
+    return path.with_name(f"{path.name.removesuffix('.zip')}_vecnormalize{suffix}")
 
 
 def find_statistics(model: Path, *folders: Path) -> Path | None:
@@ -55,8 +55,8 @@ def find_statistics(model: Path, *folders: Path) -> Path | None:
     if any(model.parent.glob(statistics_path(Path("*")).name)):
         return path if (path := statistics_path(model)).is_file() else None
     models, named = {path.stem for path in model.parent.glob("*.zip")}, re.compile("[_-]?vec.*normalize[_-]?", re.I)
-    paths = {folder: folder.glob(SB3_NAMES) for folder in (model.parent, *folders)}
-    every = [{path: named.sub("_", path.stem).strip("_-") for path in found} for found in paths.values()]
+    paths = [folder.glob(SB3_NAMES) for folder in (model.parent, *folders)]
+    every = [{path: named.sub("_", path.stem).strip("_-") for path in found} for found in paths]
     for names in ({model.stem}, {""}, {name for found in every for name in found.values()} - models):
         for found in every:
             fitting = sorted(path for path, name in found.items() if name in names)

@@ -56,7 +56,7 @@ def read_sb3(cls: type[SavedModel], path: PathOrFile, changes: dict[str, Any], t
         data |= {"value_clip": "plain", "_expects_masks": is_maskable}
         if ORIGINAL in present and present.get("_last_obs") is not None:  # it has been trained
             data["_trained_normalized"] = False if present[ORIGINAL] is None else "maybe"
-        elif isinstance(path, (str, os.PathLike)) and statistics_path(Path(path)).with_suffix(".pkl").is_file():
+        elif isinstance(path, (str, os.PathLike)) and statistics_path(Path(path), ".pkl").is_file():
             data["_trained_normalized"] = "maybe"  # as what `to_sb3` writes
         if is_maskable and isinstance(data.get("action_space"), spaces.MultiBinary):
             # Ours is the difference of the two.

@@ -75,7 +75,7 @@ def to_sb3(model: SavedModel, path: PathOrFile) -> None:
     with opened_to_write(path) as file:
         exported.save(cast(io.BufferedIOBase, file))
     if statistics is not None and isinstance(path, (str, os.PathLike)):
-        beside = statistics_path(Path(path)).with_suffix(".pkl")
+        beside = statistics_path(Path(path), ".pkl")
         with opened_to_write(beside) as file:
             pickle.dump(statistics, file)
         has_images = any(is_image_space(sub) for sub in parts_of(model.observation_space).values())

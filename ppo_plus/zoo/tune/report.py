@@ -141,8 +141,7 @@ def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
     search, *later = (list(filter(is_done, jobs.trials())) for jobs in study.begun_stages().values())
     n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * plan.n_seeds - sum(map(len, later))
     # Pruned and failed trials ended early.
-    durations = [trial.duration for trial in search if trial.state == TrialState.COMPLETE]
-    times = [duration.total_seconds() for duration in durations if duration is not None]
+    times = [one.duration.total_seconds() for one in search if one.duration and one.state == TrialState.COMPLETE]
     if n_left <= 0 or not times:
         return ""
     minutes = n_left * fmean(times) / plan.n_seeds / n_workers / 60

@@ -160,7 +160,8 @@ class TuningTask:
         for baseline in task.baselines().values():
             build(baseline)
         base = task.experiment.replace(vec_env="dummy")
-        conditions = CONDITIONS if setting(base, "exploration") is None else {}  # which takes the place of gSDE
+        explores = setting(base, "exploration") is not None  # in the place of gSDE
+        conditions = {name: needed for name, needed in CONDITIONS.items() if not (explores and "use_sde" in needed)}
         with closing(make_envs(base)) as envs:
             for name, value, settings in task.search_space().examples():
                 try:

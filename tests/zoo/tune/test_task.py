@@ -122,6 +122,8 @@ def test_noise_of_an_exploration_is_drawn_as_often_as_its_settings_say():
     explores = CARTPOLE.with_hyperparams({"exploration": "StateDependentNoise()", "sde_sample_freq": 4})
     task = TuningTask(explores, {"sde_sample_freq": {"choices": [8]}}, Plan(50_000)).checked()
     assert setting(task.candidate({}), "sde_sample_freq") == 4
+    with pytest.raises(ValueError, match="search space: kl_control: 'stopp' cannot be used"):
+        TuningTask(explores, {"kl_control": {"choices": ["stopp"]}}, Plan(50_000)).checked()
 
 
 def test_a_run_that_is_out_of_memory_is_a_failed_trial(monkeypatch):
