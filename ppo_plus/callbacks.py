@@ -26,8 +26,8 @@ class EvalAfterUpdates(EvalCallback):
     last update. This callback evaluates the first update after each multiple of ``eval_freq``, and the last one. If
     several processes train one model, each plays its share of the episodes, and the first one records all.
 
-    :param eval_env: evaluation environments of this process, or the id of one. They are wrapped as the training
-        environments are, and get their normalization statistics
+    :param eval_env: evaluation environments of this process, or the id of one. Images are transposed, and observations
+        normalized by the statistics of training; other wrappers are not added
     :param eval_freq: environment steps between evaluations, over all environments (SB3: of each); 0 or less: never
     :param kwargs: arguments of ``EvalCallback``, such as ``deterministic``; ``best_model_save_path`` gets the
         statistics as well. The mean sums of streams, such as costs, are logged as ``eval/mean_<name>``

@@ -1,6 +1,7 @@
 """Settings for an environment that nobody has tuned, chosen by what is known of it before training."""
 
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from typing import Any
 
 import gymnasium as gym
@@ -41,11 +42,8 @@ def recommended(env: GymEnv | str, n_timesteps: int | None = None) -> dict[str, 
     """
     require_int("n_timesteps", n_timesteps, 1, or_none=True)
     made: Any = checked_env(env)
-    try:
+    with closing(made) if isinstance(env, str) else nullcontext():
         return settings_for(made, made.num_envs if isinstance(made, VecEnv) else 1, n_timesteps)
-    finally:
-        if isinstance(env, str):
-            made.close()
 
 
 def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = None) -> dict[str, Any]:

@@ -97,8 +97,7 @@ def constants_of(reads: Reads) -> dict[str, Any]:
 
 def first_difference(one: Any, other: Any) -> str:
     """The name of what differs first between two sets of constants."""
-    different: list[str] = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    return different[0]
+    return next(str(name) for name in {**one, **other} if one.get(name) != other.get(name))
 
 
 class _Walk:

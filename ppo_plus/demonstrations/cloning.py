@@ -2,8 +2,9 @@ r"""Behavioral cloning (Pomerleau 1991).
 
 It maximizes the mean of :math:`\log \pi(a|s)` over demonstrated actions. Where rewards and ends of episodes are known,
 the critic learns the demonstrator's returns :math:`R_t = r_t + \gamma R_{t+1}`, by
-:math:`c_v\, \mathrm{mean}[(R - V)^2] / \mathrm{Var}[R]`. An episode that did not terminate leads to an observation that
-is not in the data: the returns in it are bootstrapped from the value of its last one.
+:math:`c_v\, \mathrm{mean}[(R - V)^2] / \max(\mathrm{Var}[R], 0.01\, \mathrm{mean}[R^2])`. An episode that did not
+terminate leads to an observation that is not in the data: the returns in it are bootstrapped from the value of its last
+one.
 """
 
 import copy

@@ -14,8 +14,8 @@ from ppo_plus.envs.checks import TIMEOUT
 from ppo_plus.envs.normalization import observation_moments
 from ppo_plus.model import Model
 from ppo_plus.policy.masking import as_masks, nothing_allowed
-from ppo_plus.policy.observations import as_dict, to_network
-from ppo_plus.require import LARGEST, require_spaces
+from ppo_plus.policy.observations import as_dict, parts_of, to_network
+from ppo_plus.require import LARGEST
 from ppo_plus.trees import mapped, tree_leaves, tree_map
 
 #: The entries of a data set, and what others call them.
@@ -66,8 +66,12 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
         raise ValueError("dataset has no terminations: a policy with memory learns from whole episodes")
     normalize, observed = model.get_vec_normalize_env(), data.pop("observations")
     if normalize is not None and normalize.norm_obs:
-        require_spaces(normalize, model.observation_space, model.action_space)
-        for key, moments in observation_moments(normalize).items() if normalize.training else ():
+        seen, statistics = parts_of(model.observation_space), observation_moments(normalize)
+        if any(key not in seen or np.shape(moments.mean) != seen[key].shape for key, moments in statistics.items()):
+            raise ValueError(
+                "VecNormalize is inside a wrapper that changes its observations: make it the outermost one"
+            )
+        for key, moments in statistics.items() if normalize.training else ():
             moments.update(observed[key] if key else observed)
         observed = normalize.normalize_obs(observed)
     if normalize is not None and normalize.norm_reward:

@@ -5,7 +5,6 @@ Each method but :meth:`Ranks.seed` is a *collective*: all processes call it, in 
 """
 
 import gc
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterable
@@ -31,6 +30,8 @@ class Ranks:
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size
+        #: Whether there are others, and whether this one writes what is written once.
+        self.several, self.leads = size > 1, rank == 0
         #: Seconds spent in collectives so far, most of them waiting for others.
         self.waited = 0.0
 
@@ -40,16 +41,6 @@ class Ranks:
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
-
-    @property
-    def several(self) -> bool:
-        """Whether there are others."""
-        return self.size > 1
-
-    @property
-    def leads(self) -> bool:
-        """Whether this one writes what is written once."""
-        return self.rank == 0
 
     def seed(self, seed: int | None) -> int | None:
         """The seed of what differs between processes (environments, noise, minibatches); on rank 0 the run's."""
@@ -115,16 +106,6 @@ class Ranks:
             ) from error
         finally:
             self.waited += time.monotonic() - start
-
-
-def use_own_gpu(device: th.device) -> None:
-    """Make the GPU on which this process computes torch's current one, as NCCL needs it: the one that is named, or the
-    one with the number of this process on its machine, unless another one is current already."""
-    own = int(os.environ.get("LOCAL_RANK", "0"))
-    if device.type == "cuda" and device.index is not None:
-        th.cuda.set_device(device)
-    elif device.type == "cuda" and th.cuda.current_device() == 0 and own < th.cuda.device_count():
-        th.cuda.set_device(own)
 
 
 def state_of(policy: BasePolicy) -> list[th.Tensor]:

@@ -5,6 +5,7 @@ update they share the moments of advantages, and the mean of losses and gradient
 that one would make with all their transitions.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -17,7 +18,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.utils import explained_variance, set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.distributed.ranks import Ranks, RanksError, checksum, frozen_weights, state_of, use_own_gpu
+from ppo_plus.distributed.ranks import Ranks, RanksError, checksum, frozen_weights, state_of
 from ppo_plus.envs.checks import seed_envs
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
@@ -125,7 +126,13 @@ class SharedTraining(SingleProcess):
         self._waited, self._n_restarts = 0.0, 0
 
     def use_device(self, device: th.device) -> None:
-        use_own_gpu(device)
+        # NCCL needs torch's current GPU to be the one of this process: the one that is named, or the one with its
+        # number on its machine, unless another one is current already.
+        own = int(os.environ.get("LOCAL_RANK", "0"))
+        if device.type == "cuda" and device.index is not None:
+            th.cuda.set_device(device)
+        elif device.type == "cuda" and th.cuda.current_device() == 0 and own < th.cuda.device_count():
+            th.cuda.set_device(own)
 
     def seed(self, env: VecEnv | None, seed: int | None) -> None:
         # Weights are drawn alike before. With a seed, rank 0 draws what a single process would.

@@ -256,7 +256,7 @@ class PPOLoss:
             advantages = normalize(advantages) if batch.normalized is None else batch.normalized
         surrogate = policy_loss(log_ratio, advantages, coefficients.clip_range)
         error = value_loss(values, batch.old_values, batch.returns, coefficients.clip_range_vf, self.value_clip)
-        with _graph_if(self.entropy_bonus):
+        with th.set_grad_enabled(self.entropy_bonus and th.is_grad_enabled()):
             entropy_loss = -distribution.entropy(params).mean()
         total = surrogate + (coefficients.vf_coef * error).sum()
         if self.entropy_bonus:
@@ -277,14 +277,9 @@ class PPOLoss:
             if std is not None:
                 diagnostics["action_std"] = std.mean()
         if batch.old_params is not None:
-            with _graph_if(coefficients.kl_coef is not None):
+            with th.set_grad_enabled(coefficients.kl_coef is not None and th.is_grad_enabled()):
                 kl = distribution.kl(batch.old_params, params).mean()
             diagnostics["kl"] = kl.detach()
             if coefficients.kl_coef is not None:
                 total = total + coefficients.kl_coef * kl
         return Losses(total, diagnostics)
-
-
-def _graph_if(needed: bool) -> th.set_grad_enabled:
-    """Record gradients only if they are needed (and enabled)."""
-    return th.set_grad_enabled(needed and th.is_grad_enabled())

@@ -301,11 +301,11 @@ class Collector:
         for i in np.flatnonzero(step.dones).tolist():
             final_obs, is_limited = step.infos[i].get("terminal_observation"), step.infos[i].get(TIMEOUT)
             if is_limited and final_obs is not None:
-                # Copied: the environment may reuse the array before the rollout ends.
-                limited.append((i, copy.deepcopy(final_obs)))
                 first = row_of(step.new_obs, i)
                 # Environments may return more than their space has.
                 final = {key: final_obs[key] for key in first} if isinstance(first, dict) else final_obs
+                # Copied: the environment may reuse the array before the rollout ends.
+                limited.append((i, copy.deepcopy(final)))
                 pairs = zip(tree_leaves(final), tree_leaves(first), strict=True)
                 if self._may_overwrite and all(np.array_equal(*pair) for pair in pairs):
                     warnings.warn(

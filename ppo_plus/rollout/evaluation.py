@@ -56,14 +56,10 @@ def evaluate(
 ) -> tuple[float, float] | list[Episode]:
     """See :meth:`ppo_plus.PPO_Plus.evaluate`, of which ``model`` is one."""
     require_int("n_eval_episodes", n_eval_episodes, 1)
-    is_made = isinstance(env, str)
-    if env is not None:
-        vec_env = model._wrap_env(env, model.verbose)
-    elif model.env is not None:
-        vec_env = model.env
-    else:
+    vec_env = model.env if env is None else model._wrap_env(env, model.verbose)
+    if vec_env is None:
         raise ValueError("env=None, and the model has no environment: pass env")
-    with closing(vec_env) if is_made else nullcontext(), prepared(model, vec_env) as played:
+    with closing(vec_env) if isinstance(env, str) else nullcontext(), prepared(model, vec_env) as played:
         episodes = play(model, played, n_eval_episodes, render=render, deterministic=deterministic, warn=False)
     returns = [episode["return"] for episode in episodes]
     return episodes if return_episodes else (float(np.mean(returns)), float(np.std(returns)))

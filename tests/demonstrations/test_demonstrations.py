@@ -284,6 +284,16 @@ def test_a_vec_normalize_of_rewards_alone_may_be_inside_other_wrappers():
     model.pretrain(data, n_epochs=1)
 
 
+def test_a_vec_normalize_of_observations_is_the_outermost_wrapper_but_for_transposed_images():
+    env = VecNormalize(vec(spaces.Discrete(3), OBSERVATIONS["dict"]), norm_obs_keys=["vector"])
+    data = record_demonstrations(lambda obs: 0, env, 1)
+    make_model(env=env, policy="MultiInputPolicy").pretrain(data, n_epochs=1)
+    assert env.obs_rms["vector"].count > len(data["actions"])
+    env = VecFrameStack(VecNormalize(vec(spaces.Discrete(3), OBSERVATIONS["box"])), 2)
+    with pytest.raises(ValueError, match="outermost"):
+        make_model(env=env).pretrain((np.zeros((4, 10)), np.zeros(4, int)), n_epochs=1)
+
+
 # --- the critic ------------------------------------------------------------------------------------------------------
 
 

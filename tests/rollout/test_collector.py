@@ -201,6 +201,22 @@ def test_what_a_reset_overwrites_is_warned_of(kind):
         model.env.close()
 
 
+class More(Anew):
+    """Observations have an entry that is not in the space."""
+
+    def step(self, action):
+        obs, *results = super().step(action)
+        return obs | {"more": 0}, *results
+
+
+def test_entries_of_final_observations_that_the_space_does_not_have_are_left_out():
+    """In a rollout in which something else has used the environments, too."""
+    env = SyncVectorEnv([More], autoreset_mode=AutoresetMode.SAME_STEP)
+    model = PPO_Plus("MultiInputPolicy", env, n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
+    model.learn(32, At(lambda model: model.evaluate(1), steps=[5]))
+    assert model._n_updates == 1
+
+
 def test_pickling_keeps_the_position_and_no_rollout():
     collector, _, model = collected()
     model.collector, model.position = collector, collector.position

@@ -43,10 +43,6 @@ _NUMBERS = ("ent_coef", "vf_coef", "target_kl", "normalize_advantage", "sde_samp
 _NOT_MISSED = {"compile", "n_threads", "sequence_length", "action_mask_key", "normalize_observations"}
 
 
-def _defaults(cls: type[Any]) -> dict[str, Any]:
-    return {name: argument.default for name, argument in inspect.signature(cls).parameters.items()}
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, type(None)))
 
@@ -68,7 +64,7 @@ def to_sb3(model: SavedModel, path: PathOrFile) -> None:
     if statistics is not None and not isinstance(path, (str, os.PathLike)):
         second = "SB3 has the statistics of observations in a second file, a VecNormalize"
         raise ValueError(f"{second}: pass a name of a file, beside which it can be written")
-    lost = sorted(_lost(model, _defaults(trainer)))
+    lost = sorted(_lost(model, trainer))
     if lost:
         acts = f"SB3's {trainer.__name__} acts as the model"
         warnings.warn(f"{acts}, but it learns without {', '.join(lost)}", stacklevel=3)
@@ -99,13 +95,13 @@ def _policy_for_sb3(model: SavedModel, trainer: type[PPO]) -> str | type[BasePol
 
 def _export(model: SavedModel, policy: str | type[BasePolicy], trainer: type[PPO]) -> PPO:
     exported = trainer(policy, None, device="cpu", _init_setup_model=False)  # type: ignore[arg-type]
-    defaults = _defaults(trainer)
     vars(exported).update({name: copy.deepcopy(getattr(model, name)) for name in _SHARED})
-    for name in _NUMBERS:
-        setattr(exported, name, getattr(model, name) if _is_number(getattr(model, name)) else defaults.get(name))
+    # What SB3 does not know keeps its default.
+    vars(exported).update({name: getattr(model, name) for name in _NUMBERS if _is_number(getattr(model, name))})
     schedules = Settings.of(model).schedules
     exported.learning_rate = _schedule(schedules["learning_rate"])
-    exported.clip_range = _schedule(schedules["clip_range"] or Constant(defaults["clip_range"]))
+    if schedules["clip_range"] is not None:
+        exported.clip_range = _schedule(schedules["clip_range"])
     exported.clip_range_vf = _schedule(schedules["clip_range_vf"])
     exported.seed = None  # seeding would disturb the generators
     exported._setup_model()
@@ -188,10 +184,11 @@ def _check_actions(model: SavedModel, exported: PPO, statistics: VecNormalize | 
             raise RuntimeError(f"it would do {theirs} in place of {ours}")
 
 
-def _lost(model: SavedModel, theirs: dict[str, Any]) -> Iterator[str]:
-    """What of learning SB3 does not know, whose arguments are these."""
-    ours = _defaults(base_of(type(model))) | {"value_clip": "plain"}
-    names = [name for name in ours if name not in theirs and (getattr(model, name) or None) != (ours[name] or None)]
+def _lost(model: SavedModel, trainer: type[PPO]) -> Iterator[str]:
+    """What of learning SB3 does not know."""
+    ours, theirs = (inspect.signature(cls).parameters for cls in (base_of(type(model)), trainer))
+    defaults = {name: each.default for name, each in ours.items() if name not in theirs} | {"value_clip": "plain"}
+    names = [name for name, default in defaults.items() if (getattr(model, name) or None) != (default or None)]
     names += [name for name in _NUMBERS if not _is_number(getattr(model, name))]
     if model.clip_range is None:
         names.append("clip_range")

@@ -185,7 +185,8 @@ class TuningTask:
         """The experiment with sampled settings, adjusted where they do not fit each other."""
         sampled = self.experiment.with_hyperparams(settings, self.packages)
         n_rows = sampled.n_envs * self.n_agents
-        n_steps = largest_divisor(self.plan.eval_freq // n_rows, setting(sampled, "n_steps"))
+        steps = self.plan.eval_freq // n_rows
+        n_steps = next((n for n in range(min(setting(sampled, "n_steps"), steps), 1, -1) if steps % n == 0), 1)
         batch_size = min(setting(sampled, "batch_size"), n_steps * n_rows)
         adjusted = {"n_steps": n_steps, "batch_size": batch_size}
         if not setting(sampled, "use_sde") and setting(sampled, "exploration") is None:
@@ -213,11 +214,6 @@ class TuningTask:
             "plan": asdict(self.plan),
         }
         return json.loads(json.dumps(data))  # type: ignore[no-any-return]
-
-
-def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of a number up to a limit, both at least 1."""
-    return next((n for n in range(min(limit, number), 1, -1) if number % n == 0), 1)
 
 
 class Diverged(Exception):

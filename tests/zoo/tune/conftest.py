@@ -133,10 +133,12 @@ def free_port():
 
 @pytest.fixture(scope="session")
 def tuned(tmp_path_factory):
-    """A whole study, in this process: search and confirmation. The baselines have little chance: the default has one
-    update, the settings file's entry a low learning rate."""
+    """A whole study, search and confirmation, whose jobs the processes of pytest share. The baselines have little
+    chance: the default has one update, the settings file's entry a low learning rate."""
     import_module("tuning_envs")
-    folder = tmp_path_factory.mktemp("tuned")
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "tuned"
+    folder.mkdir(exist_ok=True)
     experiment = load_experiment("Aiming-v0", overrides={"n_envs": 1, "n_steps": 128})
     space = {
         "learning_rate": {"choices": [0.01, 0.02]},
