@@ -30,8 +30,8 @@ def recommended(env: GymEnv | str, n_timesteps: int | None = None) -> dict[str, 
         env = make_vec("Mine-v0", n_envs=8)
         model = PPO_Plus(env=env, **recommended(env) | {"gamma": 0.999})
 
-    They depend on the spaces, the number of environments and the budget alone. The environment is neither reset nor
-    stepped; one that is made from an id is closed. ``docs/learning.md`` has the reason for each rule.
+    They depend on the spaces, a ``VecNormalize``, the number of environments and the budget alone. The environment is
+    neither reset nor stepped; one that is made from an id is closed. ``docs/learning.md`` has the reason for each rule.
 
     :param env: anything that ``PPO_Plus`` takes as its environment; several at once learn faster, see
         :func:`~ppo_plus.make_vec`

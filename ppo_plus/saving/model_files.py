@@ -92,8 +92,8 @@ class ModelFiles(SavedModel):
         """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file stays until
         the new one is complete.
 
-        What no file can describe, such as a lambda, is left out with a warning that names it, and then passed to
-        :meth:`load`; see :func:`ppo_plus.register`.
+        What no file can describe is left out with a warning that names it, and then passed to :meth:`load`; see
+        :func:`ppo_plus.register`. Of a schedule that is a lambda, the values are saved.
 
         :param path: where; without a suffix, ``.zip`` is added. Or an open file
         :param exclude: attributes to leave out
@@ -290,7 +290,7 @@ class ModelFiles(SavedModel):
         :param env: environments made as those were
         :param device: the device to compute on
         :param kwargs: arguments to change, such as ``verbose``; those that change more than what is shown make another
-            run. Pass ``tensorboard_log`` to continue TensorBoard's files: checkpoints do not contain the folder
+            run. Pass ``tensorboard_log`` to continue TensorBoard's files: the folder in the file is not used
         :return: the model
         :raises TypeError: there is no such argument
         :raises FileNotFoundError: there is no checkpoint

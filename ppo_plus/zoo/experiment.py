@@ -108,10 +108,13 @@ class Experiment:
         """The fields that are not part of a settings file."""
         return {name: getattr(self, name) for name in BESIDE_SETTINGS}
 
-    def for_each_process(self, n_processes: int) -> "Experiment":
-        """The part of one of several processes, with its share of the environments and of each minibatch."""
+    def for_each_process(self, n_processes: int, has_model: bool = False) -> "Experiment":
+        """The part of one of several processes, with its share of the environments and of each minibatch. If it
+        ``has_model`` already, the share that this was trained with is unknown."""
         if n_processes == 1:
             return self
+        if has_model and "batch_size" not in self.hyperparams:
+            raise ValueError("-i in several processes: add -params batch_size:N, the size over all processes")
         batch_size = self.hyperparams.get("batch_size", 64)
         for name, value in (("n_envs", self.n_envs), ("batch_size", batch_size)):
             if value % n_processes:
@@ -311,7 +314,9 @@ def make_envs(
         supervision = {"restarts": restarts, "timeout": timeout, "report": report, "n_workers": n_workers}
         kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}
     elif n_workers is not None:
-        raise ValueError(f"--env-workers {n_workers} needs processes: pass --vec-env subproc or --env-timeout, too")
+        raise ValueError(
+            f"--env-workers {n_workers} needs processes: pass --vec-env subproc, --env-timeout or --restart-envs"
+        )
     env: VecEnv = make_vec_env(
         make,
         n_envs,

@@ -41,7 +41,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     """Build environments and model. A mistake in the settings raises its error here, and leaves no folder."""
     options, ranks = options or Options(), Ranks.present()
     # Before the folder is created, which would stay if another process found a mistake.
-    part = experiment.for_each_process(ranks.size)
+    part = experiment.for_each_process(ranks.size, options.trained_agent is not None)
     folder = ranks.lead(new_folder(Path(options.log_folder), experiment.env_id) if ranks.leads else None)
     assert folder is not None
     try:

@@ -548,8 +548,8 @@ ROLLOUT = (
     Fault(
         "final-observation-shared",
         "rollout/collector.py",
-        "copy.deepcopy(final_obs)",
-        "final_obs",
+        "copy.deepcopy(final)",
+        "final",
         "tests/rollout tests/ppo/test_learn.py",
     ),
     Fault(

@@ -261,6 +261,8 @@ def test_several_processes_share_environments_and_minibatches():
     part = whole.for_each_process(4)
     assert (part.n_envs, part.hyperparams["batch_size"], part.n_timesteps) == (2, 64, whole.n_timesteps)
     assert whole.for_each_process(1) is whole
+    with pytest.raises(ValueError, match="-params batch_size:N"):
+        whole.replace(hyperparams={}).for_each_process(4, has_model=True)
     with pytest.raises(ValueError, match="n_envs=8 cannot be divided among 3 processes"):
         whole.for_each_process(3)
     # SB3's default batch size is divided, too.

@@ -119,6 +119,8 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
         if class_name(layer) in VEC_ENVS and state["envs"] is not None:
             call = _method_of_recorders(layer)
             for i, env in enumerate(state["envs"]):
+                if "env_seeds" not in kept and hasattr(layer, "env_seeds"):
+                    layer.env_seeds[i] = (env["generator"] or {}).get("seed")
                 reasons += call("set_episode_state", env, indices=i)
     return next(filter(None, reasons), None)
 

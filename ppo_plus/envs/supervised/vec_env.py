@@ -96,6 +96,8 @@ class SupervisedVecEnv(VecEnv):
         self.n_restarts = self.n_steps = 0
         #: The seed that each environment was last reset with; ``None``: without a seed.
         self.env_seeds: list[int | None] = [None] * n
+        #: The last observations, ``N`` rows; ``None``: unknown, also after the state of unsupervised environments.
+        self.last_obs: Any = None
         #: Attributes that were set in each, to be set in a fresh one.
         self._attributes: list[dict[str, Any]] = [{} for _ in env_fns]
         #: Environments replaced between two steps: the reason, and what the reset of the fresh one returned.
@@ -133,8 +135,7 @@ class SupervisedVecEnv(VecEnv):
         self.reset_infos = [info for _, info in rows]
         self._reset_seeds()
         self._reset_options()
-        #: The last observations, ``N`` rows.
-        self.last_obs: Any = create_empty_array(self.observation_space, self.num_envs)
+        self.last_obs = create_empty_array(self.observation_space, self.num_envs)
         for i, (obs, _) in enumerate(rows):
             write_row(self.last_obs, i, obs)
         # Copied, since wrappers may write into observations.
@@ -180,7 +181,8 @@ class SupervisedVecEnv(VecEnv):
             write_row(obs, i, first_obs)
             if i not in unreset:
                 rewards[i], dones[i] = 0.0, True
-                infos[i] = {RESTART: reason, TIMEOUT: True, "terminal_observation": row_of(self.last_obs, i)}
+                last = row_of(obs if self.last_obs is None else self.last_obs, i)
+                infos[i] = {RESTART: reason, TIMEOUT: True, "terminal_observation": last}
         if flags[:, 2].all() and not failed:
             self._masks = flags[:, 3:]
         self._replaced = {}

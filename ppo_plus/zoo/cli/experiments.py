@@ -245,7 +245,7 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
     from ppo_plus.zoo.train import check, set_up
 
     if args.dry_run or start:
-        experiment.for_each_process(n_processes)
+        experiment.for_each_process(n_processes, options.trained_agent is not None)
         check(experiment, options)
         settings = {experiment.env_id: experiment.settings(), "run": {**experiment.beside_settings(), **vars(options)}}
         return start if start and not args.dry_run else partial(print, to_yaml(settings), end="")

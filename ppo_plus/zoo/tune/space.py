@@ -11,7 +11,7 @@ from optuna.trial import Trial
 from ppo_plus import PPO_Plus
 from ppo_plus.require import require_one_of
 from ppo_plus.saving.format.names import constructor_arguments
-from ppo_plus.zoo.experiment import FIELDS, Experiment, hyperparameter_names
+from ppo_plus.zoo.experiment import FIELDS, PARTS, Experiment, hyperparameter_names
 from ppo_plus.zoo.hyperparams import (
     Value,
     builtin_file,
@@ -200,6 +200,9 @@ def setting(experiment: Experiment, name: str) -> Any:
         key, policy = name.removeprefix(f"{POLICY}."), experiment.policy
         cls = policy if isinstance(policy, type) else PPO_Plus.policy_aliases.get(policy, object)
         return experiment.policy_kwargs.get(key, constructor_arguments(cls).get(key))
+    if name in PARTS:
+        parts = experiment.settings().get(name) or [None]
+        return parts[0] if len(parts) == 1 else parts
     if name in FIELDS:
         value = getattr(experiment, name)
         return value is not None if name == "normalize" and not value else value
@@ -207,12 +210,11 @@ def setting(experiment: Experiment, name: str) -> Any:
 
 
 def split_schedule(value: Value) -> tuple[str, Value]:
-    """``"lin_0.001"`` as ``("lin", 0.001)``; anything else is constant."""
+    """``"lin_0.001"`` and ``"lin_0.001_0.0001"`` as ``("lin", 0.001)``; anything else is constant."""
     if isinstance(value, str):
-        schedule, _, number = value.partition("_")
-        # Python's numbers may have underscores, and "lin_1e-3_0" would be one.
+        schedule, *numbers = value.split("_")
         with suppress(ValueError):
-            return schedule, float(number.replace("_", "no number"))
+            return (schedule, float(numbers[0])) if numbers else ("constant", float(schedule))
     return "constant", value
 
 

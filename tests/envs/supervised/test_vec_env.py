@@ -488,14 +488,21 @@ def test_one_that_was_replaced_between_two_steps_resumes():
     env.close()
 
 
-def test_a_checkpoint_of_a_plain_one_resumes_supervised():
-    make = partial(make_vec_env, Failing, 2, seed=5, wrapper_class=Resumable)
+@pytest.mark.parametrize("fault", [None, "raise"])
+def test_a_checkpoint_of_a_plain_one_resumes_supervised(fault):
+    """Its first step may fail; fresh environments have their seeds."""
+    make = partial(make_vec_env, Failing, 2, seed=5, wrapper_class=Resumable, env_kwargs={"fault": fault, "at": 2})
     plain = make(vec_env_cls=DummyVecEnv)
     plain.reset()
     plain.step(ACTIONS[:2])
-    ours = make(vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"start_method": "fork"})
+    supervision = {"start_method": "fork", "restarts": 2, "report": list}
+    ours = make(vec_env_cls=SupervisedVecEnv, vec_env_kwargs=supervision)
     assert set_state(ours, get_state(plain)) is None
-    assert equal(ours.step(ACTIONS[:2]), plain.step(ACTIONS[:2]))
+    if fault is None:
+        assert equal(ours.step(ACTIONS[:2]), plain.step(ACTIONS[:2]))
+        return
+    assert all(info[RESTART] and len(info["terminal_observation"]) == 3 for info in ours.step(ACTIONS[:2])[3])
+    assert ours.env_seeds == [_next_seed(5), _next_seed(6)]
 
 
 # --- several environments in a process --------------------------------------------------------------------------------

@@ -100,12 +100,13 @@ def test_schedules():
     space = space.including(experiment)
     assert space.params(experiment) == {"clip_range": 0.3, "clip_range_schedule": "cos"}
     assert space.sample(FixedTrial(space.params(experiment))) == {"clip_range": "cos_0.3"}
-    assert [split_schedule(value) for value in ("lin_0.1", 0.1, "stop", None, "lin_1e-3_0")] == [
+    assert [split_schedule(value) for value in ("lin_0.1", 0.1, "stop", None, "lin_1e-3_0", "3e-4")] == [
         ("lin", 0.1),
         ("constant", 0.1),
         ("constant", "stop"),
         ("constant", None),
-        ("constant", "lin_1e-3_0"),
+        ("lin", 1e-3),
+        ("constant", 3e-4),
     ]
 
 

@@ -22,6 +22,7 @@ from ppo_plus.zoo.tune.task import SAMPLERS, Diverged, Plan, TuningTask, score
 
 CARTPOLE = load_experiment("CartPole-v1", variant="rl_zoo3")
 SPACE = read_space()
+WRAPPER = "gymnasium.wrappers.TimeAwareObservation"
 
 
 @given(st.integers(1, 300_000), st.integers(1, 20), st.integers(1, 3000), st.integers(1, 16))
@@ -147,9 +148,19 @@ def test_vec_normalize_leaves_out_what_the_policy_normalizes():
     envs.close()
 
 
+@pytest.mark.parametrize("own", [None, WRAPPER, [WRAPPER, WRAPPER]])
+def test_wrappers_are_chosen_among_those_of_the_baseline(own):
+    experiment = load_experiment("CartPole-v1", overrides={"env_wrapper": own})
+    task = TuningTask(experiment, {"env_wrapper": {"choices": [None, WRAPPER]}}, Plan(2048)).checked()
+    assert [*task.search_space().dimensions["env_wrapper"].values.values()] == [None, WRAPPER, own][
+        : 2 + (type(own) is list)
+    ]
+
+
 def test_the_default_keeps_what_makes_the_environment():
-    """Without masks, and without what only the critic may see, its runs would be of another task."""
-    kept = {"action_mask_key": "action_mask"}
+    """Without masks, and without what only the critic may see, its runs would be of another task, and with other
+    threads on another machine."""
+    kept = {"action_mask_key": "action_mask", "compile": False, "n_threads": 1}
     experiment = CARTPOLE.replace(
         policy_kwargs={"actor_keys": ["a"], "net_arch": [8]}, hyperparams=kept | {"gamma": 0.9}
     )
