@@ -237,7 +237,7 @@ def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[],
     experiment = make_experiment(args)
     values = {field.name: getattr(args, field.name) for field in fields(Options)}
     options = Options(**{name: value for name, value in values.items() if value is not None})
-    run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
+    run_name = f"{file_name(experiment.env_id)}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
         require_installed("wandb", "--track")
         args.tensorboard_log = args.tensorboard_log or f"runs/{run_name}"
