@@ -22,7 +22,7 @@ def test_there_is_a_folder_for_each_figure():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("figure", sample(FIGURES, 3), ids=lambda figure: figure["env"])
+@pytest.mark.parametrize("figure", sample(FIGURES, 6), ids=lambda figure: figure["env"])
 def test_an_agent_plays_as_its_figure_says(figure, capsys):
     """Files are small, name the seed, and hold what reaches the return: two episodes within four deviations."""
     folder = RunFolder(AGENTS / ALGO / f"{file_name(figure['env'])}_1", figure["env"])

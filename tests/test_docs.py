@@ -243,6 +243,7 @@ def run_ppo_plus(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
         elif arguments[0] == "enjoy" and not list(Path("logs").glob(f"*/{arguments[arguments.index('--env') + 1]}_*")):
             only_parse(lambda: main(given), patch)
         else:
+            patch.setattr("ppo_plus.zoo.callbacks.LAST_EPISODES", 1)
             main(given)
     else:
         only_parse(lambda: main(arguments), patch)

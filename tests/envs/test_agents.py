@@ -278,7 +278,7 @@ def test_a_run_resumes_exactly(vec_env, tmp_path):
     def make():
         return VecNormalize(make_agents(Crowd, 2, 0, vec_env=vec_env))
 
-    options = {"n_steps": 16, **ARGUMENTS}
+    options = {"n_steps": 16, "policy_kwargs": {"lstm_hidden_size": 8}, **ARGUMENTS}
     whole = PPO_Plus("MlpGruPolicy", make(), **options).learn(400, Checkpoints(tmp_path, save_freq=96, keep=9))
     resumed = PPO_Plus.resume(sorted(tmp_path.glob("*.zip"))[2], make(), device="cpu")
     resumed.learn(400, Checkpoints(tmp_path / "again"))

@@ -191,7 +191,7 @@ def test_compiled_training_with_memory_is_traced_once(compiler, monkeypatch):
         return rollout
 
     monkeypatch.setattr(RecurrentMemory, "prepare_rollout", recorded)
-    model = trained("lstm", "cuda", n_rollouts=8, compile=True)
+    model = trained("lstm", "cuda", n_rollouts=8, n_epochs=1, compile=True)
     assert len(counts) > 1
     assert all(each._run and each.n_traces == 1 for each in model.compilation.functions.values())
 
@@ -215,11 +215,11 @@ WITH_STREAMS = [
 
 @pytest.mark.parametrize("case", WITH_STREAMS, ids=["arrays", "tensors", "memory"])
 def test_streams_are_as_on_the_cpu_and_compiled(case, is_simulated, same_order, compiler):
-    model = trained(case, "cuda")
+    model = trained(case, "cuda", n_epochs=2)
     assert all(buffer.device.type == "cuda" for buffer in model.policy.buffers())
     if is_simulated:
-        assert difference(model, trained(case, "cpu")) < 1e-5
-    compiled = trained(case, "cuda", compile=True)
+        assert difference(model, trained(case, "cpu", n_epochs=2)) < 1e-5
+    compiled = trained(case, "cuda", n_epochs=2, compile=True)
     assert all(each._run for each in compiled.compilation.functions.values())
     assert difference(model, compiled) < 1e-5
     assert model.position.stream_sums.isfinite().all() and copy.deepcopy(model).learn(1)
@@ -342,11 +342,11 @@ def test_compiled_training_is_the_same(name, compiler, is_simulated):
         pytest.skip(
             "a real GPU compiles every case; traces of images have the layouts of cuDNN, which does not run here"
         )
-    model = trained(name, "cuda", n_rollouts=4, compile=True)
+    model = trained(name, "cuda", n_rollouts=3, compile=True)
     functions = model.compilation.functions.values()
     assert model.compiled and len(functions) == 2 and all(each._run for each in functions)
     if name != "autocast":  # which rounds, and Inductor rounds less often
-        assert difference(model, trained(name, "cuda", n_rollouts=4)) < (1e-6 if is_simulated else 1e-5)
+        assert difference(model, trained(name, "cuda", n_rollouts=3)) < (1e-6 if is_simulated else 1e-5)
     # Recording an update's first minibatches waits a few times.
     assert len(model.updates[-1]) <= 2 * PER_UPDATE
 

@@ -428,8 +428,8 @@ def test_sizes_that_a_callback_assigns_leave_memories_with_their_sequences(at, s
             self.largest = max(self.largest, (values - batch.old_values).abs().max().item())
             return super().compute_loss(batch, coefficients)
 
-    env, small = vec(ACTIONS["discrete"], n_envs=2), {"n_epochs": 2, "policy_kwargs": {"lstm_hidden_size": 8}}
+    env, small = vec(ACTIONS["discrete"], n_envs=2), {"n_epochs": 1, "policy_kwargs": {"lstm_hidden_size": 8}}
     model = Compared("MlpLstmPolicy", env, n_steps=64, batch_size=64, learning_rate=0.0, seed=0, device="cpu", **small)
-    model.learn(300, Assigns(at, **sizes))
+    model.learn(200, Assigns(at, **sizes))
     assert model.largest < 1e-5
     assert {name: getattr(model, name) for name in sizes} == sizes

@@ -267,7 +267,7 @@ def test_training_continues_where_a_callback_stopped_it(in_tensors, at):
 )
 def test_copies_of_a_model_evaluate_and_learn_alike(in_tensors, policy, duplicate):
     env = next(reversed(list(twins(ACTIONS["box"], 2)))) if in_tensors else vec(ACTIONS["box"])
-    model = PPO_Plus(policy, as_vec_env(env), n_steps=16, batch_size=16, seed=0, device="cpu").learn(32)
+    model = PPO_Plus(policy, as_vec_env(env), n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu").learn(32)
     copies = [model, duplicate(model)]
     results = []
     for each in copies:

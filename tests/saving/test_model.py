@@ -187,7 +187,7 @@ def test_a_path_of_logs_is_saved_as_text(tmp_path, recwarn):
 def test_a_loaded_model_logs_below_the_working_folder_or_where_its_caller_says(tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)
     env, logs = make().get_env(), "./logs/tb/"
-    PPO("MlpPolicy", env, 16, tensorboard_log=logs).save("sb3")
+    PPO("MlpPolicy", env, n_steps=16, batch_size=16, tensorboard_log=logs).save("sb3")
     make(tensorboard_log=logs).save("ours")
     PPO_Plus.load("sb3", env).learn(32, tb_log_name="sb3")
     PPO_Plus.load("ours", env).learn(32, tb_log_name="ours")

@@ -96,9 +96,9 @@ def test_the_same_seed_plays_the_same(run):
         player = make_player(run.folder, run.folder.last_model, n_envs=2, **options)
         return [info["episode"]["l"] for ended in player.play(300) for info in ended]
 
-    assert episodes(seed=1) == episodes(seed=1)
-    assert episodes(seed=1) != episodes(seed=2)
-    assert episodes(seed=1, deterministic=False) != episodes(seed=1)
+    first = episodes(seed=1)
+    assert episodes(seed=1) == first != episodes(seed=2)
+    assert episodes(seed=1, deterministic=False) != first
 
 
 def test_enjoy_prints_episodes_and_their_mean(run, capsys):
@@ -242,11 +242,3 @@ def test_settings_of_a_run_import_from_known_packages_only(tmp_path, capsys, mon
     assert "evil_wrappers" in capsys.readouterr().err and "evil_wrappers" not in sys.modules
     enjoy_by_hand(tmp_path, "--trust-model")
     assert sys.modules.pop("evil_wrappers")
-
-
-@pytest.mark.slow
-def test_the_policy_of_a_run_is_exported(run, tmp_path):
-    pytest.importorskip("onnxruntime", reason="needs the extra export")
-    pytest.importorskip("onnxscript", reason="needs the extra export")
-    main(["export", str(run.folder.path), "-o", str(tmp_path / "policy.onnx")])
-    assert {file.suffix for file in tmp_path.iterdir()} == {".onnx", ".pt2", ".json"}

@@ -46,16 +46,18 @@ def tuples():
 
 
 KEYS = {"actor_keys": ["place"], "critic_keys": ["goal"]}
+SMALL = {"lstm_hidden_size": 8}
+MEMORY = {"sequence_length": 8, "policy_kwargs": SMALL}
 CASES = {
     "discrete": (envs, {}),
     "compiled": (envs, {"compile": True}),
     "subproc": (lambda: envs(vec=SubprocVecEnv), {}),
     "normalized": (lambda: VecNormalize(envs("Pendulum-v1")), {"use_sde": True, "sde_sample_freq": 4}),
     "episodes' noise": (lambda: envs("Acrobot-v1"), {"use_sde": True, "sde_sample_freq": "episode"}),
-    "memory": (envs, {"policy": "MlpLstmPolicy", "sequence_length": 8}),
-    "memory, attention": (envs, {"policy": "MlpAttentionPolicy", "sequence_length": 8, "use_sde": True}),
-    "memory, scan": (envs, {"policy": "MlpLruPolicy", "sequence_length": 8, "compile": True}),
-    "memory, compiled": (envs, {"policy": "MlpGruPolicy", "sequence_length": 8, "compile": True, "use_sde": True}),
+    "memory": (envs, {"policy": "MlpLstmPolicy"} | MEMORY),
+    "memory, attention": (envs, {"policy": "MlpAttentionPolicy", "use_sde": True} | MEMORY),
+    "memory, scan": (envs, {"policy": "MlpLruPolicy", "compile": True} | MEMORY),
+    "memory, compiled": (envs, {"policy": "MlpGruPolicy", "compile": True, "use_sde": True} | MEMORY),
     "penalty": (lambda: envs("Pendulum-v1"), {"target_kl": 1e-3, "kl_control": "penalty", "clip_range": None}),
     "adaptive": (envs, {"target_kl": 1e-3, "kl_control": "adaptive_lr", "learning_rate": "lin_1e-3"}),
     "stacked": (lambda: VecFrameStack(envs(), 3), {"policy_kwargs": {"optimizer_class": th.optim.RMSprop}}),
@@ -63,13 +65,17 @@ CASES = {
     "Box2D": (lambda: envs("LunarLander-v3", n_envs=1), {}),
     "recomputed advantages": (lambda: envs("Pendulum-v1"), {"recompute_advantages": True, "use_sde": True}),
     "keys": (lambda: golden.envs(as_dict=True), {"policy": "MultiInputPolicy", "policy_kwargs": KEYS}),
-    "keys, memory": (lambda: golden.envs(as_dict=True), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
+    "keys, memory": (
+        lambda: golden.envs(as_dict=True),
+        {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS | SMALL},
+    ),
     "streams": (lambda: counting(2), {"streams": STREAMS, "normalize_values": True}),
     "tuples": (lambda: make_vec(tuples, 2, seed=5), {"policy": "MultiInputPolicy"}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
-#: The marks of cases; others are slow.
-MARKS = dict.fromkeys(["discrete", "normalized", "memory", "streams", "tuples"], ()) | {"compiled": EXHAUSTIVE}
+#: The marks of cases; others are slow. Simulators resume to the bit in tests/envs/resumable.
+MARKS = dict.fromkeys(["discrete", "normalized", "memory", "streams", "tuples"], ())
+MARKS |= dict.fromkeys(["compiled", "MuJoCo", "Box2D"], EXHAUSTIVE)
 ppo_plus.register(progress)
 
 

@@ -30,7 +30,8 @@ def test_scripts(folder, monkeypatch, capsys):
         runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
         return capsys.readouterr()
 
-    done = script("train", "--env", "CartPole-v1", "-n", "4e3", "-f", "runs", "--eval-freq", "2000")
+    shortly = ["--eval-freq", "2000", "-params", "n_epochs:1"]
+    done = script("train", "--env", "CartPole-v1", "-n", "4e3", "-f", "runs", *shortly)
     assert done.out.startswith("CartPole-v1: mean return ")
     assert re.match(r"CartPole-v1: training for 4,000 timesteps, seed \d+; Ctrl-C ends it early", done.err)
     run_folder = folder / "runs" / "ppo_plus" / "CartPole-v1_1"
@@ -149,8 +150,9 @@ def test_games_of_pettingzoo_are_no_packages_of_the_user(folder, capsys):
     game = "selfplay:pettingzoo.classic.tictactoe_v3"
     main(["train", "--env", game, "-f", "runs", "-n", "16", "-params", "n_steps:16"])
     assert "--gym-packages" not in capsys.readouterr().out
-    main(["export", "runs/ppo_plus/selfplay-pettingzoo.classic.tictactoe_v3_1"])
+    main(["export", "runs/ppo_plus/selfplay-pettingzoo.classic.tictactoe_v3_1", "-o", "policy.onnx"])
     assert "acts as predict does" in capsys.readouterr().out
+    assert {path.suffix for path in folder.glob("policy.*")} == {".onnx", ".pt2", ".json"}
 
 
 @pytest.mark.parametrize(("kind", "policy"), [("Dict", "MultiInputPolicy"), ("Image", "CnnPolicy")])

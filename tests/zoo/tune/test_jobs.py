@@ -40,7 +40,6 @@ from ppo_plus.zoo.tune.jobs import (
 
 #: The grace period of the jobs, in seconds: so long that no worker counts as dead because the machine is busy.
 GRACE = 3600
-ROOT = Path(__file__).parents[3]
 names = (f"study {os.getpid()} {number}" for number in count())
 
 

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +17,6 @@ from ppo_plus.zoo.tune import Plan, read_space
 from ppo_plus.zoo.tune.report import ERROR_RATE, TuningVerdict, compare, export, export_best, retraining
 from ppo_plus.zoo.tune.study import RECORDED
 from ppo_plus.zoo.tune.task import TuningTask
-
-ROOT = Path(__file__).parents[3]
 
 
 def against_both(default, file, *finalists):

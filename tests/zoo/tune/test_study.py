@@ -162,5 +162,6 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
         assert "ZeroDivisionError" in study.attributes()[ERROR]
         with pytest.raises(StudyStopped, match="ZeroDivisionError"):
             TuningWorker(study, SMALL_TASK).finish(tmp_path)
+    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.score", lambda *_: 1.0)
     tune(experiment, SPACE, study, plan, 2, tmp_path)
     assert [trial.state for trial in study.screening().trials()] == [TrialState.COMPLETE] * 2

@@ -242,7 +242,7 @@ def test_an_invalid_value_is_an_error_before_anything_runs(space, message):
 
 
 SMALL = Experiment("CartPole-v1", 512, hyperparams={"n_steps": 128, "n_epochs": 1, "compile": False})
-FOUR_EVALUATIONS = Plan(512, n_evals=4, last_evals=3, n_eval_episodes=2)
+FOUR_EVALUATIONS = Plan(512, n_evals=4, last_evals=3, n_eval_episodes=1)
 
 
 def run(experiment, seed=0, plan=FOUR_EVALUATIONS):

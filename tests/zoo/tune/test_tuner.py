@@ -67,7 +67,9 @@ def stop_in_a_trial(study):
                 pid = int(trial.user_attrs[WORKER].split(":")[1])
                 os.kill(pid, signal.SIGSTOP)
                 # On a busy machine that takes a while, in which it would take other signals first.
-                wait_until(lambda pid: state(pid) in "TZ", pid)
+                while state(pid) not in "TZ":
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
                 # It may have been stopped while nobody else can read.
                 with suppress(*STORAGE_ERRORS):
                     reports = {now.number: len(now.intermediate_values) for now in trials_running(study)}
@@ -202,13 +204,6 @@ def test_a_lost_interrupt_ends_the_trial(tmp_path, handlers, loses_interrupt):
         tune(experiment, SPACE, study, Plan(2048), 2, tmp_path)
     (trial,) = (trial for trial in study.screening().trials() if trial.datetime_start is not None)
     assert trial.state == TrialState.FAIL and REASON not in trial.user_attrs
-
-
-def wait_until(condition, pid):
-    deadline = time.monotonic() + 600
-    while not condition(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def write_space(folder):
