@@ -152,10 +152,13 @@ class Settings:
 
     def at(self, progress_remaining: float) -> dict[str, Any]:
         """The values of all schedules, each called once, by name of the argument; ``None`` where the argument is."""
-        return {
-            name: None if schedule is None else value_at(progress_remaining, name, schedule, SCHEDULED[name][0])
-            for name, schedule in self.schedules.items()
-        }
+        values: dict[str, Any] = {}
+        for name, schedule in self.schedules.items():
+            if schedule is None or isinstance(schedule, Constant):
+                values[name] = schedule and float(schedule.value)
+            else:
+                values[name] = value_at(progress_remaining, name, schedule, SCHEDULED[name][0])
+        return values
 
     @property
     def shared_by_processes(self) -> dict[str, Any]:
