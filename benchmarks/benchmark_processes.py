@@ -38,7 +38,7 @@ from ppo_plus.distributed.shared import SharedTraining, SingleProcess
 from ppo_plus.distributed.torchrun import launched
 
 IMAGES = replace(ATARI, n_envs=N_ENVS, n_steps=N_STEPS, batch_size=256, n_epochs=4)
-WIDTHS, BATCH_SIZES = (64, 128, 256, 512, 1024), (64, 256, 1024, 4096)
+WIDTHS, BATCH_SIZES = (64, 256, 1024), (64, 512, 4096)
 
 
 def part(workload: Workload, ranks: Ranks) -> Workload:
