@@ -4,9 +4,11 @@ import json
 import lzma
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from release import is_current
 from report import results
 
 #: Appends records as fast as it can, from a process.
@@ -17,6 +19,22 @@ from report.results import append_line
 for i in range(100):
     append_line(Path(sys.argv[1]), {"process": int(sys.argv[2]), "i": i, "filler": "x" * 20_000})
 """
+
+#: What takes longest, and another version has measured.
+OLDER = {
+    "processes",
+    "determinism",
+    "soak",
+    "learning_curves",
+    "learning_actions",
+    "learning_together",
+    "learning_memory",
+}
+
+
+def test_tables_are_of_this_version():
+    """What is not: ``python benchmarks/release.py``."""
+    assert {name for name in results.COMMANDS if not is_current(name, version("ppo_plus"))} <= OLDER
 
 
 def test_each_record_is_a_line_and_comes_back(tmp_path):
