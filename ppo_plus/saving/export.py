@@ -213,11 +213,10 @@ def named(space: spaces.Space, action: Any) -> dict[str, Any]:
 
 
 def described_action(name: str, space: spaces.Space) -> dict[str, Any]:
-    """How an output is to be read; bounds are ``None`` where there are none."""
+    """How an output is to be read."""
     facts = {fact: getattr(space, fact) for fact in ("n", "nvec", "start", "low", "high") if hasattr(space, fact)}
     kind = {"output": name, "type": type(space).__name__, "shape": space.shape, "dtype": str(space.dtype)}
-    # JSON has no infinity.
-    return kind | {fact: np.where(np.isfinite(value), value, np.array(None)).tolist() for fact, value in facts.items()}
+    return kind | {fact: np.asarray(value).tolist() for fact, value in facts.items()}
 
 
 def tensor_like(name: str, part: np.ndarray | th.Tensor) -> dict[str, Any]:

@@ -196,7 +196,6 @@ def test_the_description_says_how_to_read_actions(mixed):
     kind = {"output": "action.kind", "type": "Discrete", "shape": [], "dtype": "int64", "n": 3, "start": -1}
     assert described["action"]["kind"] == kind
     assert described["action"]["how"][1]["far"]["high"] == 5
-    assert room.described_action("action", spaces.Box(-np.inf, np.inf, (2,)))["high"] == [None, None]
     names = {each["name"] for each in described["outputs"]}
     assert names == {"action.kind", "action.where", "action.how.0", "action.how.1.far", "action.how.1.deep"}
     assert described["opset"] == room.OPSET
