@@ -34,7 +34,7 @@ from torch import distributed as dist
 
 from ppo_plus import PPO_Plus
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.distributed.shared import SharedTraining, SingleProcess
+from ppo_plus.distributed.shared import shared_training
 from ppo_plus.distributed.torchrun import launched
 
 IMAGES = replace(ATARI, n_envs=N_ENVS, n_steps=N_STEPS, batch_size=256, n_epochs=4)
@@ -56,7 +56,7 @@ def trainee(workload: Workload, ranks: Ranks, algorithm: Any = PPO_Plus, **argum
     env = workload.make_env(ranks.rank)
     model = algorithm(workload.policy, env, seed=0, device="cpu", **sizes, **workload.arguments, **arguments)
     if algorithm is PPO_Plus:
-        model.ranks, model.shared = ranks, (SharedTraining if ranks.several else SingleProcess)(ranks)
+        model.ranks, model.shared = ranks, shared_training(ranks)
     return model
 
 

@@ -31,9 +31,9 @@ from ppo_plus.update.minibatch import Batch, Gradient, LossAndGradient
 Rows = tuple[Batch, th.Tensor]
 
 
-def shared_training() -> "SingleProcess":
-    """Training by the processes that are there: by several if this one belongs to a process group."""
-    ranks = Ranks.present()
+def shared_training(ranks: Ranks | None = None) -> "SingleProcess":
+    """Training by these processes, by default those that are there: several if this one belongs to a process group."""
+    ranks = ranks or Ranks.present()
     return SharedTraining(ranks) if ranks.several else SingleProcess(ranks)
 
 

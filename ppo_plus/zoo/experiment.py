@@ -109,8 +109,10 @@ class Experiment:
         return {name: getattr(self, name) for name in BESIDE_SETTINGS}
 
     def for_each_process(self, n_processes: int, has_model: bool = False) -> "Experiment":
-        """The part of one of several processes, with its share of the environments and of each minibatch. If it
-        ``has_model`` already, the share that this was trained with is unknown."""
+        """The part of one of several processes, with its share of the environments and of each minibatch.
+
+        :param has_model: whether a saved model is trained further: its batch size may be a share already
+        """
         if n_processes == 1:
             return self
         if has_model and "batch_size" not in self.hyperparams:

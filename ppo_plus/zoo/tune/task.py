@@ -124,7 +124,7 @@ class TuningTask:
     def baselines(self) -> dict[str, Experiment]:
         """What is tried before the search, and what a winner must beat, by name: the defaults of
         ``PPO_Plus(policy, env)``, and the experiment's own settings if they differ from them."""
-        # Without these, the environment or the machine would be another one.
+        # Without these, the environment, or what the runs cost, would be another.
         kept = {"action_mask_key", "compile", "n_threads"}
         needed = {name: value for name, value in self.experiment.hyperparams.items() if name in kept}
         keys = {name: value for name, value in self.experiment.policy_kwargs.items() if name == "actor_keys"}

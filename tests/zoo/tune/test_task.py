@@ -148,18 +148,16 @@ def test_vec_normalize_leaves_out_what_the_policy_normalizes():
     envs.close()
 
 
-@pytest.mark.parametrize("own", [None, WRAPPER, [WRAPPER, WRAPPER]])
-def test_wrappers_are_chosen_among_those_of_the_baseline(own):
+@pytest.mark.parametrize(("own", "further"), [(None, []), (WRAPPER, []), ([WRAPPER, WRAPPER], [[WRAPPER, WRAPPER]])])
+def test_wrappers_are_chosen_among_those_of_the_baseline(own, further):
     experiment = load_experiment("CartPole-v1", overrides={"env_wrapper": own})
     task = TuningTask(experiment, {"env_wrapper": {"choices": [None, WRAPPER]}}, Plan(2048)).checked()
-    assert [*task.search_space().dimensions["env_wrapper"].values.values()] == [None, WRAPPER, own][
-        : 2 + (type(own) is list)
-    ]
+    assert [*task.search_space().dimensions["env_wrapper"].values.values()] == [None, WRAPPER, *further]
 
 
 def test_the_default_keeps_what_makes_the_environment():
-    """Without masks, and without what only the critic may see, its runs would be of another task, and with other
-    threads on another machine."""
+    """Without masks, and without what only the critic may see, its runs would be of another task; with
+    other threads, or compiled, they would cost something else."""
     kept = {"action_mask_key": "action_mask", "compile": False, "n_threads": 1}
     experiment = CARTPOLE.replace(
         policy_kwargs={"actor_keys": ["a"], "net_arch": [8]}, hyperparams=kept | {"gamma": 0.9}
