@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="file for the measurements")
     arguments = parser.parse_args()
-    write(arguments.json, measure(), indent=None)
+    write(arguments.json, measure())
 
 
 if __name__ == "__main__":
