@@ -95,10 +95,7 @@ class EvalAfterUpdates(EvalCallback):
         self.evaluations_timesteps.append(self.num_timesteps)
         self.evaluations_results.append(returns)
         self.evaluations_length.append(lengths)  # type: ignore[arg-type]
-        tables: dict[str, Any] = {
-            "results": self.evaluations_results,
-            "ep_lengths": self.evaluations_length,
-        }
+        tables: dict[str, Any] = {"results": self.evaluations_results, "ep_lengths": self.evaluations_length}
         if successes or self.evaluations_successes:
             earlier = len(self.evaluations_results) - 1
             self.evaluations_successes += [[]] * (earlier - len(self.evaluations_successes))

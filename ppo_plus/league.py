@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
 from ppo_plus.envs.agents import MASK, OBSERVATION, Action, Game, GameEnv, without_mask
-from ppo_plus.envs.checks import Info
+from ppo_plus.envs.checks import Info, as_reward
 from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.envs.resumable.attributes import NotResumableError, State, differ, plain
 from ppo_plus.envs.tensors.vec_env import ObservationLayout
@@ -127,7 +127,7 @@ class SelfPlay(GameEnv):
         if isinstance(obs, Mapping) and MASK in obs:
             rest = {key: part for key, part in obs.items() if key != MASK}
             self._obs, self._mask = rest[OBSERVATION] if [*rest] == [OBSERVATION] else rest, np.asarray(obs[MASK])
-        return self._obs, float(reward), bool(terminated), bool(truncated), dict(info)
+        return self._obs, as_reward(reward), bool(terminated), bool(truncated), dict(info)
 
     def _reply(self, agent: str) -> Any:
         """The action of an opponent.

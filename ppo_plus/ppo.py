@@ -335,7 +335,7 @@ class PPO_Plus(ModelFiles):
 
     def _refresh(self) -> Settings:
         """Read the arguments from the attributes, which you and callbacks may assign: at the start of ``learn``, at the
-        start and end of a rollout, and at the start of an update.
+        start and end of a rollout, and at the start of an update. ``learn`` alone uses ``n_threads`` and ``compile``.
 
         :raises ValueError: one is out of range, does not fit the environments, or cannot change any more
         """
@@ -571,7 +571,8 @@ class PPO_Plus(ModelFiles):
                 "chooses among all actions. Pass action_masks=, or use model.evaluate or sb3_contrib's evaluate_policy",
                 stacklevel=2,
             )
-        return self.policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
+        masks = {} if action_masks is None else {"action_masks": action_masks}  # which SB3's policies do not know
+        return self.policy.predict(observation, state, episode_start, deterministic, **masks)
 
     @np.errstate(under="ignore")
     def evaluate(

@@ -145,10 +145,8 @@ class Settings:
         """:raises ValueError: a schedule is unknown, because a file did not contain it"""
         for name, schedule in self.schedules.items():
             if isinstance(schedule, Unknown):
-                raise ValueError(
-                    f"{name}: the file of the model does not contain its schedule ({schedule.reason}): pass "
-                    f"{name}= to load, or set model.{name}"
-                )
+                problem = f"{name}: the file of the model does not contain its schedule ({schedule.reason})"
+                raise ValueError(f"{problem}: pass {name}= to load, or set model.{name}")
 
     def at(self, progress_remaining: float) -> dict[str, Any]:
         """The values of all schedules, each called once, by name of the argument; ``None`` where the argument is."""
@@ -165,9 +163,7 @@ class Settings:
         """What must be the same in processes that train together: the arguments that can be compared."""
         kinds = (int, float, str, type(None), Constant, Linear, Cosine)
         facts = {name: value for name, value in vars(self).items() if isinstance(value, kinds) and name not in OWN}
-        parts = [
-            [value for value in vars(each).values() if isinstance(value, (*kinds, tuple))] for each in self.streams
-        ]
+        parts = [[part for part in vars(each).values() if isinstance(part, (*kinds, tuple))] for each in self.streams]
         return facts | {"streams": parts}
 
     @property
@@ -254,6 +250,7 @@ class Settings:
             f"exploration={self.exploration!r}": not isinstance(self.exploration, (WhiteNoise, type(None))),
             "squash_output=True": self.policy_kwargs.get("squash_output"),
             "recompute_advantages=True": self.recompute_advantages,
+            "streams": self.streams,
         }
         if missing := [what for what, needed in needs.items() if needed]:
             remedy = "call super().collect_rollouts, or use a callback or a rollout_buffer_class"
@@ -274,8 +271,6 @@ class Settings:
 BUILT_WITH = tuple(each.name for each in fields(Settings) if each.metadata.get("fixed"))
 #: The smallest values of arguments that may change over time, and whether they have to be above them at the start.
 SCHEDULED = {each.name: each.metadata["schedule"] for each in fields(Settings) if "schedule" in each.metadata}
-#: Those of them that may be ``None``.
-OPTIONAL = frozenset({"clip_range", "clip_range_vf", "target_kl"})
 
 
 def schedule_of(name: str, value: Any) -> Schedule | None:
@@ -284,7 +279,7 @@ def schedule_of(name: str, value: Any) -> Schedule | None:
     :raises ValueError: it is out of range
     :raises TypeError: it is not a schedule
     """
-    if value is None and name in OPTIONAL:
+    if value is None and name in ("clip_range", "clip_range_vf", "target_kl"):
         return None
     return make_schedule(name, value, *SCHEDULED[name])
 
@@ -341,7 +336,7 @@ def _check_kl_control(settings: Settings) -> None:
         raise ValueError(f"kl_control={settings.kl_control!r} needs a target: set target_kl, such as target_kl=0.01")
     if settings.clip_range is None and not control.penalizes:
         raise ValueError('clip_range=None bounds no update: set kl_control="penalty" and target_kl, or a clip_range')
-    if control.measure == "kl":
+    if control.measure == "kl" or control.penalizes:
         _require_own_policy("kl_control", settings)
 
 
@@ -360,18 +355,13 @@ def _check_sequences(settings: Settings) -> None:
     length = settings.steps_per_sequence
     if not length:
         if not automatic:
-            raise ValueError(
-                f"sequence_length={settings.sequence_length} has no effect on a policy without memory: leave it out, "
-                'or use a policy such as "MlpLstmPolicy"'
-            )
+            problem = f"sequence_length={settings.sequence_length} has no effect on a policy without memory"
+            raise ValueError(f'{problem}: leave it out, or use a policy such as "MlpLstmPolicy"')
         return
+    sizes = f"n_steps={settings.n_steps} and batch_size={settings.batch_size}"
     if automatic and length == 1 < settings.n_steps:
-        raise ValueError(
-            f"n_steps={settings.n_steps} and batch_size={settings.batch_size} have no common divisor from 2 to "
-            f"{MAX_AUTO_SEQUENCE}: change one, or set sequence_length=1 (no gradient then flows back in time)"
-        )
+        problem = f"{sizes} have no common divisor from 2 to {MAX_AUTO_SEQUENCE}"
+        raise ValueError(f"{problem}: change one, or set sequence_length=1 (no gradient then flows back in time)")
     if settings.n_steps % length or settings.batch_size % length:
-        raise ValueError(
-            f"sequence_length={length} must divide n_steps={settings.n_steps} and batch_size={settings.batch_size}: "
-            f"use a divisor of {math.gcd(settings.n_steps, settings.batch_size)}"
-        )
+        remedy = f"use a divisor of {math.gcd(settings.n_steps, settings.batch_size)}"
+        raise ValueError(f"sequence_length={length} must divide {sizes}: {remedy}")

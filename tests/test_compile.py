@@ -385,22 +385,6 @@ def test_a_custom_train_differs_from_one_that_calls_ours():
 
 
 @pytest.mark.usefixtures("traced")
-def test_true_raises_for_what_cannot_be_compiled():
-    groups = dict(optimizer_class=TwoGroups)
-    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, policy_kwargs=groups, device="cpu", compile=True)
-    with pytest.raises(CompileError, match="TwoGroups cannot be packed: .*: use compile=False"):
-        model.learn(64)
-
-
-class TwoGroups(th.optim.Adam):
-    """An optimizer with other options for some parameters."""
-
-    def __init__(self, params, **kwargs):
-        first, *others = params
-        super().__init__([dict(params=[first]), dict(params=others, weight_decay=0.1)], **kwargs)
-
-
-@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_an_optimizer_gets_its_state_after_a_skipped_step():
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, device="cpu", compile=False).learn(64)

@@ -18,6 +18,7 @@ from stable_baselines3.common import callbacks
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
+from training import LogDumps, Noting, Recording
 
 from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus, RolloutBuffer, register
 
@@ -30,8 +31,8 @@ def make_for(kind, observation="box", **kwargs):
     return make(env=vec(ACTIONS[kind], OBSERVATIONS[observation]), policy=policy, **kwargs)
 
 
-def monitored(n_envs=2):
-    return VecMonitor(vec(ACTIONS["discrete"], n_envs=n_envs, max_steps=3))
+def monitored(n_envs=2, **kwargs):
+    return VecMonitor(vec(ACTIONS["discrete"], n_envs=n_envs, max_steps=3, **kwargs))
 
 
 #: One action space of each kind.
@@ -111,15 +112,10 @@ def test_locals_have_the_internal_and_the_environments_actions(kind):
 
 
 def test_rewards_in_locals_are_those_of_the_environment():
-    class Rewards(callbacks.BaseCallback):
-        def _on_step(self):
-            rewards.append(self.locals["rewards"])
-            return True
-
-    rewards = []
-    make(env=vec(ACTIONS["discrete"], env_class=OneEach, max_steps=2, p_end=0.0)).learn(16, Rewards())
+    noting = Noting("rewards")
+    make(env=vec(ACTIONS["discrete"], env_class=OneEach, max_steps=2, p_end=0.0)).learn(16, noting)
     # The bootstrap at time limits is added to the buffer's copy.
-    assert np.array_equal(rewards, np.ones((8, 2)))
+    assert np.array_equal([seen["rewards"] for seen in noting.seen], np.ones((8, 2)))
 
 
 class OneEach(RandomEnv):
@@ -156,10 +152,6 @@ def evaluating(env=None, **kwargs):
     return callbacks.EvalCallback(env or monitored(1), eval_freq=4, verbose=0, **kwargs)
 
 
-def constant():
-    return VecMonitor(vec(ACTIONS["discrete"], n_envs=1, env_class=OneEach, max_steps=3, p_end=0.0))
-
-
 STOPPING = {
     # Two environments, two episodes each, three steps each.
     "episodes": (lambda: callbacks.StopTrainingOnMaxEpisodes(max_episodes=2), range(12, 13)),
@@ -168,7 +160,10 @@ STOPPING = {
         range(8, 9),
     ),
     "no improvement": (
-        lambda: evaluating(constant(), callback_after_eval=callbacks.StopTrainingOnNoModelImprovement(1, min_evals=1)),
+        lambda: evaluating(
+            monitored(1, env_class=OneEach, p_end=0.0),
+            callback_after_eval=callbacks.StopTrainingOnNoModelImprovement(1, min_evals=1),
+        ),
         range(9, 100),
     ),
     "a function": (lambda: lambda *_: False, range(2, 3)),
@@ -178,8 +173,7 @@ STOPPING = {
 @pytest.mark.parametrize("case", STOPPING)
 def test_callbacks_stop_training(case):
     callback, expected = STOPPING[case]
-    env = VecMonitor(vec(ACTIONS["discrete"], max_steps=3, p_end=0.0))
-    assert make(env=env).learn(1000, callback()).num_timesteps in expected
+    assert make(env=monitored(p_end=0.0)).learn(1000, callback()).num_timesteps in expected
 
 
 @pytest.mark.filterwarnings("ignore:rich is experimental")
@@ -190,18 +184,6 @@ def test_progress_bar_reaches_the_end_and_verbose_prints_a_table(capsys):
 
 
 # --- logging ---------------------------------------------------------------------------------------------------------
-
-
-class LogDumps(callbacks.BaseCallback):
-    """What each dump wrote."""
-
-    def _on_training_start(self):
-        self.dumps = []
-        dump = self.logger.dump
-        self.logger.dump = lambda step=0: self.dumps.append(dict(self.logger.name_to_value)) or dump(step)
-
-    def _on_step(self):
-        return True
 
 
 LOGGED = {
@@ -231,15 +213,6 @@ def test_all_of_sb3s_keys_are_logged_and_more(case):
     assert keys[PPO_Plus] - keys[PPO] == more
 
 
-class Recording(PPO_Plus):
-    """Remembers every minibatch's loss and diagnostics."""
-
-    def compute_loss(self, batch, coefficients):
-        outcome = super().compute_loss(batch, coefficients)
-        self.record = [*getattr(self, "record", []), outcome.diagnostics | {"loss": outcome.total.detach()}]
-        return outcome
-
-
 def test_logged_numbers_are_means_over_all_minibatches():
     # The last minibatch is smaller; it counts as one, as in SB3.
     model = make(Recording, env=vec(ACTIONS["box"]), batch_size=6, n_epochs=3, learning_rate=1e-2).learn(16)
@@ -247,7 +220,7 @@ def test_logged_numbers_are_means_over_all_minibatches():
     assert model.logger.name_to_value["train/n_updates"] == model._n_updates == 3
     names = {"loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "kl", "clip_fraction"}
     for name in names | {"action_std"}:
-        values = [diagnostics[name].item() for diagnostics in model.record]
+        values = [diagnostics[name].item() for _, _, diagnostics in model.record]
         # The sum of nine float32 numbers.
         assert model.logger.name_to_value[f"train/{name}"] == pytest.approx(np.mean(values), rel=1e-5, abs=1e-7), name
         if name != "entropy_loss":

@@ -440,10 +440,9 @@ class Compilation:
         autocast = [th.is_autocast_enabled(kind) and th.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
         precision = th.get_default_dtype(), th.get_float32_matmul_precision()
         settings = th.get_num_threads(), precision, autocast, self.strict
+        everything = replace(reads, objects={"settings": settings, **reads.objects})
         try:
-            constants: dict[str, Any] | str = constants_of(
-                replace(reads, objects={"settings": settings, **reads.objects})
-            )
+            constants: dict[str, Any] | str = constants_of(everything)
         except (NotComparable, RecursionError) as error:
             constants = str(error)
         known = self.functions.get(name)

@@ -11,6 +11,7 @@ that these are, and so on. For objects that change all the time, such as the alg
 that some custom function names.
 """
 
+import dis
 import enum
 import functools
 import sys
@@ -136,7 +137,8 @@ class _Walk:
             return kind, value
         if isinstance(value, type):
             _refuse_volatile(value.__module__, path)
-            return kind, value, self._class(value, path)
+            made_by = [vars(base).get("__init__") for base in _custom_bases(value)]
+            return kind, value, self._class(value, path), self.visit(made_by, f"{path}.__init__")
         if isinstance(value, BUILTINS):
             owner = getattr(value, "__self__", None)
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
@@ -175,12 +177,18 @@ class _Walk:
         dynamic = names & DYNAMIC
         if dynamic:
             raise NotComparable(f"{value.__qualname__} uses {', '.join(sorted(dynamic))}, and so may read anything")
+        for module in _imported(value.__code__):
+            _refuse_volatile(module, value.__qualname__)
+            if not _is_library(module):
+                raise NotComparable(f"{value.__qualname__} imports {module}: import it at the top of the module")
         self.names |= names
-        closure = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        # The class that ``super()`` needs is that of an object, which is compared.
+        closure = [cell.cell_contents for name, cell in cells if name != "__class__" and cell != types.CellType()]
         named = {name: value.__globals__[name] for name in sorted(names) if name in value.__globals__}
         if "random" in names and any(part is np for part in named.values()):
             raise NotComparable(f"{value.__qualname__} draws from numpy.random")
-        parts = (value.__defaults__, value.__kwdefaults__, closure)
+        parts = (value.__defaults__, value.__kwdefaults__, closure, vars(value))
         return (
             value.__code__,
             tuple(self.visit(part, path) for part in parts),
@@ -293,6 +301,14 @@ def _custom_bases(kind: type) -> tuple[type, ...]:
 
 def _is_library(module: str) -> bool:
     return module.partition(".")[0] in LIBRARIES
+
+
+@functools.cache
+def _imported(code: types.CodeType) -> tuple[str, ...]:
+    """The modules that a function imports, with those of the functions inside it; ``""`` for relative ones."""
+    found = [each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"]
+    inside = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return (*found, *(module for part in inside for module in _imported(part)))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 
 #: What torchrun sets for each process; see ``torch.distributed.run``.
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-#: From ``sys/prctl.h``.
-PR_SET_PDEATHSIG = 1
 #: The process that started this one: torchrun, if it is used.
 PARENT = os.getppid()
-#: How long a process may wait for the others: one of them may be evaluating.
-GROUP_TIMEOUT = timedelta(hours=2)
 
 
 def launched() -> bool:
@@ -88,7 +84,7 @@ def join(device: str) -> "Ranks":
             raise ValueError(f"{problem}: start {n_gpus}, or pass --device cpu")
         th.cuda.set_device(own)
     # gloo in addition to NCCL, for what is on the CPU, such as an optimizer's step count.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=GROUP_TIMEOUT)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(hours=2))  # one may evaluate
     # If the group is not left, gloo's threads end the process with an error.
     atexit.register(Ranks.present().leave)
     return Ranks.present()
@@ -104,7 +100,7 @@ def end_with_torchrun() -> None:
     """Have this process receive SIGTERM when torchrun ends, even if torchrun was killed (Linux). A process that
     continued without torchrun would disturb the resumed run."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG of `sys/prctl.h`
         if os.getppid() != PARENT:
             # torchrun ended before this call.
             signal.raise_signal(signal.SIGTERM)

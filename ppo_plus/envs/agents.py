@@ -223,8 +223,8 @@ class Team(GameEnv):
         if METHOD in vars(self):
             self._masks = np.ones_like(self._masks)
         for agent, now in status.items():
-            check_obs(observations[agent], self._space, values=False, name=f"the observation of {agent!r}")
-            i, parts = self._index[agent], parts_of(as_dict(observations[agent]))
+            seen = check_obs(observations[agent], self._space, values=False, name=f"the observation of {agent!r}")
+            i, parts = self._index[agent], parts_of(as_dict(seen))
             for key in self._seen:
                 rows[key][i] = parts[key if key in parts else ""]
             rows[STATUS][i] = now

@@ -87,6 +87,8 @@ class BatchedVecEnv(Adapter, VecEnv):
         raise self._no_access(f"set the attribute {attr_name!r}")
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        if method_name == "render":  # SB3's `VecEnv.render` for people
+            return [self.env.render()]
         raise self._no_access(f"call {method_name!r}")
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:

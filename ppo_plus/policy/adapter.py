@@ -59,7 +59,7 @@ def without_contrib(policy: P) -> P | str:
     name = CONTRIBS[theirs]
     if not getattr(policy, "__module__", "").startswith("sb3_contrib."):
         kind = "takes masks as well" if theirs.startswith("Maskable") else "has an LSTM"
-        remedy = f'derive it from ppo_plus.{name}, which {kind}, or pass policy="{name}"'
+        remedy = f"derive it from ppo_plus.{name}, which {kind}, or pass ppo_plus.{name} (to load: policy_class=)"
         raise ValueError(f"policy={policy!r} is derived from sb3-contrib's {theirs}: {remedy}")
     return name
 
@@ -112,10 +112,8 @@ class SB3Interface(sb3.ActorCriticPolicy):
             given["observation_space"] = observation_space
         for name, value in given.items():
             if value not in (None, False, (), []):
-                raise ValueError(
-                    f"{name}={value!r} does not reach a policy class that overrides SB3's methods: derive it from "
-                    "ppo_plus.ActorCriticPolicy"
-                )
+                problem = f"{name}={value!r} does not reach a policy class that overrides SB3's methods"
+                raise ValueError(f"{problem}: derive it from ppo_plus.ActorCriticPolicy")
         super().__init__(observation_space, action_space, *args, **kwargs)
         # ``action_dist`` is SB3's distribution here.
         self.distribution = EvaluatedActions(self)  # type: ignore[arg-type]
@@ -158,9 +156,8 @@ class SB3Interface(sb3.ActorCriticPolicy):
             raise ValueError("action_masks do not reach a policy class that overrides SB3's methods: leave them out")
         predict = super().predict
         actions, state = predict(*args, **kwargs)
-        if np.issubdtype(self.action_space.dtype, np.integer) and (
-            getattr(predict, "__func__", None) is sb3.BasePolicy.predict
-        ):
+        is_sb3s = getattr(predict, "__func__", None) is sb3.BasePolicy.predict
+        if is_sb3s and np.issubdtype(self.action_space.dtype, np.integer):
             actions = np.asarray(np.rint(actions) + getattr(self.action_space, "start", 0), self.action_space.dtype)
         return actions, state
 

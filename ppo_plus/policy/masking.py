@@ -33,8 +33,6 @@ Masks = np.ndarray | th.Tensor | Mapping[Any, Any] | Sequence[Any]
 Rows = TypeVar("Rows", np.ndarray, th.Tensor)
 #: The method of an environment that returns its mask.
 METHOD = "action_masks"
-#: Single masks that are not arrays.
-NESTED = (Mapping, tuple, list)
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def flat_masks(name: str, masks: Masks, layout: MaskLayout) -> np.ndarray | th.T
     """
     masks = masks.tolist() if isinstance(masks, np.ndarray) and masks.dtype.hasobject else masks
     try:
-        if isinstance(masks, (list, tuple)) and all(isinstance(mask, NESTED) for mask in masks):
+        if isinstance(masks, (list, tuple)) and all(isinstance(mask, (Mapping, tuple, list)) for mask in masks):
             singles: list[Any] = [_flat(mask, layout, batched=False) for mask in masks]
             return np.concatenate(singles)
         return _flat(masks, layout)
@@ -178,9 +176,7 @@ def check_mask_key(key: str, observation_space: spaces.Space[Any], layout: MaskL
         raise ValueError(f"action_mask_key={key!r} is not an entry of observation_space={observation_space}")
     space, n_entries = observation_space[key], sum(choices_of(layout))
     if not isinstance(space, (spaces.Box, spaces.MultiBinary)) or np.prod(space.shape) != n_entries or not n_entries:
-        what = f"{space} is not a mask for choices among {layout}"
-        raise ValueError(
-            f"action_mask_key={key!r}: {what}: make it MultiBinary({n_entries}), or pass action_mask_key=None"
-        )
+        problem = f"action_mask_key={key!r}: {space} is not a mask for choices among {layout}"
+        raise ValueError(f"{problem}: make it MultiBinary({n_entries}), or pass action_mask_key=None")
     if len(observation_space.spaces) == 1:
         raise ValueError(f"action_mask_key={key!r} is the only entry of the observations: add one to learn from")

@@ -85,10 +85,8 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
     wrappers = "gymnasium.wrappers.FlattenObservation, FilterObservation and TransformObservation make them of others"
     if name.endswith("['mission']"):
         wrappers = "for MiniGrid, minigrid.wrappers.ImgObsWrapper keeps the image only"
-    raise ValueError(
-        f"{name}={space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or one Dict or Tuple of them "
-        f"({wrappers})"
-    )
+    remedy = f"use Box, Discrete, MultiDiscrete, MultiBinary, or one Dict or Tuple of them ({wrappers})"
+    raise ValueError(f"{name}={space} is not supported: {remedy}")
 
 
 def visible_spaces(

@@ -226,8 +226,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             optimizer_kwargs=optimizer_kwargs,
             squash_output=squash_output,
         )
-        if net_arch is not None and actor is not None and critic is not None:
-            raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
+        given = {name for name, network in (("pi", actor), ("vf", critic)) if network is not None}
+        if net_arch is not None and (len(given) == 2 or given & {*map(str, net_arch)}):
+            raise ValueError(f"net_arch={net_arch!r}: actor and critic replace {sorted(given)}: leave these out")
         if net_arch is None:
             net_arch = [] if extractor is NatureCNN else dict(pi=[64, 64], vf=[64, 64])
         elif isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict):
@@ -576,10 +577,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :raises ValueError: ``obs`` lacks entries that the critic sees
         """
         if self._lacks_critic_entries(obs):
-            raise ValueError(
-                f"observations of {[*obs]} have no value, since the critic sees {[*self.critic_space]}: "  # type: ignore[misc]
-                "add the missing entries"
-            )
+            seen = [*self.critic_space]  # type: ignore[misc]
+            raise ValueError(f"observations of {[*obs]} have no value, since the critic sees {seen}: add these")
         values = self.evaluate(obs, carry, episode_starts)[0]
         return values.reshape(values.shape[0], -1)
 

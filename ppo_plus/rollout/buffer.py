@@ -143,15 +143,15 @@ class RolloutBuffer:
     ) -> None:
         """Store one step of all environments: NumPy's arrays, or tensors on the device of the storage.
 
-        :param obs: observations before the step, shape ``(N, ...)``. They keep their own dtype (float64 becomes
-            float32), not that of the space: ``VecNormalize`` makes floats of integers
+        :param obs: observations before the step, shape ``(N, ...)``. Floats become float32, and integers stay
+            integers unless the space has floats
         :param action: internal actions, shape ``(N, action_dim)``
         :param reward: shape ``(N,)``
         :param episode_start: whether ``obs`` begins an episode, shape ``(N,)``
-        :param value: shape ``(N,)``
+        :param value: shape ``(N,)``; in a loop written for SB3, tensors ``(N, 1)``
         :param log_prob: shape ``(N,)``
-        :param params: parameters of the action distribution, shape ``(N, param_dim)``; ``None`` in a loop written for
-            SB3, which has values ``(N, 1)``: they are not known, and so no exact KL
+        :param params: parameters of the action distribution, shape ``(N, param_dim)``; ``None``: not known, and so no
+            exact KL
         :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
         :param final_obs: the last observations of episodes that the step has ended, like ``obs``; ``None``: not known
         :param streams: rewards of ``K - 1`` streams, ``(N, K - 1)``, 0 for those that are computed; ``None``: none
@@ -162,6 +162,7 @@ class RolloutBuffer:
         pos = self.pos
         if params is None:
             self._stored.pop("params", None)
+        if value.ndim > 1:
             value, log_prob = (th.as_tensor(numbers).reshape(-1).to(self.storage) for numbers in (value, log_prob))
         stored: Callable[[str], Any] = self._stored.__getitem__
         if isinstance(action, th.Tensor):
@@ -239,14 +240,14 @@ class RolloutBuffer:
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray | th.Tensor) -> None:
         """Fill ``advantages`` (GAE) and ``returns`` (TD(λ)).
 
-        :param last_values: value of the observation after the last step, shape ``(N,)`` or ``(N, 1)``
+        :param last_values: value of the observation after the last step, shape ``(N,)``, or the first of ``(N, K)``
         :param dones: whether the last step ended an episode, shape ``(N,)``
         """
         values = self.stored("values")
         advantages = gae(
             self.stored("rewards"),
             values,
-            last_values.reshape(-1).to(self.storage),
+            last_values.reshape(len(dones), -1)[:, 0].to(self.storage),
             self.stored("episode_starts"),
             th.as_tensor(dones, device=self.storage),
             self.gamma,
@@ -413,7 +414,7 @@ class RolloutBuffer:
 
     def _make_room(self, name: str, rows: ObsRows) -> None:
         """Allocate what is stored under a name, shaped like these rows of a first step, unless it fits already."""
-        rows = tree_map(_as_stored, rows)
+        rows = _as_stored(rows, self.observation_space if "observations" in name else None)
         if _kinds(rows) != _kinds(mapped(itemgetter(0), self.stored(name))):
             self._stored[name] = tree_map(lambda row: _held(row.new_zeros((self.buffer_size, *row.shape))), rows)
 
@@ -454,10 +455,14 @@ def own_buffer_class(buffer_class: type | None) -> type[RolloutBuffer]:
     return buffer_class
 
 
-def _as_stored(rows: Rows) -> th.Tensor:
-    """A tensor of the shape and dtype that rows are stored in: networks compute in float32, integers stay integers."""
+def _as_stored(rows: ObsRows, space: Any) -> Any:
+    """Tensors of the shapes and dtypes that rows are stored in: networks compute in float32. Integers stay integers,
+    unless the space has floats, which later rows may be."""
+    if isinstance(rows, dict):
+        return {key: _as_stored(part, space[key]) for key, part in rows.items()}
     like = rows if isinstance(rows, th.Tensor) else th.from_numpy(np.empty(rows.shape, rows.dtype))
-    return like.float() if like.is_floating_point() else like
+    is_float = like.is_floating_point() or (space is not None and np.issubdtype(space.dtype, np.floating))
+    return like.float() if is_float else like
 
 
 def _kinds(rows: ObsRows | None) -> tuple[Any, ...]:

@@ -1,6 +1,5 @@
 """Collecting rollouts: steps in the environments with the policy's actions, which are stored in the buffer."""
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,7 +18,7 @@ from ppo_plus.compiling.compiled import Compilation
 from ppo_plus.compiling.constants import Reads
 from ppo_plus.compiling.torch_private import swapped
 from ppo_plus.envs.checked_envs import CheckedEnvs, is_reset
-from ppo_plus.envs.checks import TIMEOUT, check_shape, row_of
+from ppo_plus.envs.checks import TIMEOUT, check_shape, copied, row_of
 from ppo_plus.envs.layers import layers
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.masking import MaskSource
@@ -165,9 +164,8 @@ class Collector:
             restart(self.position, env, self._checked)
         self.position.obs = mapped(np.array, self.position.obs)
         #: Whether last observations come from what resets environments before they can be copied.
-        self._may_overwrite = getattr(env, "autoreset", None) != AutoresetMode.NEXT_STEP and any(
-            isinstance(layer, (SubprocVecEnv, AsyncVectorEnv, SyncVectorEnv)) for layer in layers(env)
-        )
+        resets = any(isinstance(layer, (SubprocVecEnv, AsyncVectorEnv, SyncVectorEnv)) for layer in layers(env))
+        self._may_overwrite = resets and getattr(env, "autoreset", None) != AutoresetMode.NEXT_STEP
 
     def leave(self) -> None:
         """End the rollout early: the next one continues from where the pending step led."""
@@ -301,12 +299,10 @@ class Collector:
         for i in np.flatnonzero(step.dones).tolist():
             final_obs, is_limited = step.infos[i].get("terminal_observation"), step.infos[i].get(TIMEOUT)
             if is_limited and final_obs is not None:
-                first = row_of(step.new_obs, i)
-                # Environments may return more than their space has.
-                final = {key: final_obs[key] for key in first} if isinstance(first, dict) else final_obs
                 # Copied: the environment may reuse the array before the rollout ends.
-                limited.append((i, copy.deepcopy(final)))
-                pairs = zip(tree_leaves(final), tree_leaves(first), strict=True)
+                final = copied(final_obs, self._env.observation_space)
+                limited.append((i, final))
+                pairs = zip(tree_leaves(final), tree_leaves(row_of(step.new_obs, i)), strict=True)
                 if self._may_overwrite and all(np.array_equal(*pair) for pair in pairs):
                     warnings.warn(
                         "an environment ended an episode at a time limit with the observation that the next one "

@@ -47,12 +47,7 @@ Episode = dict[str, float]
 
 
 def evaluate(
-    model: Model,
-    n_eval_episodes: int,
-    env: GymEnv | None,
-    render: bool,
-    deterministic: bool = True,
-    return_episodes: bool = False,
+    model: Model, n_eval_episodes: int, env: GymEnv | None, render: bool, deterministic: bool, return_episodes: bool
 ) -> tuple[float, float] | list[Episode]:
     """See :meth:`ppo_plus.PPO_Plus.evaluate`, of which ``model`` is one."""
     require_int("n_eval_episodes", n_eval_episodes, 1)
@@ -80,6 +75,9 @@ def play(model: Model, env: VecEnv, n_episodes: int, **options: Any) -> list[Epi
 
     def each_step(step: dict[str, Any], _: dict[str, Any]) -> None:
         i, info = step["i"], step["info"]
+        # SB3 keeps this for rows whose episodes count no more: as agents of a game, they need their memory still.
+        over = step["episode_counts"] >= step["episode_count_targets"]
+        step["episode_starts"][over] = step["dones"][over]
         taken[i] += 1
         require_finite("reward", step["reward"], taken[i], env=i)
         failed = step["done"] and RESTART in info

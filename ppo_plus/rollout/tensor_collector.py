@@ -103,12 +103,11 @@ class TensorCollector(Collector):
         source = self._plan.masks
         if source is None or source.key is not None:
             return None
-        given = flat_masks(str(source), self._simulator.env.action_masks(), source.layout)
-        given = self._here(th.as_tensor(given))
-        masks: th.Tensor = given.to(th.bool, copy=True)  # a copy, since the simulator may write into its own
+        own = flat_masks(str(source), self._simulator.env.action_masks(), source.layout)
+        given: th.Tensor = self._here(th.as_tensor(own))
         if given.dtype != th.bool:
             self._other_masks.append(_has_others(given))
-        return masks
+        return given.to(th.bool, copy=True)  # a copy, since the simulator may write into its own
 
     def step(self) -> EnvStep[th.Tensor]:
         """Take a step with the policy's actions.
@@ -158,9 +157,11 @@ class TensorCollector(Collector):
         position, stepped = self.position, self._stepped
         dones, timeouts, final_obs = stepped.dones, stepped.timeouts, stepped.final_obs
         known = th.full_like(dones, final_obs is not None)
+        if position.obs is None or self._stream_rewards is not None:
+            # Streams are computed from the observations after all steps.
+            final_obs = stepped.obs if final_obs is None else where(dones, final_obs, stepped.obs)
         if position.obs is None:
             # Something else has used the environments: all episodes end here, as at a time limit.
-            final_obs = stepped.obs if final_obs is None else where(dones, final_obs, stepped.obs)
             known, timeouts = known | ~dones, timeouts | ~dones
             self._use(env)
         else:
@@ -168,9 +169,6 @@ class TensorCollector(Collector):
         # Callbacks may have written into the rewards that they saw.
         seen = "value" in vars(self._seen)
         rewards = self._here(th.from_numpy(self._seen.value)) if seen else stepped.rewards
-        if self._stream_rewards is not None:
-            # Streams are computed from the observations after all steps.
-            final_obs = stepped.obs if final_obs is None else where(dones, final_obs, stepped.obs)
         chosen = (step.chosen.actions, rewards, step.starts, *step.chosen[1:], step.masks)
         self._plan.buffer.add(step.obs, *chosen, final_obs, self._stream_rewards)
         self._episodes.append((dones, timeouts, known, stepped.returns, stepped.lengths))

@@ -56,8 +56,11 @@ HARMLESS: tuple[type, ...] = (
     VecCheckNan,
     VecMonitor,
     VecVideoRecorder,
+    RecordVideo,
+    RecordEpisodeStatistics,
+    vectorized.RecordVideo,
+    vectorized.RecordEpisodeStatistics,
 )
-HARMLESS += (RecordVideo, RecordEpisodeStatistics, vectorized.RecordVideo, vectorized.RecordEpisodeStatistics)
 Normalization = Literal["environment"] | None
 #: Inputs or outputs by name.
 Tensors = dict[str, th.Tensor]
@@ -81,7 +84,7 @@ def raw_observations(
     inside, env = outermost(model.env, normalization)
     if normalization is not None and model.num_timesteps and any(rms.count < 1 for rms in normalized_by(model.env)):
         raise ValueError("VecNormalize has no statistics yet: load the model's (ppo_plus.load_statistics)")
-    wrappers = [one for one in layers(env) if isinstance(one, (VecEnvWrapper, gym.Wrapper))]
+    wrappers = [one for one in layers(env) if isinstance(one, (VecEnvWrapper, gym.Wrapper, gym.vector.VectorWrapper))]
     names = dict.fromkeys(type(wrapper).__name__ for wrapper in wrappers if not isinstance(wrapper, HARMLESS))
     return model.observation_space if env is None else env.observation_space, inside, [*names]
 

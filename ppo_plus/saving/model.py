@@ -131,7 +131,6 @@ def save_model(
 ) -> None:
     """Save a :class:`~ppo_plus.PPO_Plus`; see :meth:`ppo_plus.PPO_Plus.save`."""
     state = state_of(model, {*(exclude or ())} - {*(include or ())})
-    _require_rebuildable(model)
     container.write(path, KIND, state)
     notes, arguments = [], state["arguments"]
     if state["missing"]:
@@ -151,7 +150,7 @@ def save_model(
 def refusal_of(state: dict[str, Any]) -> Refused | None:
     """The error that reading a state of :func:`state_of` would raise; ``None``: none."""
     try:
-        restore(*describe({part: state[part] for part in ("arguments", "attributes")}))
+        restore(*describe({part: state[part] for part in ("arguments", "state", "attributes")}))
     except Refused as error:
         return error
     return None
@@ -183,6 +182,7 @@ def _not_attributes(model: SavedModel) -> set[str]:
 def state_of(model: SavedModel, exclude: Collection[str] = ()) -> dict[str, Any]:
     """A model as the value of a file: ``"arguments"`` and ``"state"`` by their names in files, the other
     ``"attributes"`` by their own, and under ``"missing"``, by name, why what has no description is left out."""
+    _require_rebuildable(model)
     saved: dict[str, Any] = {"class": name_of(type(model))}
     for part, paths in attributes_of(type(model)).items():
         roots = {name: path.partition(".")[0] for name, path in paths.items()}
@@ -388,6 +388,9 @@ def put_parameters(
         optimizer = model.policy.optimizer
         warnings.warn(f"{type(optimizer).__name__} starts with a new state: the file's is of another", stacklevel=4)
         parameters = {**parameters, "policy.optimizer": optimizer.state_dict()}
+    if "exploration" in changed and model.position.carry is not None:
+        fresh = model.policy.init_carry(model.n_envs)
+        model.position.carry = model.position.carry._replace(noise=fresh.noise)
     try:
         model.set_parameters(parameters, exact_match=True)
     except RuntimeError as error:

@@ -22,10 +22,10 @@ from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.formulas.schedules import Constant
 from ppo_plus.require import require_installed
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.checkpoint.process_state import generators_kept, plain_attributes
+from ppo_plus.saving.checkpoint.process_state import plain_attributes
 from ppo_plus.saving.export import Normalization, export, outermost
 from ppo_plus.saving.files import file_name
-from ppo_plus.saving.format.container import is_container, naming
+from ppo_plus.saving.format.container import PathOrFile, is_container, naming
 from ppo_plus.saving.format.names import constructor_arguments
 from ppo_plus.saving.hub import fetch, observation_statistics, push
 from ppo_plus.saving.model import (
@@ -125,7 +125,7 @@ class ModelFiles(SavedModel):
         :param env: the environment to train in
         :param device: the device to compute on
         :param custom_objects: attributes in place of those in the file
-        :param print_system_info: print with which versions it was saved
+        :param print_system_info: print the versions that are installed, and those that saved it, unless SB3 did
         :param force_reset: start new episodes, if an environment is given
         :param trust_pickle: read SB3's files with pickles as SB3 does, which runs their code
         :param kwargs: arguments to change, such as ``tensorboard_log``, which is loaded only if it is a relative folder
@@ -136,10 +136,7 @@ class ModelFiles(SavedModel):
             print("== CURRENT SYSTEM INFO ==")
             get_system_info()
         changes = changed_attributes(cls, kwargs, custom_objects)
-        if is_container(path):
-            saved = read_model(cls, path, changes, print_system_info)
-        else:
-            saved = read_sb3(cls, path, changes, trust_pickle)
+        saved = _read(cls, path, changes, print_system_info, trust_pickle)
         with naming(path, "saved model"):
             model: Self = assemble(cls, saved, env, device, force_reset, changes)
         model.compilation.n_planned = 0
@@ -233,20 +230,19 @@ class ModelFiles(SavedModel):
             mean, std = self.evaluate(n_eval_episodes, env)
             score = f"{mean:.2f} +/- {std:.2f} over {n_eval_episodes} episodes, after {self.num_timesteps:,} timesteps"
         defaults, of_machine = constructor_arguments(type(self)), {"tensorboard_log", "verbose"}
-        attributes = argument_attributes(type(self)).items()
-        settings = {name: getattr(self, attribute, defaults[name]) for name, attribute in attributes}
-        settings = {name: value.value if isinstance(value, Constant) else value for name, value in settings.items()}
-        changed = [
-            name for name in settings.keys() - of_machine if (settings[name] or None) != (defaults[name] or None)
-        ]
-        text = "\n".join(f"{name}: {settings[name]}" for name in sorted(changed))
+        text = ""
+        for name, attribute in argument_attributes(type(self)).items():
+            value = getattr(self, attribute, defaults[name])
+            value = value.value if isinstance(value, Constant) else value
+            if name not in of_machine and (value or None) != (defaults[name] or None):
+                text += f"{name}: {value}\n"
         with TemporaryDirectory() as folder:
             path = Path(folder) / f"{file_name(env_id)}.zip"
             self.save(path)
             if normalize is not None:
                 write_statistics(normalize, statistics_path(path))
             usage = f'`PPO_Plus.from_hub("{repo}")` loads it. It was trained by `learn`'
-            return push(repo, path, env_id, score, usage, text)
+            return push(repo, path, env_id, score, usage, text.rstrip())
 
     def export(self, path: str | Path, *, normalization: Normalization = "environment") -> Path:
         """Export the policy, to act by its mode as :meth:`predict` does, without this package: see :doc:`/deploying`.
@@ -301,10 +297,9 @@ class ModelFiles(SavedModel):
     def set_parameters(
         self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
-        """As SB3's: a dict such as ``get_parameters`` returns, or what :meth:`load` loads."""
+        """As SB3's: a dict such as ``get_parameters`` returns, or a file that :meth:`load` reads."""
         if not isinstance(load_path_or_dict, Mapping):
-            with generators_kept():
-                load_path_or_dict = type(self).load(load_path_or_dict, device="cpu").get_parameters()
+            load_path_or_dict = _read(type(self), load_path_or_dict, {})["parameters"]
         unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
         if unknown:  # SB3 would follow the name through attributes
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")
@@ -343,3 +338,10 @@ class ModelFiles(SavedModel):
         if any(isinstance(layer, NOT_COPIED) for layer in layers(self.env)):
             state |= {"env": None, "_vec_normalize_env": None}
         return state
+
+
+def _read(
+    cls: type[SavedModel], path: PathOrFile, changes: dict[str, Any], show: bool = False, trust_pickle: bool = False
+) -> dict[str, Any]:
+    """What :func:`assemble` makes a model of, from a file of ours or of SB3's."""
+    return read_model(cls, path, changes, show) if is_container(path) else read_sb3(cls, path, changes, trust_pickle)

@@ -145,6 +145,7 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
     if not params:
         raise ValueError("all weights of the policy are frozen: set requires_grad=True for those that are to learn")
     if not _packable(optimizer, params):
+        optimizer.zero_grad()  # its step would use what frozen weights still have
         yield optimizer
         return
     vector = nn.Parameter(th.cat([p.detach().reshape(-1) for p in params]))

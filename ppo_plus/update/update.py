@@ -310,13 +310,8 @@ def compiled_minibatch(
             f"{type(policy).__name__} overrides evaluate, but with its memory only heads are compiled: override those"
         )
     options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
-    objects = {
-        "compute_loss": rule.compute_loss,
-        "policy": policy,
-        "control": rule.control,
-        "max_grad_norm": rule.max_grad_norm,
-        "optimizer": (type(optimizer), options),
-    }
+    objects = {name: getattr(rule, name) for name in ("compute_loss", "policy", "control", "max_grad_norm")}
+    objects["optimizer"] = type(optimizer), options
     tensors = [*trainable(optimizer), *rule.list_others()]
     reads = replace(rule.reads, tensors=tensors, objects=objects | dict(rule.reads.objects))
     compiled = compilation.compiled("the update", rule if whole else rule.gradient, reads, unable)

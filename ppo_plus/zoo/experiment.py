@@ -368,8 +368,6 @@ def with_recommended(experiment: Experiment, given: Collection[str], policy_alon
     with closing(make_envs(experiment.replace(vec_env="dummy"), 1)) as env:
         n_rows = experiment.n_envs * env.num_envs
         found = policy_arguments(env) if policy_alone else settings_for(env, n_rows, experiment.n_timesteps)
-    if experiment.policy != "MlpPolicy":
-        del found["policy"]
     found["policy_kwargs"] = found.get("policy_kwargs", {}) | experiment.policy_kwargs
     taken = {*given, *(IN_POLICY if "normalize" in given and experiment.normalize is None else ())} - {"policy_kwargs"}
     return experiment.with_hyperparams({name: value for name, value in found.items() if name not in taken})

@@ -123,8 +123,6 @@ def _format_arguments(arguments: dict[str, Any]) -> str:
 
 #: Python text that a value of a mapping may be: torch's classes, ``None`` in quotes, and tuples.
 LITERAL = re.compile(r"(nn|(th|torch)\.(nn|optim))\.\w+|None|\([-+.,e\d ]*\)")
-#: Maximum number of characters that a message quotes.
-MAX_MESSAGE = 500
 #: Maximum number of values in a file, with those that aliases repeat.
 MAX_NODES = 100_000
 
@@ -243,7 +241,7 @@ def require_known(name: str, valid: Collection[str]) -> None:
         raise ValueError(f"unknown key {name!r}: {remedy}")
 
 
-def shortened(text: str, most: int = MAX_MESSAGE) -> str:
+def shortened(text: str, most: int = 500) -> str:
     """A text, cut to what a message may quote."""
     return text if len(text) <= most else f"{text[:most]}..."
 

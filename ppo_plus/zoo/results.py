@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import BadZipFile
@@ -38,6 +39,8 @@ STYLE = {
 }
 #: Resamples of the bootstraps of curves and of other statistics, and the level of a curve's interval.
 CURVE_RESAMPLES, N_RESAMPLES, LEVEL = 2_000, 10_000, 0.95
+#: More points than a picture has pixels.
+CURVE_POINTS = 2_000
 #: Minimum number of runs for an interval. With fewer, a bootstrap says hardly more than the worst and the best.
 MIN_RUNS = 5
 
@@ -58,7 +61,7 @@ class Curve:
         """Mean over the runs, ``(N,)``."""
         return self.runs.mean(axis=0)
 
-    @property
+    @cached_property
     def interval(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Lower and upper ends of the mean's 95 % percentile bootstrap interval over runs (Efron 1979): the spread of
         the means of as many runs, drawn with replacement. ``None`` for fewer than :data:`MIN_RUNS` runs."""
@@ -102,11 +105,12 @@ def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = AL
 
 
 def average(runs: list[Returns]) -> Curve:
-    """Several runs, interpolated linearly at the timesteps that all of them reached."""
+    """Several runs, interpolated linearly at timesteps that all of them reached: :data:`CURVE_POINTS` at most."""
     ends = [steps[-1] for steps, _ in runs]
     first, last = max(steps[0] for steps, _ in runs), min(ends)
     steps = np.unique(np.concatenate([steps for steps, _ in runs]))
     steps = steps[(first <= steps) & (steps <= last)]
+    steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), CURVE_POINTS)).astype(int)]
     return Curve(steps, np.array([np.interp(steps, *run) for run in runs]), max(ends))
 
 

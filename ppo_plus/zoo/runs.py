@@ -13,8 +13,6 @@ from ppo_plus.zoo.hyperparams import read_mapping
 from ppo_plus.zoo.installation import command
 
 ALGO = "ppo_plus"
-#: rl_zoo3's algorithms whose models PPO_Plus can load.
-RL_ZOO3_ALGOS = ("ppo", "ppo_lstm")
 
 
 @dataclass(frozen=True)

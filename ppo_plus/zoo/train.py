@@ -117,6 +117,8 @@ def resume(folder: RunFolder, packages: Packages = ALLOWED_PACKAGES, **changes: 
     with folder.locked() if ranks.leads else nullcontext():
         env = make_envs(part, **episodes, **options.supervision())
         model = PPO_Plus.resume(folder.checkpoints, env, experiment.device, **_shown(experiment, options))
+        if ranks.leads:  # a later --resume has the changes, too
+            write_text(folder.settings / "args.yml", to_yaml(folder.arguments() | changes))
     return Run(experiment, options, folder, model, make_evaluations(experiment, options, ranks, folder))
 
 

@@ -100,17 +100,39 @@ class Algorithm(Base):
     def reads_nan(self):
         return self.nan
 
+    def reads_when_made(self):
+        return Made().scale
+
+    def reads_of_a_function(self):
+        return weighted.weight
+
+
+class Made:
+    def __init__(self):
+        self.scale = SCALE
+
 
 def helper():
     return SCALE
 
 
-def change_tensor(model):
-    model.tensor[1] = 1.0
+def weighted():
+    return weighted.weight
 
 
-def change_array(model):
-    model.array[1] = 1.0
+weighted.weight = 1.0
+
+
+def imports_a_clock():
+    import time as clock
+
+    return clock.time()
+
+
+def imports_its_own():
+    from parametrization import sample
+
+    return sample
 
 
 MINE = {
@@ -122,9 +144,9 @@ MINE = {
     "behind a key": ("reads_nested", lambda model: setattr([*model.config.inner][1], "scale", 2.0)),
     "another object": ("reads_nested", lambda model: setattr(model, "config", None)),
     "slot": ("reads_slot", lambda model: setattr(model.slotted, "scale", 2.0)),
-    "tensor": ("reads_tensor", change_tensor),
+    "tensor": ("reads_tensor", lambda model: model.tensor[1:].fill_(1.0)),
     "another tensor": ("reads_tensor", lambda model: setattr(model, "tensor", th.zeros(3, dtype=th.float64))),
-    "array": ("reads_array", change_array),
+    "array": ("reads_array", lambda model: model.array[1:].fill(1.0)),
     "inner function": ("reads_in_inner_function", lambda model: setattr(model, "scale", 2.0)),
     "hides the class": ("reads_class", lambda model: setattr(model, "default", 2.0)),
 }
@@ -158,6 +180,7 @@ def test_a_global_a_function_and_a_class_attribute_are_compared(monkeypatch):
         ("reads_through_function", "SCALE", 3.0),
         ("reads_through_function", "helper", lambda: 3.0),
         ("reads_object", "CONFIG", Slotted()),
+        ("reads_when_made", "SCALE", 4.0),
     ):
         before = seen(model, name)
         monkeypatch.setitem(this, key, value)
@@ -166,6 +189,7 @@ def test_a_global_a_function_and_a_class_attribute_are_compared(monkeypatch):
         ("reads_class", Base, "default", 2.0),
         ("reads_property", Algorithm, "hidden", 2.0),
         ("reads_module", SETTINGS, "scale", 2.0),
+        ("reads_of_a_function", weighted, "weight", 2.0),
         ("reads_table", TABLE, "weights", [1.0, 3.0]),
     ):
         before = seen(model, name)
@@ -199,10 +223,6 @@ class Layer(nn.Module):
         return self.scale * self.dropout(self.linear(x)) / self.temperature
 
 
-def put_forward(layer):
-    layer.linear.forward = lambda x: x
-
-
 NETWORKS = {
     "attribute": lambda layer: setattr(layer, "temperature", 2.0),
     "tensor": lambda layer: setattr(layer, "scale", 2 * th.ones(2)),
@@ -210,7 +230,7 @@ NETWORKS = {
     "mode": lambda layer: layer.eval(),
     "order of layers": lambda layer: layer._modules.update(linear=layer._modules.pop("linear")),
     "another layer": lambda layer: setattr(layer, "linear", nn.Identity()),
-    "forward of an object": put_forward,
+    "forward of an object": lambda layer: setattr(layer.linear, "forward", lambda x: x),
     "forward hook": lambda layer: layer.register_forward_hook(lambda *_: None),
     "frozen": lambda layer: layer.linear.bias.requires_grad_(False),
 }
@@ -305,45 +325,21 @@ def test_values_that_seem_equal_are_distinguished(one, other):
 
 
 GENERATOR = np.random.default_rng(0)
-
-
-def draws():
-    return random.random()
-
-
-def draws_by_numpy():
-    return np.random.rand()
-
-
-def draws_from_a_generator():
-    return GENERATOR.random()
-
-
-def reads_the_clock():
-    return time.time()
-
-
-def asks_for_a_name(self):
-    return getattr(self, f"sc{'ale'}")
-
-
-def reads_all(self):
-    return vars(self)
-
-
 UNKNOWN = [
-    draws,
-    draws_by_numpy,
-    draws_from_a_generator,
-    reads_the_clock,
-    asks_for_a_name,
-    reads_all,
+    lambda: random.random(),
+    lambda: np.random.rand(),
+    lambda: GENERATOR.random(),
+    lambda: time.time(),
+    lambda self: getattr(self, f"sc{'ale'}"),
+    lambda self: vars(self),
     lambda self: self.policy.optimizer.param_groups[0]["lr"],
     lambda: perf_counter(),
     lambda: datetime.now(),
     lambda: getenv("SCALE"),
     lambda: float(open("scale").read()),
     lambda: float(Path("scale").read_text()),
+    imports_a_clock,
+    imports_its_own,
 ]
 
 

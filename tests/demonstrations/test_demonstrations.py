@@ -4,6 +4,7 @@ import copy
 import re
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -125,11 +126,6 @@ def test_actions_of_a_known_policy_become_more_likely(kind, observation, squashe
     assert likelihood(model, data) > before + 0.02
 
 
-def numbers(action):
-    """All numbers of an action, structured or not."""
-    return np.concatenate([np.ravel(part) for part in tree_leaves(action)]).astype(float)
-
-
 @pytest.mark.parametrize("squashes", [False, True])
 @pytest.mark.parametrize("kind", sorted(ACTIONS))
 def test_internal_actions_are_those_of_the_environment(kind, squashes):
@@ -144,7 +140,7 @@ def test_internal_actions_are_those_of_the_environment(kind, squashes):
     # Squashed, actions stay away from the bounds by a hundredth; beyond the half of one, integers change.
     tolerance = 1e-6 if not squashes else 1.0 if kind in ("box_int", "mixed") else 0.02
     for action, back in zip(actions, distribution.to_env(internal), strict=True):
-        np.testing.assert_allclose(numbers(back), numbers(action), atol=tolerance)
+        tree_map(partial(np.testing.assert_allclose, atol=tolerance), back, action)
 
 
 def test_squashed_actions_at_a_bound_are_finite():
@@ -297,13 +293,6 @@ def test_a_vec_normalize_of_observations_is_the_outermost_wrapper_but_for_transp
 # --- the critic ------------------------------------------------------------------------------------------------------
 
 
-def returns_of(rewards, gamma):
-    sums = np.zeros(len(rewards) + 1)
-    for t in reversed(range(len(rewards))):
-        sums[t] = rewards[t] + gamma * sums[t + 1]
-    return sums[:-1]
-
-
 @pytest.mark.parametrize(("scale", "normalizes"), [(0.1, False), (1000.0, True)])
 def test_the_critic_learns_the_returns(scale, normalizes):
     """On any scale, without disturbing the actor."""
@@ -317,7 +306,8 @@ def test_the_critic_learns_the_returns(scale, normalizes):
     model.pretrain(episodes, n_epochs=60, patience=None)
     data = {key: np.concatenate([episode[key] for episode in episodes]) for key in episodes[0]}
     values = model.policy.predict_values(th.from_numpy(data["observations"])).numpy(force=True)[:, 0]
-    expected = np.concatenate([returns_of(episode["rewards"], 0.9) for episode in episodes])
+    # All episodes have the same rewards.
+    expected = 40 * [rewards[t:] @ 0.9 ** np.arange(10 - t) for t in range(10)]
     assert np.mean((expected - values) ** 2) < 0.1 * np.var(expected)
     assert error(model, data) < 0.1
 
@@ -351,13 +341,9 @@ def test_the_critic_stays_where_returns_are_unknown():
 # --- the ends of training --------------------------------------------------------------------------------------------
 
 
-def noise(n=96):
+def noise():
     """Actions that nothing predicts."""
-    rng = np.random.default_rng(0)
-    return dict(
-        observations=rng.uniform(-3, 3, (n, 5)).astype(np.float32),
-        actions=rng.uniform(-1, 1, (n, 2)).astype(np.float32),
-    )
+    return pairs(96) | dict(actions=np.random.default_rng(1).uniform(-1, 1, (96, 2)).astype(np.float32))
 
 
 def test_it_ends_early_and_keeps_the_best_weights(capsys):
@@ -640,52 +626,31 @@ def test_a_dict_in_a_list_may_have_several_episodes():
     assert one["truncations"][-1] == 0
 
 
-class Trajectory:
-    """As imitation's, which need not be installed."""
-
-    def __init__(self, obs, acts, rews, terminal=False, infos=None):
-        self.obs, self.acts, self.rews, self.terminal, self.infos = obs, acts, rews, terminal, infos
-
-
 class Data:
     """As a data set of Minari."""
 
     def iterate_episodes(self):
         for i, (obs, acts, rews) in enumerate(episodes()):
             ends = np.arange(len(acts)) == len(acts) - 1
-            yield MinariEpisode(obs, acts, rews, ends & (i == 0), ends & (i > 0))
-
-
-class MinariEpisode:
-    def __init__(self, *columns):
-        self.observations, self.actions, self.rewards, self.terminations, self.truncations = columns
-        self.infos = {}
+            columns = dict(observations=obs, actions=acts, rewards=rews, infos={})
+            yield SimpleNamespace(**columns, terminations=ends & (i == 0), truncations=ends & (i > 0))
 
 
 def test_episodes_as_objects_and_dicts():
     model = make_model(env=vec(BOX))
     infos = [None, [{}] * 4 + [{"TimeLimit.truncated": True}], [{}] * 6]
-    check(
-        model,
-        [Trajectory(*each, i < 2, info) for i, (each, info) in enumerate(zip(episodes(), infos, strict=True))],
-        [True, False, False],
-    )
+    # As imitation's, which need not be installed.
+    trajectories = [
+        SimpleNamespace(obs=obs, acts=acts, rews=rews, terminal=i < 2, infos=infos[i])
+        for i, (obs, acts, rews) in enumerate(episodes())
+    ]
+    check(model, trajectories, [True, False, False])
     check(model, Data(), [True, False, False])
     dicts = [
         dict(observations=obs, actions=acts, rewards=rews, terminations=np.arange(len(acts)) == len(acts) - 1)
         for obs, acts, rews in episodes()
     ]
     check(model, dicts, [True, True, True])
-
-
-class Transitions:
-    """As imitation's ``flatten_trajectories`` returns."""
-
-    def __init__(self, **columns):
-        vars(self).update(columns)
-
-    def __len__(self):
-        return len(self.obs)
 
 
 ONE_OF = spaces.Discrete(3, start=2)
@@ -708,8 +673,13 @@ COMMON = {
         True,
         True,
     ),
-    "imitation": (Transitions(**STEPS, infos=INFOS, next_obs=STEPS["obs"], dones=DONES, rews=np.ones(6)), True, True),
-    "imitation, minimal": (Transitions(**STEPS, infos=INFOS), False, False),
+    # As its `flatten_trajectories` returns.
+    "imitation": (
+        SimpleNamespace(**STEPS, infos=INFOS, next_obs=STEPS["obs"], dones=DONES, rews=np.ones(6)),
+        True,
+        True,
+    ),
+    "imitation, minimal": (SimpleNamespace(**STEPS, infos=INFOS), False, False),
 }
 
 

@@ -83,10 +83,6 @@ def test_collectives(ranks):
     assert ranks.waited > 0
 
 
-def freeze(model):
-    model.policy.action_net.bias.requires_grad_(False)
-
-
 @th.no_grad()
 def move(model, amount=0.1):
     model.policy.action_net.weight.add_(amount)
@@ -101,7 +97,7 @@ CHANGES = {
     ),
     "arguments in a rollout": (lambda model: setattr(model, "n_epochs", 2), True, "n_epochs differs between ranks"),
     "what is frozen": (
-        freeze,
+        lambda model: model.policy.action_net.bias.requires_grad_(False),
         False,
         "frozen weights differs between ranks: [] on rank 0, ['action_net.bias'] on rank 1",
     ),

@@ -192,6 +192,7 @@ def test_the_state_is_for_the_critic():
     [
         (spaces.MultiDiscrete([3, 4], start=[1, 1]), np.array([3, 4])),
         (spaces.Discrete(3, start=2), 4),
+        (spaces.Discrete(3, start=2), np.array([4])),
         (spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(2)]), (np.zeros(2, np.float32), 1)),
     ],
 )

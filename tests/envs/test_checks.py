@@ -319,6 +319,10 @@ def test_a_single_number_and_other_kinds_of_arrays_are_as_good(space, other, at,
     learn(TAKING[kind](OtherShape(other, at, space)), policy)
 
 
+def test_lists_at_the_end_are_as_good_from_sb3s_processes():
+    learn(SubprocVecEnv([lambda: OtherShape([0.5] * 5, 3)], start_method="fork"))
+
+
 def test_a_subclass_that_stores_observations_itself_is_unchecked():
     class Repeats(DummyVecEnv):
         def _save_obs(self, env_idx, obs):

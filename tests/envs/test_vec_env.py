@@ -351,23 +351,9 @@ def test_infos_of_resets(mode):
 # --- seeds, options, access to what is inside ------------------------------------------------------------------------
 
 
-class ThreeSteps(gym.Env):
-    """Episodes of three steps."""
-
-    observation_space, action_space = spaces.Box(0, 3, (1,)), spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        self.n = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.n += 1
-        return np.full(1, self.n, np.float32), 1.0, self.n == 3, False, {}
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_callbacks_count_each_episode_once(mode):
-    env = SyncVectorEnv([ThreeSteps] * 2, autoreset_mode=mode)
+    env = vector(2, mode, end=0.0, limit=3)
     callback = StopTrainingOnMaxEpisodes(4)
     model = PPO_Plus("MlpPolicy", env, n_steps=64, batch_size=64, device="cpu").learn(1000, callback=callback)
     assert callback.n_episodes == 8

@@ -17,11 +17,12 @@ def logged(model):
 
 
 class Recording(PPO_Plus):
-    """Remembers the batches, coefficients and diagnostics of every minibatch."""
+    """Remembers the batches, coefficients and diagnostics, and the loss, of every minibatch."""
 
     def compute_loss(self, batch, coefficients):
         outcome = super().compute_loss(batch, coefficients)
-        self.record = [*getattr(self, "record", []), (batch, coefficients, outcome.diagnostics)]
+        numbers = outcome.diagnostics | {"loss": outcome.total.detach()}
+        self.record = [*getattr(self, "record", []), (batch, coefficients, numbers)]
         return outcome
 
 
@@ -51,6 +52,18 @@ def learn(model, n_updates, **kwargs):
     history = LogHistory()
     model.learn(n_updates * model.n_steps * model.n_envs, callback=history, log_interval=None, **kwargs)
     return history
+
+
+class LogDumps(BaseCallback):
+    """What each dump wrote."""
+
+    def _on_training_start(self):
+        self.dumps = []
+        dump = self.logger.dump
+        self.logger.dump = lambda step=0: self.dumps.append(dict(self.logger.name_to_value)) or dump(step)
+
+    def _on_step(self):
+        return True
 
 
 def n_steps_taken(model):

@@ -548,8 +548,8 @@ ROLLOUT = (
     Fault(
         "final-observation-shared",
         "rollout/collector.py",
-        "copy.deepcopy(final)",
-        "final",
+        "copied(final_obs, self._env.observation_space)",
+        "final_obs",
         "tests/rollout tests/ppo/test_learn.py",
     ),
     Fault(
@@ -725,8 +725,8 @@ COMPILING = (
     Fault(
         "keyword-defaults-unseen",
         "compiling/constants.py",
-        "(value.__defaults__, value.__kwdefaults__, closure)",
-        "(value.__defaults__, closure)",
+        "(value.__defaults__, value.__kwdefaults__, closure, vars(value))",
+        "(value.__defaults__, closure, vars(value))",
         "tests/compiling/test_constants.py",
     ),
     Fault(

@@ -22,13 +22,7 @@ SPACE = spaces.Dict(
 )
 ACTORS, CRITICS = ["policy", "both"], ["critic", "both"]
 KEYS = dict(actor_keys=ACTORS, critic_keys=CRITICS)
-POLICIES = [
-    "MultiInputPolicy",
-    "MultiInputLstmPolicy",
-    "MultiInputGruPolicy",
-    "MultiInputLruPolicy",
-    "MultiInputAttentionPolicy",
-]
+POLICIES = [f"MultiInput{memory}Policy" for memory in ("", "Lstm", "Gru", "Lru", "Attention")]
 
 
 def make(kind="box", policy="MultiInputPolicy", env=None, keys=KEYS, **kwargs):

@@ -16,7 +16,7 @@ from stable_baselines3.common.policies import ActorCriticCnnPolicy, MultiInputAc
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
 from stable_baselines3.common.torch_layers import NatureCNN
 
-from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus, register
+from ppo_plus import ActorCriticPolicy, AdaptivePenalty, ColoredNoise, PPO_Plus, register
 from ppo_plus.policy.adapter import adapt_policy_class, overridden
 
 pytestmark = pytest.mark.filterwarnings("ignore:policy=.*overrides:UserWarning")
@@ -121,6 +121,21 @@ def test_subclasses_of_sb3s_classes_for_images_and_dicts_take_the_arguments_of_o
     assert type(PPO_Plus(Images, env, n_steps=8, batch_size=8).policy.features_extractor) is NatureCNN
 
 
+def test_predict_may_have_the_arguments_of_sb3s():
+    class Small(SB3Policy):
+        def predict(self, observation, state=None, episode_start=None, deterministic=False):
+            action, state = super().predict(observation, state, episode_start, deterministic)
+            return 0.1 * action, state
+
+    model = PPO_Plus(Small, vec(ACTIONS["box"]), n_steps=16, batch_size=16, device="cpu")
+    assert np.abs(model.predict(model.env.reset())[0]).max() <= 0.1
+    model.evaluate(1)
+
+
+class SampledPenalty(AdaptivePenalty):
+    measure = "approx_kl"
+
+
 def test_masks_where_the_class_has_none_raise_an_error():
     env = vec(ACTIONS["discrete"], env_class=MaskedEnv)
     with pytest.raises(ValueError, match=r"a method action_masks\(\), but .* the policy class has no masks"):
@@ -132,6 +147,7 @@ def test_masks_where_the_class_has_none_raise_an_error():
     [
         (dict(kl_control="penalty", target_kl=0.01), "kl_control='penalty' does not reach policy="),
         (dict(kl_control="adaptive_lr", target_kl=0.01), "kl_control='adaptive_lr' does not reach policy="),
+        (dict(kl_control=SampledPenalty(), target_kl=0.01), "kl_control=.*SampledPenalty.* does not reach policy="),
         (dict(exploration=ColoredNoise()), "exploration=.* does not reach"),
         (dict(use_sde=True, sde_sample_freq="episode"), "does not reach policy="),
         (dict(policy_kwargs={"actor_keys": ["a"]}), r"actor_keys=\['a'\] does not reach"),

@@ -49,6 +49,12 @@ def test_a_network_that_takes_other_features_is_named():
         make(critic=nn.Linear(64, 1))
 
 
+@pytest.mark.parametrize("given", [{"actor": nn.Tanh()}, {"actor": nn.Tanh(), "critic": nn.Tanh()}])
+def test_layers_that_a_network_replaces_are_named(given):
+    with pytest.raises(ValueError, match=r"net_arch=.*: actor and critic replace \['pi'.*: leave these out"):
+        make(net_arch={"pi": [8], "vf": [8]}, **given)
+
+
 def test_options_of_gsde_beside_an_exploration_raise_an_error():
     with pytest.raises(
         ValueError, match="full_std=False and use_expln=False have no effect beside exploration=StateDependent"

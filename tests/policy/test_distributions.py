@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS as ENV_ACTIONS
+from envs import choices, subspaces
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,6 @@ PRODUCTS = {
 }
 every_product = pytest.mark.parametrize("family", PRODUCTS.values(), ids=PRODUCTS)
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-gaussian_families = pytest.mark.parametrize("squash", [False, True], ids=["box", "squashed"])
 choice_families = pytest.mark.parametrize("family", [FAMILIES[name] for name in CHOICES], ids=CHOICES)
 
 
@@ -84,21 +84,13 @@ def random_actions(family, seed, batch=5):
         return th.cat([random_actions(part, seed + i, batch) for i, part in enumerate(family.parts)], dim=1)
     if isinstance(family, DiagGaussian):
         return th.from_numpy(rng.normal(size=(batch, family.action_dim)))
-    sizes = nvec(family.action_space)
+    sizes = choices(family.action_space)
     return th.from_numpy(rng.integers(0, sizes, (batch, len(sizes)))).double()
-
-
-def nvec(space):
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.flatten().tolist()
-    return [2] * int(np.prod(space.shape))
 
 
 def all_actions(family):
     """Every internal action of a discrete space."""
-    return th.tensor(list(itertools.product(*map(range, nvec(family.action_space)))), dtype=th.float64)
+    return th.tensor(list(itertools.product(*map(range, choices(family.action_space)))), dtype=th.float64)
 
 
 def reference(family, net, std):
@@ -109,7 +101,7 @@ def reference(family, net, std):
         return [td.Independent(td.Normal(net, std), 1)], lambda actions: actions
     if isinstance(family, Bernoulli):
         return [td.Independent(td.Bernoulli(logits=net), 1)], lambda actions: actions
-    return [td.Categorical(logits=part) for part in net.split(nvec(family.action_space), dim=1)], None
+    return [td.Categorical(logits=part) for part in net.split(choices(family.action_space), dim=1)], None
 
 
 # --- log-probability, entropy, KL -------------------------------------------------------------------------------------
@@ -120,34 +112,21 @@ random_cases = given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 4.0])
 @every_family
 @random_cases
 @settings(deadline=None, max_examples=8)
-def test_log_prob_is_torchs(family, seed, scale):
+def test_log_prob_entropy_and_kl_are_torchs(family, seed, scale):
     net, std = random_net(family, seed, scale)
-    actions = random_actions(family, seed)
+    params, actions = family.params(net, std), random_actions(family, seed)
     parts, transform = reference(family, net, std)
     scored = actions.unbind(dim=1) if transform is None else [transform(actions)]
     expected = sum(part.log_prob(value) for part, value in zip(parts, scored, strict=True))
     # Torch's reference inverts the tanh, which costs it digits where the slope is small.
     rtol = 1e-9 if isinstance(family, SquashedDiagGaussian) else 1e-12
-    th.testing.assert_close(family.log_prob(family.params(net, std), actions), expected, rtol=rtol, atol=1e-12)
-
-
-@pytest.mark.parametrize("family", [FAMILIES[n] for n in FAMILIES if "squashed" not in n])
-@random_cases
-@settings(deadline=None, max_examples=8)
-def test_entropy_is_torchs(family, seed, scale):
-    net, std = random_net(family, seed, scale)
-    expected = sum(part.entropy() for part in reference(family, net, std)[0])
-    th.testing.assert_close(family.entropy(family.params(net, std)), expected, rtol=1e-12, atol=1e-12)
-
-
-@every_family
-@random_cases
-@settings(deadline=None, max_examples=8)
-def test_kl_is_torchs(family, seed, scale):
-    old, new = random_net(family, seed, scale), random_net(family, seed + 1, scale)
-    pairs = zip(reference(family, *old)[0], reference(family, *new)[0], strict=True)
-    expected = sum(td.kl_divergence(p, q) for p, q in pairs)
-    th.testing.assert_close(family.kl(family.params(*old), family.params(*new)), expected, rtol=1e-11, atol=1e-12)
+    th.testing.assert_close(family.log_prob(params, actions), expected, rtol=rtol, atol=1e-12)
+    if not isinstance(family, SquashedDiagGaussian):
+        expected = sum(part.entropy() for part in parts)
+        th.testing.assert_close(family.entropy(params), expected, rtol=1e-12, atol=1e-12)
+    new = random_net(family, seed + 1, scale)
+    expected = sum(td.kl_divergence(p, q) for p, q in zip(parts, reference(family, *new)[0], strict=True))
+    th.testing.assert_close(family.kl(params, family.params(*new)), expected, rtol=1e-11, atol=1e-12)
 
 
 @every_family
@@ -235,22 +214,6 @@ def test_squashed_density_is_finite_far_out(u):
 # --- draws ------------------------------------------------------------------------------------------------------------
 
 
-@every_family
-def test_sample_draws_torchs_bits(family):
-    net, std = random_net(family, seed=6, batch=64, dtype=th.float32)
-    params = family.params(net, std)
-    th.manual_seed(9)
-    actions = family.sample(params)
-    th.manual_seed(9)
-    if isinstance(family, DiagGaussian):
-        expected = td.Normal(net, std).rsample()  # before the tanh, if any
-    elif isinstance(family, Bernoulli):
-        expected = td.Bernoulli(logits=net).sample()
-    else:
-        expected = th.stack([part.sample() for part in reference(family, net, None)[0]], dim=1)
-    assert th.equal(actions, expected)
-
-
 #: Those that SB3 has.
 FLAT = {
     "box": BOX,
@@ -291,7 +254,7 @@ def test_choices_made_from_noise_have_their_probabilities(family):
     assert stats.chisquare(counts, expected / expected.sum() * n).pvalue > FALSE_ALARM
 
 
-@gaussian_families
+@pytest.mark.parametrize("squash", [False, True])
 def test_reals_made_from_noise_are_mean_plus_std_times_noise(squash):
     family = make_distribution(BOX_2D, squash)
     net, std = random_net(family, seed=9)
@@ -501,8 +464,7 @@ def mixed_spaces(draw, depth=2):
 def flat(space, action):
     """The numbers in an action, in order."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        pairs = [(space[key], action[key]) for key in (space if isinstance(space, spaces.Dict) else range(len(space)))]
-        return np.concatenate([flat(*pair) for pair in pairs])
+        return np.concatenate([flat(sub, action[key]) for key, sub in subspaces(space).items()])
     return np.ravel(action).astype(np.float64)
 
 
@@ -733,9 +695,8 @@ def test_actions_in_tensors_are_those_in_numpy(kind, squash):
 
 def assert_rows_equal(space, found, expected, i):
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        keys = space.spaces if isinstance(space, spaces.Dict) else range(len(space.spaces))
-        for key in keys:
-            assert_rows_equal(space[key], found[key], expected[key], i)
+        for key, sub in subspaces(space).items():
+            assert_rows_equal(sub, found[key], expected[key], i)
         return
     row = found[i].numpy()
     assert row.dtype == space.dtype and space.contains(row if row.ndim else row[()])

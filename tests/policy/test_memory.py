@@ -45,7 +45,6 @@ KINDS = {
     "LRU": ("MlpLruPolicy", dict(lstm_hidden_size=8, n_lstm_layers=2)),
     "attention": ("MlpAttentionPolicy", dict(lstm_hidden_size=8, n_lstm_layers=2, attention_window=5)),
 }
-kinds = pytest.mark.parametrize("memory", KINDS)
 
 
 def make(env=None, cls=PPO_Plus, memory="observations", policy=None, **kwargs):
@@ -66,7 +65,6 @@ LAYERS = {
     # Sequences are shorter and longer than the window.
     "attention": lambda n_layers: Attention(3, 6, n_layers, attention_window=5, attention_heads=3),
 }
-every_layer = pytest.mark.parametrize("kind", LAYERS)
 
 
 def layers_and_inputs(kind, n_layers, n_sequences, length, p_start, seed):
@@ -132,7 +130,7 @@ def test_long_sequences_are_steps_in_single_precision(kind):
 
 
 @pytest.mark.parametrize("dtype", [th.float32, th.float64])
-@every_layer
+@pytest.mark.parametrize("kind", LAYERS)
 def test_nothing_passes_the_start_of_an_episode(kind, dtype):
     layers, x, state, starts = layers_and_inputs(kind, 2, 1, 8, 0.0, 0)
     # In float32 torch's loops are another implementation than in float64.
@@ -188,7 +186,7 @@ def test_dropout_is_between_layers_and_in_training_only(layer):
 # --- policies --------------------------------------------------------------------------------------------------------
 
 
-@kinds
+@pytest.mark.parametrize("memory", KINDS)
 def test_sequences_equal_steps_across_episode_starts(memory):
     model = make(memory=memory).learn(32)
     policy, buffer = model.policy, model.rollout_buffer

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from models import SMALL, weights
 from parametrization import part
 from stable_baselines3 import PPO as SB3PPO
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import preprocess_obs
@@ -23,12 +23,14 @@ from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 from tensor_envs import twins
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
+from training import At, Recording
 
 from ppo_plus import EvalAfterUpdates, PPO_Plus, as_vec_env
 from ppo_plus.formulas.moments import Moments
 from ppo_plus.policy.normalization import RunningMoments, ValueNormalizer
 from ppo_plus.policy.policies import Features
 from ppo_plus.saving.statistics import write_statistics
+from ppo_plus.trees import tree_map
 
 BOTH = {"normalize_observations": True, "normalize_values": True}
 #: Numbers of very different sizes.
@@ -165,21 +167,15 @@ def test_rescaling_by_further_returns_changes_no_value(seed, offset, scale, n_ti
 
 
 def test_values_are_in_units_of_the_reward_and_the_loss_is_in_units_of_the_returns():
-    class Recording(PPO_Plus):
-        def compute_loss(self, batch, coefficients):
-            losses = super().compute_loss(batch, coefficients)
-            self.seen = coefficients, losses.diagnostics["value_loss"], batch
-            return losses
-
     model = make(make_vec_env(Scaled, 2, env_kwargs={"reward_scale": 1000.0}), cls=Recording, clip_range_vf=0.3)
     model.learn(2 * 64)
     std = model.policy.value_normalizer.std.item()
-    coefficients, value_loss, batch = model.seen
+    batch, coefficients, diagnostics = model.record[-1]
     assert std > 500
     assert coefficients.vf_coef.item() == pytest.approx(0.5 / std**2)
     assert coefficients.clip_range_vf.item() == pytest.approx(0.3 * std)
     # What is logged has the units of the reward, and the clip range of the argument.
-    assert value_loss > 1e4 and batch.returns.abs().max() > 500
+    assert diagnostics["value_loss"] > 1e4 and batch.returns.abs().max() > 500
     assert model.logger.name_to_value["train/clip_range_vf"] == 0.3
     obs = th.as_tensor(model.rollout_buffer.observations[0])
     normalized = model.policy.value_net(model.policy.mlp_extractor.forward_critic(model.policy.extract_features(obs)))
@@ -203,8 +199,7 @@ def test_only_numbers_are_normalized(observation, policy, options, shapes):
     assert normalizer.shapes == shapes and normalizer.count == 64
     rows = buffer.observations["vector"] if observation == "dict" else buffer.observations
     np.testing.assert_allclose(normalizer.mean, rows.reshape(64, -1).mean(axis=0, dtype=np.float64), rtol=1e-9)
-    inputs = model.policy._preprocess({key: th.as_tensor(value[0]) for key, value in buffer.observations.items()}
-                                      if observation == "dict" else th.as_tensor(rows[0]))  # fmt: skip
+    inputs = model.policy._preprocess(tree_map(lambda part: th.as_tensor(part[0]), buffer.observations))
     outputs = normalizer(inputs)
     if observation == "dict":
         assert all(outputs[key] is inputs[key] for key in inputs if key != "vector")
@@ -224,16 +219,11 @@ def test_steps_that_only_reset_are_not_counted():
 
 
 def test_rewards_that_a_callback_changes_count():
-    class Doubled(BaseCallback):
-        def _on_rollout_end(self):
-            buffer = self.model.rollout_buffer
-            buffer.rewards *= 2
-            buffer.compute_returns_and_advantage(th.zeros(2), np.zeros(2))
+    def double(model):
+        model.rollout_buffer.rewards *= 2
+        model.rollout_buffer.compute_returns_and_advantage(th.zeros(2), np.zeros(2))
 
-        def _on_step(self):
-            return True
-
-    model = make().learn(64, Doubled())
+    model = make().learn(64, At(double, hooks=["rollout_end"]))
     np.testing.assert_allclose(model.policy.value_normalizer.mean, model.rollout_buffer.returns.mean(), rtol=1e-5)
 
 

@@ -84,16 +84,6 @@ def test_adaptive_lr_scales_a_decaying_schedule(target, factor):
     assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(expected[-1])
 
 
-@pytest.mark.parametrize("kl_control", ["penalty", "adaptive_lr"])
-def test_the_state_of_a_control_is_saved_and_loaded(kl_control, tmp_path):
-    model = make(target_kl=1e3, kl_control=kl_control)
-    learn(model, 1)
-    model.save(tmp_path / "model")
-    loaded = PPO_Plus.load(tmp_path / "model", env=vec(ACTIONS["discrete"]), device="cpu")
-    name, expected = {"penalty": ("train/kl_coef", 0.25), "adaptive_lr": ("train/lr_scale", 2.25)}[kl_control]
-    assert learn(loaded, 1)[name] == pytest.approx([expected])
-
-
 def test_another_control_starts_with_its_own_coefficient_and_scale():
     model = make(target_kl=1e3, kl_control="adaptive_lr", learning_rate=1e-3)
     assert learn(model, 1)["train/lr_scale"] == [1.5]

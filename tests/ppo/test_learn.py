@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from tensor_envs import twins
 from training import At, CopiesInHooks, make
 
-from ppo_plus import ColoredNoise, PPO_Plus, as_vec_env
+from ppo_plus import ColoredNoise, PPO_Plus, Stream, as_vec_env
 
 
 @pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.NEXT_STEP])
@@ -339,6 +339,7 @@ def test_a_loop_copied_from_sb3_collects_the_same(use_sde):
         ({"env": vec(ACTIONS["discrete"], env_class=WithMasks)}, "action masks"),
         ({"exploration": ColoredNoise()}, "exploration=ColoredNoise.*"),
         ({"recompute_advantages": True}, "recompute_advantages=True"),
+        ({"streams": [Stream("cost")]}, "streams"),
         ({"env": "Pendulum-v1", "policy_kwargs": {"squash_output": True}}, "squash_output=True"),
         ({"env": gym.make_vec("CartPole-v1", 2)}, "the autoreset mode NEXT_STEP"),
     ],

@@ -158,7 +158,7 @@ def test_normalized_observations_of_an_integer_space_stay_floats(in_dict):
 @pytest.mark.parametrize("dtype", ["u1", "u2", "i8", "?", "f2", "f8"])
 def test_observations_keep_their_dtype_but_floats_become_float32(dtype):
     obs = np.array([[0, 1], [1, 1]], dtype=dtype)
-    buffer = RolloutBuffer(1, BOX, DISCRETE, n_envs=2)
+    buffer = RolloutBuffer(1, spaces.Box(0, 9, (2,), np.int64), DISCRETE, n_envs=2)
     buffer.add(obs, *random_steps(1, 2)[0][0][1:])
     stored = buffer.observations
     assert stored.dtype == (np.float32 if dtype[0] == "f" else obs.dtype)
@@ -174,9 +174,21 @@ def test_real_actions_of_an_integer_space_are_stored_as_reals():
     assert epoch(buffer)[0].actions.tolist() == [[0.75, -1.25]]
 
 
-def test_floats_after_integers_raise_an_error_and_are_not_cut():
+def test_a_loop_written_for_sb3_may_add_parameters():
+    *rest, value, log_prob, params = random_steps(1, 2)[0][0]
+    buffer = RolloutBuffer(1, BOX, DISCRETE, n_envs=2)
+    buffer.add(*rest, th.from_numpy(value)[:, None], th.from_numpy(log_prob), params)
+    np.testing.assert_array_equal(buffer.values[0], value)
+
+
+@pytest.mark.parametrize("make", [np.array, th.tensor])
+def test_floats_after_integers_are_not_cut(make):
     buffer = RolloutBuffer(2, BOX, DISCRETE)
     _, *rest = random_steps(1, 1)[0][0]
+    for obs in (make([[1]]), make([[0.5]])):
+        buffer.add(obs, *rest)
+    assert buffer.stored("observations").flatten().tolist() == [1.0, 0.5]
+    buffer = RolloutBuffer(2, spaces.Box(0, 9, (1,), np.int64), DISCRETE)
     buffer.add(np.array([[1]]), *rest)
     with pytest.raises(TypeError, match="same_kind"):
         buffer.add(np.array([[0.5]]), *rest)

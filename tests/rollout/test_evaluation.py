@@ -58,6 +58,28 @@ def make(env=None, **kwargs):
     return make_model(env=env, **kwargs)
 
 
+def test_episodes_begin_where_they_begin_also_after_those_that_count(monkeypatch):
+    """Memory goes on in rows that play with others, although SB3 counts no more episodes of theirs."""
+    env = DummyVecEnv([partial(CountingEnv, max_steps=n) for n in (2, 3, 5)])
+    model = make(env, policy="MlpGruPolicy")
+    begun, dones = [], [np.ones(3, dtype=bool)]
+    predict, step = model.predict, env.step_wait
+
+    def predicted(obs, state, episode_start, **kwargs):
+        begun.append(episode_start.copy())
+        return predict(obs, state, episode_start, **kwargs)
+
+    def stepped():
+        returned = step()
+        dones.append(returned[2])
+        return returned
+
+    monkeypatch.setattr(model, "predict", predicted)
+    monkeypatch.setattr(env, "step_wait", stepped)
+    model.evaluate(4)
+    np.testing.assert_array_equal(begun, dones[:-1])
+
+
 # --- what it returns -------------------------------------------------------------------------------------------------
 
 OTHER_ENVIRONMENTS = {
@@ -231,13 +253,6 @@ def test_a_model_without_an_environment_asks_for_one(tmp_path):
 # --- it does not disturb ---------------------------------------------------------------------------------------------
 
 
-def trained(callback=None, env_of=lambda: vec(ACTIONS["box"], max_steps=5), **kwargs):
-    env = env_of()
-    model = make(env=env, **kwargs)
-    model.learn(64, callback)
-    return model
-
-
 @pytest.mark.parametrize(
     ("normalized", "exploration"),
     sample(product([False, True], [{}, {"use_sde": True}, {"use_sde": True, "sde_sample_freq": "episode"}]), 4),
@@ -250,7 +265,7 @@ def test_evaluating_another_environment_does_not_alter_training(normalized, expl
 
     other = vec(ACTIONS["box"], n_envs=1, max_steps=5)
     evaluate = At(lambda model: model.evaluate(2, env=other), range(1, 40, 3), ("rollout_start", "rollout_end"))
-    with_evaluation, without = trained(evaluate, env_of, **exploration), trained(None, env_of, **exploration)
+    with_evaluation, without = (make(env_of(), **exploration).learn(64, callback) for callback in (evaluate, None))
     assert evaluate.n_calls == 32
     assert th.equal(weights(with_evaluation), weights(without))
 

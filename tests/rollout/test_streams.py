@@ -7,9 +7,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from compiled import assert_trained_alike, by_operation, needs_compiler
+from compiled import assert_trained_alike, needs_compiler
 from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
-from faulty_envs import Failing, fine_and, supervised
+from faulty_envs import fine_and, supervised
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from hypothesis import given, settings
@@ -30,23 +30,22 @@ from ppo_plus import (
     Transition,
     as_vec_env,
 )
-from ppo_plus.compiling import compiled
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.rollout.streams import discounted_sums
 
 T, N = 32, 3
 
 
-class Costing(Counting):
-    """Its cost is always the same."""
+class Giving(gym.Wrapper):
+    """Has entries in its infos that are always the same."""
 
-    def __init__(self, cost):
-        super().__init__()
-        self.cost = cost
+    def __init__(self, env, **entries):
+        super().__init__(env)
+        self.entries = entries
 
     def step(self, action):
-        *rest, info = super().step(action)
-        return *rest, {**info, "cost": self.cost}
+        *rest, info = self.env.step(action)
+        return *rest, info | self.entries
 
 
 class Facts(BaseCallback):
@@ -224,32 +223,12 @@ def test_a_loaded_model_learns_with_another_number_of_environments(tmp_path):
     assert model.position.stream_sums.shape[-1] == N + 1
 
 
-class Short(gym.Env):
-    """Random observations and rewards; episodes have 2, 3, 4, … steps."""
-
-    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-
-    def __init__(self):
-        self.length = 1
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.length = 0, self.length + 1
-        return self.observe(), {}
-
-    def observe(self):
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
-
-    def step(self, action):
-        self.t += 1
-        return self.observe(), self.np_random.normal(), self.t == self.length, False, {"one": 1.0}
-
-
 @pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.NEXT_STEP])
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLruPolicy"])
 def test_in_every_autoreset_mode_only_transitions_count(mode, policy):
     """Estimates, sums and moments are those of the trajectory without the other rows, also with memory."""
-    env = as_vec_env(gym.vector.SyncVectorEnv([Short] * N, autoreset_mode=mode))
+    make_envs = [lambda: Giving(RandomEnv(ACTIONS["discrete"], max_steps=None, p_end=0.3), one=1.0)] * N
+    env = as_vec_env(gym.vector.SyncVectorEnv(make_envs, autoreset_mode=mode))
     going_on = Stream("one", gamma=0.9, gae_lambda=1.0, episodic=False, normalize=True, name="going on")
     curiosity = RandomNetworkDistillation(normalize=False)
     model = make(env, [going_on, Stream("one", name="ending"), curiosity], policy, learning_rate=0.0)
@@ -352,8 +331,7 @@ def test_recomputed_advantages_are_the_same_while_weights_are():
 
 @needs_compiler
 @pytest.mark.parametrize("memory", ["", pytest.param("Gru", marks=pytest.mark.slow)])
-def test_compiled_training_is_the_same(memory, monkeypatch):
-    monkeypatch.setattr(compiled, "compile_graph", by_operation)
+def test_compiled_training_is_the_same(memory, traced):
     kwargs = {"policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8} if memory else {}
     kwargs |= {"policy": f"Mlp{memory}Policy", "kl_control": "adaptive_lr", "target_kl": 0.01, "normalize_values": True}
     models = [make(compile=compile, **kwargs).learn(2 * T * N) for compile in (False, True)]
@@ -370,12 +348,8 @@ def test_with_masks_and_choices():
 
 
 def test_a_fault_is_a_time_limit_of_streams():
-    class Costly(Failing):
-        def step(self, action):
-            *rest, info = super().step(action)
-            return *rest, {**info, "cost": 1.0}
-
-    env = supervised(*fine_and("kill", at=5, cls=Costly), restarts=3)
+    costly = [lambda make=make: Giving(make(), cost=1.0) for make in fine_and("kill", at=5)]
+    env = supervised(*costly, restarts=3)
     ones = Stream(lambda observations, *_: observations[:, 0] * 0 + 1, episodic=False, name="computed")
     streams = [Cost("cost", limit=1.0), Stream("cost", episodic=False, name="all"), ones]
     model, facts = make(env, streams=streams, n_steps=16, batch_size=16, n_epochs=1), Facts()
@@ -397,9 +371,9 @@ def test_a_fault_is_a_time_limit_of_streams():
 class CountingTensors(TensorEnv):
     """Counts steps; episodes end after four and five of them, by a time limit and by themselves."""
 
-    def __init__(self, n=2, gives=True, final=True):
-        super().__init__(n, gym.spaces.Box(-10, 10, (1,)), gym.spaces.Box(-1, 1, (1,)))
-        self.gives, self.final, self.ends = gives, final, th.tensor([4, 5])
+    def __init__(self):
+        super().__init__(2, gym.spaces.Box(-10, 10, (1,)), gym.spaces.Box(-1, 1, (1,)))
+        self.ends = th.tensor([4, 5])
 
     def reset(self, seed=None):
         self.t = th.zeros(2)
@@ -407,8 +381,7 @@ class CountingTensors(TensorEnv):
 
     def step(self, actions):
         self.t = self.t + 1
-        ended, final = self.t == self.ends, self.t[:, None].clone() if self.final else None
-        infos = {"terms": {"cost": self.t.clone()}} if self.gives else {}
+        ended, final, infos = self.t == self.ends, self.t[:, None].clone(), {"terms": {"cost": self.t.clone()}}
         self.t = self.t.where(~ended, 0.0)
         cut = th.tensor([True, False])
         return Transition(self.t[:, None], actions[:, 0], ended & ~cut, ended & cut, final, infos=infos)
@@ -439,22 +412,17 @@ def test_environments_in_tensors_have_streams():
     assert facts.logged[-1]["rollout/ep_progress_mean"] == pytest.approx((5 * 4 + 4 * 5) / 9)
 
 
-@pytest.mark.parametrize("cost", [th.tensor(1.0), None, th.ones(3), th.ones(2, 2)])
-def test_what_a_simulator_gives_is_checked(cost):
+@pytest.mark.parametrize("given", [{"cost": each} for each in (th.tensor(1.0), None, th.ones(3), th.ones(2, 2))] + [{}])
+def test_what_a_simulator_gives_is_checked(given):
     class Wrong(CountingTensors):
         def step(self, actions):
-            return super().step(actions)._replace(infos={"cost": cost})
+            return super().step(actions)._replace(infos=given and {"terms": given})
 
-    with pytest.raises(ValueError, match="(?s)the stream 'cost' is .* in infos: return 2 numbers"):
-        make(as_vec_env(Wrong()), streams=[Stream("cost")]).learn(T * N)
-
-
-def test_a_simulator_without_the_key_is_told_of_it():
-    model = make(as_vec_env(CountingTensors(gives=False)), streams=[Cost(("terms", "cost"), limit=3.0)])
-    with pytest.raises(
-        KeyError, match=r"the stream 'cost' needs info\['terms'\]\['cost'\], but info has \[\]: have the env"
-    ):
-        model.learn(T * N)
+    error, message = ValueError, "is .* in infos: return 2 numbers"
+    if not given:
+        error, message = KeyError, r"needs info\['terms'\]\['cost'\], but info has \[\]: have the env"
+    with pytest.raises(error, match=f"(?s)the stream 'cost' {message}"):
+        make(as_vec_env(Wrong()), streams=[Stream(("terms", "cost"))]).learn(T * N)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -462,18 +430,18 @@ def test_a_simulator_without_the_key_is_told_of_it():
 
 @pytest.mark.parametrize("cost", [np.array([0.5]), [0.5], th.tensor(0.5)])
 def test_one_number_in_any_form_is_a_reward(cost):
-    model = make(Costing(cost), streams=[Stream("cost")]).learn(T)
+    model = make(Giving(Counting(), cost=cost), streams=[Stream("cost")]).learn(T)
     assert (model.rollout_buffer.stored("stream_rewards") == 0.5).all()
 
 
 @pytest.mark.parametrize("cost", [{"a": 1.0}, "0.5", None, [1.0, 2.0]])
 def test_what_is_not_a_number_is_named_with_its_environment(cost):
     with pytest.raises(ValueError, match="the stream 'cost' is .* in the info of environment 0: it must be one number"):
-        make(Costing(cost), streams=[Stream("cost")]).learn(T)
+        make(Giving(Counting(), cost=cost), streams=[Stream("cost")]).learn(T)
 
 
 def test_normalized_rewards_are_clipped_as_by_vec_normalize():
-    model = make(Costing(1.0), streams=[Stream("cost", gamma=0.0, normalize=True)]).learn(T)
+    model = make(Giving(Counting(), cost=1.0), streams=[Stream("cost", gamma=0.0, normalize=True)]).learn(T)
     assert (model.rollout_buffer.stream_buffers[0].rewards == 10.0).all()
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -174,6 +175,8 @@ def test_frame_stacks_are_outside():
 def test_what_the_package_itself_puts_around_an_environment_is_not_outside():
     model = make(env="CartPole-v1")
     assert raw_observations(model, "environment")[2] == []
+    model = make(env=gym.wrappers.vector.NormalizeObservation(gym.make_vec("CartPole-v1", 2)))
+    assert raw_observations(model, "environment")[2] == ["NormalizeObservation"]
 
 
 def test_only_what_the_actor_sees_is_an_input():

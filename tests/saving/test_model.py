@@ -22,7 +22,17 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from ppo_plus import AdaptivePenalty, ColoredNoise, KLControl, MlpPolicy, PPO_Plus, cosine, load_statistics, register
+from ppo_plus import (
+    AdaptivePenalty,
+    ColoredNoise,
+    KLControl,
+    MlpPolicy,
+    PPO_Plus,
+    WhiteNoise,
+    cosine,
+    load_statistics,
+    register,
+)
 from ppo_plus.saving.format import names
 from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, read
 from ppo_plus.saving.format.names import Refused
@@ -230,8 +240,8 @@ class OwnControl(KLControl):
     pass
 
 
-def own_schedule(progress):
-    return 1e-3 * progress
+def own_schedule(progress, *, scale=1e-3):
+    return scale * progress
 
 
 class Decay:
@@ -327,6 +337,8 @@ def test_only_learn_asks_for_a_schedule_that_is_missing():
     loaded.predict(model.get_env().reset())
     with pytest.raises(ValueError, match="learning_rate: the file of the model does not contain its schedule"):
         loaded.learn(32)
+    with pytest.raises(ValueError, match="learning_rate: the file"):
+        loaded.to_sb3(io.BytesIO())
     # The remedies work, and so does saving it again.
     with pytest.warns(UserWarning, match="saved without learning_rate"):
         assert PPO_Plus.load(saved(loaded), device="cpu").num_timesteps == 32
@@ -429,6 +441,14 @@ def test_another_optimizer_starts_with_a_new_state(kwargs):
     )
 
 
+@pytest.mark.parametrize("before", [WhiteNoise(), ColoredNoise(0.5, 16)])
+def test_another_exploration_continues_with_noise_of_its_own(before):
+    model = make(env=vec(ACTIONS["box"]), exploration=before).learn(32)
+    file, now = saved(model), ColoredNoise(0.5, 8)
+    loaded = PPO_Plus.load(file, env=model.get_env(), force_reset=False, exploration=now)
+    assert loaded.learn(32, reset_num_timesteps=False).num_timesteps == 64
+
+
 @pytest.mark.parametrize("by_sb3", [False, True])
 def test_episodes_continue_in_as_many_environments(by_sb3, tmp_path):
     (PPO("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=16) if by_sb3 else make()).learn(32).save(tmp_path / "model")
@@ -448,11 +468,12 @@ def test_the_class_of_a_file_that_is_not_used_is_named():
         Own.load(saved(model))
 
 
-def test_a_policy_that_could_not_be_built_again_is_not_saved():
+def test_a_policy_that_could_not_be_built_again_is_not_saved(tmp_path):
     model = make()
     model.policy.register_buffer("lam", th.zeros(()))
-    with pytest.raises(ValueError, match="'lam' has been added.*make it in a policy class"):
-        saved(model)
+    for save in (saved, lambda model: model.save_checkpoint(tmp_path)):
+        with pytest.raises(ValueError, match="'lam' has been added.*make it in a policy class"):
+            save(model)
     del model.policy.lam
     layer = model.policy.value_net
     model.policy.value_net = nn.Sequential(layer)
@@ -489,6 +510,7 @@ def test_undescribable_arguments_have_to_be_passed(tmp_path):
     with pytest.raises(ValueError, match=r"read without policy_kwargs \(.*is a lambda.*Pass policy_kwargs="):
         PPO_Plus.load(tmp_path / "model")
     given = {"policy_kwargs": model.policy_kwargs}
+    make(**given).set_parameters(tmp_path / "model")
     for how in (given, {"custom_objects": given}):
         loaded = PPO_Plus.load(tmp_path / "model", device="cpu", **how)
         assert th.equal(loaded.policy.action_net.weight, model.policy.action_net.weight)

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from ppo_plus.saving.files import write_text
 from ppo_plus.zoo.results import (
     COLORS,
+    CURVE_POINTS,
     STYLE,
     Estimate,
     average,
@@ -76,6 +77,14 @@ def test_runs_of_different_settings_are_said_to_be(tmp_path, capsys):
 def returns_of(*runs):
     """A curve of two points."""
     return average([(np.array([1.0, 2.0]), np.array([0.0, last])) for last in runs])
+
+
+def test_curves_have_no_more_points_than_can_be_seen():
+    """Episodes of many runs end at millions of different timesteps."""
+    steps = np.arange(10.0 * CURVE_POINTS)
+    curve = average([(steps, steps), (steps + 0.5, steps)])
+    assert len(curve.timesteps) == CURVE_POINTS and curve.timesteps[-1] == steps[-1]
+    np.testing.assert_allclose(curve.mean, curve.timesteps - 0.25)
 
 
 def test_few_runs_have_no_interval():

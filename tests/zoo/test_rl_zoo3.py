@@ -1,10 +1,7 @@
 """Against the real rl_zoo3: its files, and PPO_Plus in its scripts."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
+from command_line import ROOT
+from command_line import run as run_python
 from parametrization import sample
 
 from ppo_plus import PPO_Plus
@@ -19,16 +18,13 @@ from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.zoo.experiment import load_experiment, make_envs, make_model
 from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
 
-ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.find_spec("rl_zoo3")
 pytestmark = pytest.mark.skipif(SPEC is None, reason="rl_zoo3 is not installed: pip install rl_zoo3 requests")
 ZOO_FILES = Path(SPEC.origin).with_name("hyperparams") if SPEC else Path()
 
 
 def run(arguments, cwd):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    done = run_python(arguments, cwd, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -239,33 +239,29 @@ def test_an_interrupted_run_resumes_with_identical_results(vec_env, tmp_path, mo
         monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
         cut = resume(open_run(cut.folder.path), tensorboard_log=str(tmp_path / "tb"))
         assert cut.options == options(tmp_path / "cut", tensorboard_log=str(tmp_path / "tb"))
+    assert resume(cut.folder, restart_envs=3) and resume(cut.folder).options.restart_envs == 3
     assert cut.model.num_timesteps == 512
     assert train(cut)
     assert_same_results(cut.folder, whole.folder)
 
 
-def command(*arguments):
-    return [sys.executable, "-m", "ppo_plus", "train", *arguments]
-
-
 @pytest.mark.slow
 def test_a_killed_run_resumes_with_identical_results(tmp_path):
     """With environments in processes, and the other run, which is not killed, in one."""
-    options = ["--env", "CartPole-v1", *"-n 2000 --seed 3 --eval-freq 1000 --save-freq 400 --no-progress".split()]
+    options = ["--env", "CartPole-v1", *"-n 1000 --seed 3 --eval-freq 500 --save-freq 200 --no-progress".split()]
     options += "-params n_envs:2 n_steps:128 batch_size:64 compile:False".split()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     main(["train", *options, "-f", str(tmp_path / "whole")])
     run = tmp_path / "cut" / "ppo_plus" / "CartPole-v1_1"
-    arguments = [*options, "--vec-env", "subproc", "-f", str(tmp_path / "cut")]
-    process = subprocess.Popen(command(*arguments), env=environment, start_new_session=True)
-    while not any((run / "checkpoints").glob("*.zip")):
+    command = [sys.executable, "-m", "ppo_plus", "train", *options, "--vec-env", "subproc", "-f", str(tmp_path / "cut")]
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    while not any((run / "checkpoints").glob("*[1-9]*.zip")):  # after the first rollout
         assert process.poll() is None
         time.sleep(0.01)
-    time.sleep(np.random.default_rng().uniform(0, 0.5))  # at any moment
+    time.sleep(np.random.default_rng().uniform(0, 0.3))  # at any moment
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    arguments = ["--resume", str(run), "--no-progress"]
-    main(["train", *arguments])
+    main(["train", "--resume", str(run), "--no-progress"])
     assert_same_results(open_run(run), open_run(tmp_path / "whole" / "ppo_plus" / "CartPole-v1_1"))
 
 

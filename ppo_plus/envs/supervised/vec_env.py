@@ -159,6 +159,9 @@ class SupervisedVecEnv(VecEnv):
         # All answers first, so that none is left unread if an environment failed.
         stepping = [worker for worker in self._workers if not self._replaced.keys() >= {*worker.members}]
         rest = self._collect(stepping)
+        if any(worker.arrays is None for worker in self._workers):  # a process was ended before the step
+            self._replaced |= self._replace(_faults(rest))
+            rest = {i: answer for i, answer in rest.items() if i not in self._replaced}
         self.n_steps += 1
         # Read before environments are replaced, which clears them.
         arrays = [worker.arrays for worker in self._workers]

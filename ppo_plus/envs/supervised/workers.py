@@ -235,9 +235,9 @@ class Worker:
 
     def step(self, actions: np.ndarray) -> None:
         """Step all environments, with actions in an array that is shared."""
-        assert self.arrays is not None
         self._ready()
-        self.arrays.actions[...] = actions
+        if self.arrays is not None:  # the process may have been ended since
+            self.arrays.actions[...] = actions
         self._send(b"", self.timeout)
 
     def _ready(self) -> None:

@@ -22,6 +22,7 @@ from ppo_plus.envs.checks import TIMEOUT, check_shape
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, as_numpy, as_tensor
 from ppo_plus.envs.vec_env import BatchedVecEnv, rows_of
 from ppo_plus.policy.masking import METHOD
+from ppo_plus.policy.observations import as_dict
 from ppo_plus.trees import mapped, tree_map, widest
 
 
@@ -133,7 +134,9 @@ class TensorVecEnv(BatchedVecEnv):
         return super().env_method(method_name, *args, indices=indices, **kwargs)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        return [self.env.render()]
+        pictures = self.env.render()
+        pictures = pictures.numpy(force=True) if isinstance(pictures, th.Tensor) else pictures
+        return [*pictures] if np.ndim(pictures) == 4 else [pictures]
 
 
 def warn_of_numpy(env: VecEnv) -> None:
@@ -151,6 +154,7 @@ class ObservationLayout:
     """Converts observations to SB3's space: one Dict, single precision, images with their channels first."""
 
     def __init__(self, space: spaces.Space[Any]):
+        space, self._is_tuple = as_dict(space), isinstance(space, spaces.Tuple)
         flat = _flat(space)
         #: Whether the channels of an observation come last, by entry.
         self._last = {key: is_image_space(sub) and not is_image_space_channels_first(sub) for key, sub in flat.items()}
@@ -158,7 +162,7 @@ class ObservationLayout:
         self.space = spaces.Dict(list(flat.items())) if isinstance(space, spaces.Dict) else flat[""]
 
     def __call__(self, obs: Obs) -> Obs:
-        flat = _flat(obs)
+        flat = _flat(as_dict(obs) if self._is_tuple else obs)
         for key, last in self._last.items():
             if not isinstance(flat.get(key), th.Tensor):
                 what = f"observations{key and f'[{key!r}]'} must be tensors, not {type(flat.get(key)).__name__}"

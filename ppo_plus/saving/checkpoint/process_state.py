@@ -37,8 +37,6 @@ EVENTS = "events.out.tfevents.*"
 GPUS = ("cuda", "xpu", "mps")
 #: What has been recorded and not written yet: the names in a checkpoint, and the attributes of ``Logger``.
 RECORDED = {"values": "name_to_value", "counts": "name_to_count", "excluded": "name_to_excluded"}
-#: Counters of every callback.
-COUNTS = {"n_calls", "num_timesteps"}
 CONTAINERS = dict, list, tuple, set, deque
 
 
@@ -164,7 +162,7 @@ def set_callbacks(callbacks: list[BaseCallback], states: list[dict[str, Any]]) -
         if callback is not None:
             waiting.remove(callback)
             _set_callback(callback, state)
-        elif state["own"] or state["envs"] or state["changed"].keys() - COUNTS:
+        elif state["own"] or state["envs"] or state["changed"].keys() - {"n_calls", "num_timesteps"}:  # all have these
             used = f"the resumed run used callback {state['class']}, which was not passed to learn()"
             warnings.warn(f"{used}: pass it, or its state is lost", stacklevel=4)
 

@@ -188,11 +188,8 @@ def constructor_arguments(cls: type) -> dict[str, Any]:
 
 def _not_allowed(name: str, candidates: Iterable[str] = ()) -> Refused:
     which = f"may be {' or '.join(candidates)}" if candidates else "this program does not have or allow"
-    remedy = f"call ppo_plus.register({name.rpartition(':')[2][:100]})"
-    return Refused(
-        f"it asks for {name!r}, which {which}: define or import it before loading, and {remedy} if it is a function or "
-        "of an installed package"
-    )
+    remedy = f"call ppo_plus.register({name.rpartition(':')[2][:100]}) if it is a function or of an installed package"
+    return Refused(f"it asks for {name!r}, which {which}: define or import it before loading, and {remedy}")
 
 
 def _look_up(name: str) -> Any:

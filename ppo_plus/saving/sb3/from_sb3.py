@@ -21,8 +21,6 @@ from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.saving.statistics import statistics_path
 from ppo_plus.trees import tree_leaves
 
-#: What a PPO has and SB3's other algorithms do not all have.
-OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
 #: What SB3 saves if the environments are in a ``VecNormalize``, also in one that normalizes rewards alone.
 ORIGINAL = "_last_original_obs"
 
@@ -43,14 +41,14 @@ def read_sb3(cls: type[SavedModel], path: PathOrFile, changes: dict[str, Any], t
                 unpickled = load_from_zip_file(cast(io.BufferedIOBase, file), device="cpu", custom_objects=given)[0]
             data = (unpickled or {}) | data
         present = unread | data | changes
-        if not present.keys() >= OF_PPO:
+        if not present.keys() >= {"clip_range", "n_epochs", "gae_lambda"}:  # SB3's other algorithms do not have all
             which = "an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO"
             raise TypeError(f"{path!r} is not the path of {which}: pass the path of a model that one of them has saved")
-        policy = data.get("policy_class")
-        is_maskable = contribs_policy(policy).startswith("Maskable")
-        if (ours := without_contrib(policy)) is not policy:
+        policy, buffer_class = data.get("policy_class"), data.get("rollout_buffer_class")
+        # A policy class of the user's may be unreadable.
+        is_maskable = (contribs_policy(policy) or getattr(buffer_class, "__name__", "")).startswith("Maskable")
+        if "policy_class" not in changes and (ours := without_contrib(policy)) is not policy:
             data["policy_class"] = cls.policy_aliases[str(ours)]
-        buffer_class = data.get("rollout_buffer_class")
         if getattr(buffer_class, "__module__", "").startswith(("stable_baselines3.", "sb3_contrib.")):
             data["rollout_buffer_class"] = None
         data |= {"value_clip": "plain", "_expects_masks": is_maskable}

@@ -231,6 +231,7 @@ _CALLS: dict[str, Callable[[_Maker, PickledCall], Any]] = {
     "collections:deque": _Maker.deque,
     "numpy:dtype": _Maker.dtype,
     "cloudpickle.cloudpickle:_make_function": _Maker.closure,
+    "rl_zoo3.utils:SimpleLinearSchedule": lambda maker, call: Linear(float(maker.make(call.state)["initial_value"])),
     "torch:device": lambda maker, call: th.device(*maker.make(call.args)),
     "numpy.core.multiarray:_reconstruct": _Maker.reconstructed,
     "numpy.core.multiarray:scalar": _Maker.scalar,

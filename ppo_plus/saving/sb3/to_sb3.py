@@ -33,7 +33,7 @@ from ppo_plus.settings import Settings
 
 #: Attributes that mean the same in both.
 _SHARED = (
-    "n_steps batch_size n_epochs gamma gae_lambda max_grad_norm seed verbose tensorboard_log use_sde num_timesteps "
+    "n_steps batch_size n_epochs gamma gae_lambda max_grad_norm verbose tensorboard_log use_sde num_timesteps "
     "_total_timesteps _num_timesteps_at_start _n_updates _episode_num _current_progress_remaining _stats_window_size "
     "ep_info_buffer ep_success_buffer start_time n_envs observation_space action_space policy_kwargs"
 ).split()
@@ -49,6 +49,7 @@ def _is_number(value: object) -> bool:
 
 def to_sb3(model: SavedModel, path: PathOrFile) -> None:
     """See :meth:`ppo_plus.PPO_Plus.to_sb3`."""
+    Settings.of(model).check_schedules()
     name = "RecurrentPPO" if model.policy.remembers else "MaskablePPO" if model._expects_masks else ""
     trainer: type[PPO] = getattr(import_module("sb3_contrib"), name) if name else PPO
     policy = _policy_for_sb3(model, trainer)
@@ -103,9 +104,8 @@ def _export(model: SavedModel, policy: str | type[BasePolicy], trainer: type[PPO
     if schedules["clip_range"] is not None:
         exported.clip_range = _schedule(schedules["clip_range"])
     exported.clip_range_vf = _schedule(schedules["clip_range_vf"])
-    exported.seed = None  # seeding would disturb the generators
     exported._setup_model()
-    exported.seed = model.seed
+    exported.seed = model.seed  # not before: seeding would disturb the generators
     parameters = _parameters(model)
     if trainer is not PPO and not model.policy.remembers and isinstance(model.action_space, spaces.MultiBinary):
         change_logits(
@@ -187,10 +187,13 @@ def _check_actions(model: SavedModel, exported: PPO, statistics: VecNormalize | 
 def _lost(model: SavedModel, trainer: type[PPO]) -> Iterator[str]:
     """What of learning SB3 does not know."""
     ours, theirs = (inspect.signature(cls).parameters for cls in (base_of(type(model)), trainer))
-    defaults = {name: each.default for name, each in ours.items() if name not in theirs} | {"value_clip": "plain"}
+    unknown = {name for name in ours if name not in theirs or name.startswith("rollout_buffer")}
+    defaults = {name: ours[name].default for name in unknown} | {"value_clip": "plain"}
     names = [name for name, default in defaults.items() if (getattr(model, name) or None) != (default or None)]
     names += [name for name in _NUMBERS if not _is_number(getattr(model, name))]
     if model.clip_range is None:
         names.append("clip_range")
     left_out = _NOT_MISSED | ({"value_clip"} if model.clip_range_vf is None else set())
-    return (f"{name}={getattr(model, name)!r}" for name in names if name not in left_out)
+    if type(model) is not base_of(type(model)):
+        yield f"the methods of {type(model).__name__}"
+    yield from (f"{name}={getattr(model, name)!r}" for name in names if name not in left_out)

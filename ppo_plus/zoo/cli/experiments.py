@@ -5,6 +5,7 @@ Optuna is loaded when a study is: other subcommands do not need it.
 
 import argparse
 import errno
+import io
 import os
 import shutil
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -138,7 +139,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     arguments.import_named(args)
     spec = find_env(args.env)
     source = Path(args.conf_file) if args.conf_file else builtin_file()
-    entry, _ = read_entry(args.env, source, args.variant)
+    entry, contents = read_entry(args.env, source, args.variant)
     from ppo_plus.settings import BUILT_WITH
     from ppo_plus.zoo.experiment import load_experiment, with_recommended
 
@@ -164,7 +165,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
         recommends = entry == "default" and not args.conf_file
         # What the model of -i is built with stays.
         built = BUILT_WITH if getattr(args, "trained_agent", None) else ()
-        experiment = with_recommended(experiment, {*overrides, *built}, policy_alone=not recommends)
+        experiment = with_recommended(experiment, {*contents, *overrides, *built}, policy_alone=not recommends)
         if recommends:
             print(f"there are no tuned settings for {args.env}: training with the recommended ones", file=sys.stderr)
             networks = ("policy", "policy_kwargs") if built else ()
@@ -205,6 +206,8 @@ def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], Non
             raise ValueError(f"{own}; a finished run's model is trained further with -i MODEL -n N")
     elif args.env is None:
         raise ValueError("the following arguments are required: --env, or --resume")
+    if args.tensorboard_log or args.track:
+        require_installed("tensorboard", "-tb" if args.tensorboard_log else "--track")
     if args.trained_agent is not None and (kept := args.hyperparams.keys() & {"policy", "policy_kwargs"}):
         raise ValueError(f"-i keeps the networks of its model: leave out {' and '.join(sorted(kept))} of -params")
     folder = None if args.resume is None else open_run(Path(args.resume))
@@ -234,7 +237,10 @@ def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], Non
 
 def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[], None] | None) -> Callable[[], None]:
     """Build a new run, or print its settings (``--dry-run``), or check it and return what starts its processes."""
-    experiment = make_experiment(args)
+    # What the command of --processes said is not said again by the processes that it starts.
+    is_said = launched() and (args.processes or os.environ["RANK"] != "0")
+    with redirect_stderr(io.StringIO() if is_said else sys.stderr):
+        experiment = make_experiment(args)
     values = {field.name: getattr(args, field.name) for field in fields(Options)}
     options = Options(**{name: value for name, value in values.items() if value is not None})
     run_name = f"{file_name(experiment.env_id)}__ppo_plus__{experiment.seed}__{int(time.time())}"

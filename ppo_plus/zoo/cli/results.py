@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ppo_plus.zoo.cli import arguments
 from ppo_plus.zoo.cli.arguments import Commands, add_option, whole_number
 from ppo_plus.zoo.installation import draw_without_screen, require_drawing, require_render_modes
-from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run, runs_of
+from ppo_plus.zoo.runs import ALGO, RunFolder, find_folder, open_run, runs_of
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.enjoy import Player
 
-ALGOS, ALGO_HELP = [ALGO, *RL_ZOO3_ALGOS], "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm"
+ALGOS, ALGO_HELP = [ALGO, "ppo", "ppo_lstm"], "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm"
 
 
 def add_parser(commands: Commands) -> None:

@@ -163,8 +163,6 @@ JOB, CANDIDATE, SEED = "job", "candidate", "seed"
 REPLACES, DEATHS, WORKER, REASON, INTERRUPTED = "replaces", "deaths", "worker", "reason", "interrupted"
 #: User attribute of a running trial: anything that changes while its worker lives.
 HEARTBEAT = "heartbeat"
-#: Optuna's system attribute with the parameters that are not to be sampled.
-FIXED = "fixed_params"
 #: After so many dead workers a trial has failed: it may be what kills them.
 MAX_DEATHS = 3
 
@@ -264,7 +262,7 @@ class Jobs:
         died = not trial.user_attrs.get(INTERRUPTED, False)
         kept = {key: value for key, value in trial.user_attrs.items() if key not in (WORKER, INTERRUPTED, HEARTBEAT)}
         kept |= {REPLACES: trial.number, DEATHS: trial.user_attrs.get(DEATHS, 0) + died}
-        self.study().enqueue_trial(trial.system_attrs.get(FIXED, {}) | trial.params, kept)
+        self.study().enqueue_trial(trial.system_attrs.get("fixed_params", {}) | trial.params, kept)
 
     def trial(
         self, claimed: FrozenTrial, sampler: BaseSampler | None = None, pruner: BasePruner | None = None

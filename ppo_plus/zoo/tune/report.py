@@ -184,7 +184,7 @@ def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_n
     """Write the settings of a trial, and whether they are confirmed, to a YAML file, which rl_zoo3 reads as well."""
     plan, result, name = task.plan, trial.user_attrs, f"trial {trial.user_attrs[JOB]}"
     origin = [f"Found by ppo-plus tune: study {study_name}, {name}, with {versions()}."]
-    wins = verdict.winner is not None and verdict.winner.name == name
+    wins = verdict.winner is not None and verdict.winner.trial is trial
     origin += [str(verdict) if wins else f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
     first = f"On seed {plan.seed} its return was {result[SCORES][0]!r}"
     origin += [f"{first}, the mean of its last {min(plan.last_evals, plan.n_evals)} evaluations."]
@@ -232,8 +232,7 @@ def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
         returns = ", ".join(f"{score:.2f}" for score in finalist.scores)
         rows.append([name, finalist.iqm if finalist.scores else "none", *gains, finalist.n_failed, returns])
     gains = [f"gain over {name}" for name in baselines]
-    columns = ["settings", "return, IQM", *gains, "failed runs", "returns"]
-    yield from _table(columns, rows)
+    yield from _table(["settings", "return, IQM", *gains, "failed runs", "returns"], rows)
 
 
 def _screening(trials: list[FrozenTrial]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.require import require_int, require_one_of
+from ppo_plus.settings import MAX_AUTO_SEQUENCE
 from ppo_plus.zoo.callbacks import Interruptible
 from ppo_plus.zoo.experiment import Experiment, make_envs, make_model, parse_settings
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES
@@ -124,11 +125,12 @@ class TuningTask:
     def baselines(self) -> dict[str, Experiment]:
         """What is tried before the search, and what a winner must beat, by name: the defaults of
         ``PPO_Plus(policy, env)``, and the experiment's own settings if they differ from them."""
-        # Without these, the environment, or what the runs cost, would be another.
+        # Without these, the environment, or what the runs cost, would be another, or images could not be read.
         kept = {"action_mask_key", "compile", "n_threads"}
         needed = {name: value for name, value in self.experiment.hyperparams.items() if name in kept}
-        keys = {name: value for name, value in self.experiment.policy_kwargs.items() if name == "actor_keys"}
-        default = self.experiment.replace(n_envs=1, normalize=None, policy_kwargs=keys, hyperparams=needed)
+        reading = {"actor_keys", "features_extractor_class", "features_extractor_kwargs", "normalize_images"}
+        read_by = {name: value for name, value in self.experiment.policy_kwargs.items() if name in reading}
+        default = self.experiment.replace(n_envs=1, normalize=None, policy_kwargs=read_by, hyperparams=needed)
         return {"default": default} | ({"settings file": self.experiment} if default != self.experiment else {})
 
     def fitted(self) -> "TuningTask":
@@ -161,12 +163,10 @@ class TuningTask:
         for baseline in task.baselines().values():
             build(baseline)
         base = task.experiment.replace(vec_env="dummy")
-        explores = setting(base, "exploration") is not None  # in the place of gSDE
-        conditions = {name: needed for name, needed in CONDITIONS.items() if not (explores and "use_sde" in needed)}
         with closing(make_envs(base)) as envs:
             for name, value, settings in task.search_space().examples():
                 try:
-                    candidate = task.candidate({**conditions.get(name, {}), **settings}).replace(vec_env="dummy")
+                    candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
                     if candidate.replace(policy_kwargs=base.policy_kwargs, hyperparams=base.hyperparams) == base:
                         make_model(candidate, envs)  # in the same environments
                     else:
@@ -187,10 +187,15 @@ class TuningTask:
         sampled = self.experiment.with_hyperparams(settings, self.packages)
         n_rows = sampled.n_envs * self.n_agents
         steps = self.plan.eval_freq // n_rows
-        n_steps = next((n for n in range(min(setting(sampled, "n_steps"), steps), 1, -1) if steps % n == 0), 1)
+        divisors = [n for n in range(1, min(setting(sampled, "n_steps"), steps) + 1) if steps % n == 0]
+        # Memory learns from sequences whose length divides the number of steps.
+        unit = math.gcd(setting(self.experiment, "n_steps"), MAX_AUTO_SEQUENCE)
+        n_steps = max(divisors, key=lambda n: (n % unit == 0, n), default=1)
         batch_size = min(setting(sampled, "batch_size"), n_steps * n_rows)
         adjusted = {"n_steps": n_steps, "batch_size": batch_size}
-        if not setting(sampled, "use_sde") and setting(sampled, "exploration") is None:
+        if setting(sampled, "exploration") is not None:
+            adjusted["use_sde"] = False
+        elif not setting(sampled, "use_sde"):
             adjusted["sde_sample_freq"] = -1
         if setting(sampled, "target_kl") is None:
             adjusted["kl_control"] = "stop"

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch as th
 from faulty_envs import ACTIONS, FAULTS, Failing, Masked, Structured, equal, fine_and, plain, supervised
+from golden import Interrupt, Stop
 from parametrization import sample
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from training import At, LogDumps
 
 from ppo_plus import Checkpoints, EnvFault, PPO_Plus, Resumable, SupervisedVecEnv, make_vec
 from ppo_plus.envs.normalization import are_finite
@@ -118,6 +119,9 @@ def test_a_fault_is_named_with_environment_seed_and_step(fault):
         env.step(ACTIONS)
     if fault == "raise":
         assert re.search(r'(?s)Traceback .*in step\n.*raise ValueError\("boom"\)', str(raised.value.__cause__))
+    if fault in ("kill", "exit", "hang"):
+        with pytest.raises(EnvFault):
+            env.step(ACTIONS)
     env.close()
     assert not multiprocessing.active_children()
 
@@ -320,20 +324,9 @@ def model_in(env, policy="MlpPolicy", **kwargs):
     return PPO_Plus(policy, env, **settings | kwargs)
 
 
-class AfterRollout(BaseCallback):
-    def _on_step(self):
-        return True
-
-    def _on_rollout_end(self):
-        self.buffer = self.model.rollout_buffer
-        self.last = self.model._last_obs.copy()
-
-
 def test_a_fault_is_a_time_limit_for_learning():
     env = supervised(*fine_and("raise", 5), restarts=1, seed=3)
-    model, after = model_in(env, gae_lambda=0.9, gamma=0.8), AfterRollout()
-    model.learn(24, callback=after)
-    buffer = after.buffer
+    buffer = model_in(env, gae_lambda=0.9, gamma=0.8).learn(24).rollout_buffer
     assert buffer.valid is None and sum(len(batch.actions) for batch in buffer.get(8)) == 24
     values, rewards, advantages = buffer.values[:, 1], buffer.rewards[:, 1], buffer.advantages[:, 1]
     # Where the step began is the final observation, whose value is the rest of the return.
@@ -375,31 +368,18 @@ def test_training_continues_with_memory_masks_noise_and_dicts(case):
 def test_an_episode_starts_there_for_the_memory():
     env = supervised(*fine_and("raise"), restarts=1)
     starts = []
-
-    class Watch(BaseCallback):
-        def _on_step(self):
-            starts.append(self.model._last_episode_starts.tolist())
-            return True
-
-    model_in(env, "MlpLstmPolicy").learn(24, callback=Watch())
-    assert starts[3] == [False, True, False]
+    note = At(lambda model: starts.append(model._last_episode_starts.tolist()), steps=[4])
+    model_in(env, "MlpLstmPolicy").learn(24, callback=note)
+    assert starts == [[False, True, False]]
 
 
 def test_restarts_are_logged_and_only_where_they_are_allowed():
-    class Logged(BaseCallback):
-        def _on_training_start(self):
-            self.seen, dump = [], self.logger.dump
-            self.logger.dump = lambda step: (self.seen.append(dict(self.logger.name_to_value)), dump(step))
-
-        def _on_step(self):
-            return True
-
     counts = []
     for restarts in (0, 2):
-        logged = Logged()
+        logged = LogDumps()
         env = supervised(*fine_and("raise" if restarts else None, 12), restarts=restarts)
         model_in(env).learn(72, callback=logged)
-        counts.append([each.get("faults/env_restarts") for each in logged.seen])
+        counts.append([each.get("faults/env_restarts") for each in logged.dumps])
     assert counts == [[None] * 3, [0, 1, 1]]
 
 
@@ -411,29 +391,6 @@ def test_evaluation_counts_whole_episodes_only():
 
 
 # --- going on in another process -------------------------------------------------------------------------------------
-
-
-class Stop(BaseCallback):
-    """Ctrl-C after so many steps.
-
-    :param after: of each environment; 0: never
-    """
-
-    def __init__(self, after):
-        super().__init__()
-        self.after = after
-
-    def get_state(self):
-        return {}
-
-    def set_state(self, state):
-        pass
-
-    def _on_step(self):
-        self.after -= 1
-        if self.after == 0:
-            raise KeyboardInterrupt
-        return True
 
 
 def faulty(fault):
@@ -454,16 +411,16 @@ def test_an_interrupted_run_with_faults_resumes_exactly(fault, tmp_path, monkeyp
     checkpoints = Checkpoints(tmp_path / "cut")
     model = model_in(faulty(fault), use_sde=True)
     seen = []
-    for after in (15, 20):
-        with pytest.raises(KeyboardInterrupt):
-            model.learn(120, callback=[checkpoints, Stop(after)])
+    for after in (15, 28):
+        with pytest.raises(Stop):
+            model.learn(120, callback=[checkpoints, Interrupt(after)])
         checkpoints.write()
         model.env.close()
         checkpoints = Checkpoints(tmp_path / "cut")
         model = PPO_Plus.resume(tmp_path / "cut", faulty(fault), device="cpu")
         seen.append(model.env.unwrapped.n_restarts)
     assert 0 < seen[0] < seen[1] < n_restarts
-    model.learn(120, callback=[checkpoints, Stop(0)])
+    model.learn(120, callback=[checkpoints, Interrupt(-1)])
     assert model.env.unwrapped.n_restarts == n_restarts and model.env.unwrapped.n_steps == 40
     for name, value in whole.policy.state_dict().items():
         assert th.equal(model.policy.state_dict()[name], value)
@@ -506,10 +463,6 @@ def test_a_checkpoint_of_a_plain_one_resumes_supervised(fault):
 
 
 # --- several environments in a process --------------------------------------------------------------------------------
-
-
-def spread(n_workers, *env_fns, **kwargs):
-    return supervised(*env_fns, n_workers=n_workers, **kwargs)
 
 
 class Engine(Failing):
@@ -562,7 +515,7 @@ def test_errors_in_a_shared_process_name_the_option(tmp_path):
 
 @pytest.mark.parametrize(("n_workers", "cls"), [(1, Failing), (2, Masked), (3, Structured), (9, Failing)])
 def test_however_many_share_a_process_the_numbers_are_the_same(n_workers, cls):
-    ours, theirs = spread(n_workers, *[cls] * 5), plain(*[cls] * 5)
+    ours, theirs = supervised(*[cls] * 5, n_workers=n_workers), plain(*[cls] * 5)
     assert ours.n_workers == min(n_workers, 5) == len(ours._workers)
     assert equal(ours.reset(), theirs.reset())
     for t in range(30):
@@ -599,7 +552,7 @@ def test_pictures_are_in_the_order_of_the_environments():
         def render(self):
             return np.full((2, 2, 3), self._np_random_seed, np.uint8)
 
-    env = spread(2, *[Drawing] * 3)
+    env = supervised(*[Drawing] * 3, n_workers=2)
     assert env.metadata == Drawing.metadata
     env.reset()
     assert [image.max() for image in env.get_images()] == [5, 6, 7] and env.render(mode="rgb_array").max() == 7
@@ -615,7 +568,7 @@ def test_masks_come_with_the_step_that_precedes_them(kind):
             self.asked += 1
             return kind(super().action_masks())
 
-    ours, theirs = spread(2, *[OfAKind] * 3, timeout=10), plain(*[OfAKind] * 3)
+    ours, theirs = supervised(*[OfAKind] * 3, n_workers=2, timeout=10), plain(*[OfAKind] * 3)
     ours.reset(), theirs.reset()
     for _ in range(20):
         assert equal(ours.env_method("action_masks"), theirs.env_method("action_masks"))
@@ -640,7 +593,7 @@ def test_masks_come_with_the_step_that_precedes_them(kind):
 
 def test_an_error_restarts_only_the_environment_that_raised_it():
     said = []
-    env = spread(2, Failing, partial(Failing, "raise", 4), Failing, restarts=9, said=said)
+    env = supervised(*fine_and("raise", 4), n_workers=2, restarts=9, said=said)
     others = plain(Failing, Failing, Failing)
     env.reset(), others.reset()
     pids = [worker.process.pid for worker in env._workers]
@@ -660,7 +613,7 @@ def test_an_error_restarts_only_the_environment_that_raised_it():
 @pytest.mark.parametrize("fault", ["kill", "hang"])
 def test_one_that_dies_or_hangs_takes_its_process_with_it(fault):
     said = []
-    env = spread(2, Failing, partial(Failing, fault, 4), Failing, Failing, restarts=1, timeout=0.5, said=said)
+    env = supervised(*fine_and(fault, 4), Failing, n_workers=2, restarts=1, timeout=0.5, said=said)
     others = plain(*[Failing] * 4)
     env.set_attr("level", 7.0, indices=[0])
     env.reset(), others.reset()
@@ -689,14 +642,14 @@ def test_a_slow_environment_is_not_one_that_hangs():
             return super().step(action)
 
     # Each has its own time, however many share a process.
-    env = spread(1, *[Slow] * 4, timeout=0.4)
+    env = supervised(*[Slow] * 4, n_workers=1, timeout=0.4)
     env.reset()
     env.step([1] * 4)
     env.close()
 
 
 def test_environments_are_numbered_from_the_end_too():
-    env = spread(2, *[Failing] * 3)
+    env = supervised(*[Failing] * 3, n_workers=2)
     env.set_attr("level", 3.0, indices=[-1])
     assert env.get_attr("level") == [1.0, 1.0, 3.0] and env.get_attr("level", indices=-1) == [3.0]
     with pytest.raises(IndexError):

@@ -16,7 +16,6 @@ from tensor_envs import Managed, TensorTwin
 
 from ppo_plus import PPO_Plus, TensorEnv, as_vec_env
 from ppo_plus.envs.tensors.env import UNBOUNDED, bounded
-from ppo_plus.envs.vec_env import GymVectorEnv
 
 
 def test_bounds_that_are_missing_are_added():
@@ -42,11 +41,6 @@ def test_squashing_needs_bounds():
 
 
 SMALL = {"n_steps": 8, "batch_size": 16, "n_epochs": 1, "seed": 0, "device": "cpu"}
-
-
-def learned(env, policy="MlpPolicy", n=8, **kwargs):
-    model = PPO_Plus(policy, env, **SMALL | kwargs)
-    return model.learn(n * model.n_envs)
 
 
 class InTensors(VectorEnv):
@@ -77,9 +71,9 @@ class InTensors(VectorEnv):
 
 @pytest.mark.parametrize("key", ["final_obs", "final_observation"])
 def test_a_vector_environment_in_tensors_is_the_same_task(key):
-    plain = learned(TensorTwin(3, ACTIONS["mixed"]), n=16)
+    plain = PPO_Plus("MlpPolicy", TensorTwin(3, ACTIONS["mixed"]), **SMALL).learn(48)
     vector = InTensors(TensorTwin(3, ACTIONS["mixed"]), key)
-    wrapped = learned(vector, n=16)
+    wrapped = PPO_Plus("MlpPolicy", vector, **SMALL).learn(48)
     np.testing.assert_array_equal(plain.rollout_buffer.advantages, wrapped.rollout_buffer.advantages)
     assert vector.seeds == [0]
 
@@ -124,10 +118,6 @@ def test_options_are_passed_where_there_are_any():
         plain.reset()
 
 
-def cartpoles(mode=AutoresetMode.SAME_STEP):
-    return gym.make_vec("CartPole-v1", 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
-
-
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
 def test_other_autoreset_modes_raise_an_error(mode):
     env = InTensors(TensorTwin(3, ACTIONS["discrete"]))
@@ -136,15 +126,13 @@ def test_other_autoreset_modes_raise_an_error(mode):
         as_vec_env(env)
 
 
-def test_vector_environments_in_numpy_are_not_taken_for_tensors():
-    assert isinstance(as_vec_env(cartpoles()), GymVectorEnv)
-
+def test_an_environment_that_answers_everything_is_not_taken_for_tensors():
     class Answering(gym.Env):
         def __getattr__(self, name):
             return None
 
-    for env in (gym.make("CartPole-v1"), Answering()):
-        assert as_vec_env(env) is env
+    env = Answering()
+    assert as_vec_env(env) is env
 
 
 def test_the_example_of_isaac_lab_runs(monkeypatch, tmp_path):

@@ -12,6 +12,7 @@ from tensor_envs import TensorTwin, twins
 
 from ppo_plus import Cost, PPO_Plus, RolloutBuffer, TensorEnv, as_vec_env
 from ppo_plus.envs.tensors.env import Transition
+from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 
 SMALL = {"n_steps": 8, "batch_size": 16, "n_epochs": 1, "seed": 0, "device": "cpu"}
 
@@ -81,6 +82,29 @@ def test_nested_observations_are_flattened_with_channels_first():
     assert stored["sensor/rgb"].shape == (8, 2, 3, 36, 40) and stored["sensor/rgb"].dtype == np.uint8
     assert stored["sensor/rgb"][0, 0, 1, 0, 0] == 1
     assert stored["state"].dtype == np.float32
+
+
+class Pair(Camera):
+    def __init__(self):
+        TensorEnv.__init__(self, 2, spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3)]), spaces.Discrete(2))
+
+    def reset(self, seed=None):
+        return th.zeros(2, 2), th.ones(2, dtype=th.long)
+
+
+def test_tuples_are_trained_on_without_numpy(recwarn):
+    model = PPO_Plus("MultiInputPolicy", Pair(), **SMALL).learn(16)
+    assert isinstance(model.env, TensorVecEnv) and not recwarn.list
+    assert model.rollout_buffer.observations["1"].tolist() == [[1, 1]] * 8
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8, 3), (8, 8, 3)])
+def test_pictures_are_those_of_the_simulator(shape, monkeypatch):
+    """A picture for each environment, or one of all."""
+    monkeypatch.setattr(TensorTwin, "render", lambda self: th.zeros(shape, dtype=th.uint8), raising=False)
+    env = as_vec_env(TensorTwin(2, ACTIONS["discrete"]))
+    assert [each.shape for each in env.get_images()] == [(8, 8, 3)] * (2 if len(shape) == 4 else 1)
+    env.render("human")
 
 
 def test_evaluation_and_callbacks_work():

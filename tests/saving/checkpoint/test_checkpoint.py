@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import MaskedEnv
+from faulty_envs import equal
 from golden import Stop
 from parametrization import EXHAUSTIVE
 from stable_baselines3.common.callbacks import BaseCallback
@@ -18,6 +19,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 from stream_envs import STREAMS, counting, progress
+from training import At
 
 import ppo_plus
 from ppo_plus import Checkpoints, PPO_Plus, Resumable, Stream, make_vec
@@ -121,25 +123,14 @@ def learn(model, folder, after=-1, save_freq=100, callbacks=()):
     return rows.rows, checkpoints
 
 
-def same(a, b):
-    """Whether two nestings of tensors and numbers are the same to the bit."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, (th.Tensor, np.ndarray)):
-        return bool((th.as_tensor(a) == th.as_tensor(b)).all())
-    return a == b or (a != a and b != b)
-
-
 def assert_same(model, other):
     for ours, theirs in zip(model.get_parameters().values(), other.get_parameters().values(), strict=True):
-        assert same(ours, theirs)
+        assert equal(ours, theirs)
     for name in ("num_timesteps", "_n_updates", "_episode_num", "_current_progress_remaining"):
         assert getattr(model, name) == getattr(other, name)
     episodes, others = ([(e["r"], e["l"]) for e in each.ep_info_buffer] for each in (model, other))
     assert episodes == others
-    assert same(model.position.obs, other.position.obs)
+    assert equal(model.position.obs, other.position.obs)
     assert str(model.compiled) == str(other.compiled)
 
 
@@ -177,16 +168,6 @@ def test_a_schedule_without_a_name_is_asked_for_to_resume_to_the_bit(tmp_path):
     assert_same(resumed, whole)
 
 
-class Draws(BaseCallback):
-    """Draws when training begins, as one does that makes its environments then."""
-
-    def _on_training_start(self):
-        random.random(), np.random.random(), th.rand(1)
-
-    def _on_step(self):
-        return True
-
-
 def test_tensorboard_is_joined_without_gap_or_doubling(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -219,16 +200,21 @@ def test_a_call_resumes_with_the_same_total_timesteps(tmp_path):
 
 def test_a_call_that_could_not_start_can_be_resumed_again(tmp_path, monkeypatch):
     """After an error as training starts, and after one while the rest of the checkpoint is restored."""
+
+    def draws():
+        # As a callback does that makes its environments then.
+        return [At(lambda _: (random.random(), np.random.random(), th.rand(1)), hooks=["training_start"])]
+
     whole = model_of("discrete")
-    learn(whole, tmp_path / "whole", callbacks=[Draws()])
-    learn(model_of("discrete"), tmp_path / "cut", after=130, callbacks=[Draws()])
+    learn(whole, tmp_path / "whole", callbacks=draws())
+    learn(model_of("discrete"), tmp_path / "cut", after=130, callbacks=draws())
     resumed = PPO_Plus.resume(tmp_path / "cut", envs())
     for part in ("cut", "set_logger"):
         with monkeypatch.context() as patch, pytest.raises((TypeError, Damaged), match="not callable"):
             patch.setattr(process_state, part, None)
-            learn(resumed, tmp_path / "cut", callbacks=[Draws()])
+            learn(resumed, tmp_path / "cut", callbacks=draws())
         assert resumed.call.resumed is not None
-    learn(resumed, tmp_path / "cut", callbacks=[Draws()])
+    learn(resumed, tmp_path / "cut", callbacks=draws())
     assert_same(resumed, whole)
     assert not (tmp_path / "cut" / "earlier_1").exists()
 

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch as th
 from gymnasium import spaces
 from parametrization import sample
-from poison import forbid_pickles
+from poison import Evil, forbid_pickles
 
 from ppo_plus import ColoredNoise, MlpPolicy, linear
 from ppo_plus.saving.format import container
@@ -147,12 +147,10 @@ def test_a_forbidden_name_raises_an_error_with_the_remedy(tmp_path):
 
 
 def test_pickles_are_not_read(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return exec, ("raise SystemExit('ran')",)
-
-    for data in (pickle.dumps(Evil()), archive_of(pickle.dumps(Evil())), archive_of(HEAD, pickle.dumps(Evil()))):
+    evil = pickle.dumps(Evil(tmp_path / "ran"))
+    for data in (evil, archive_of(evil), archive_of(HEAD, evil)):
         assert isinstance(refusal(data, tmp_path), Damaged)
+    assert not (tmp_path / "ran").exists()
 
 
 def tensors(header, data=b""):

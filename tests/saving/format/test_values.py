@@ -349,9 +349,3 @@ def test_a_deep_description_raises_an_error():
         description = [description]
     with pytest.raises(Damaged):
         restore(description, {})
-
-
-def test_arrays_that_are_said_to_be_huge_are_never_made():
-    views = {"a": th.zeros(1).expand(10**12)}
-    with pytest.raises(Damaged):
-        restore({"!array": ["a"]}, views)

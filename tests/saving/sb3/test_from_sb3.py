@@ -14,10 +14,12 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, VECTOR, MaskedEnv, vec
 from gymnasium import spaces
+from models import weights
 from networks import Batched
 from parametrization import in_turn, sample
 from poison import Evil
 from sb3_contrib import MaskablePPO
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
@@ -88,10 +90,6 @@ def taken(theirs, **kwargs):
     return PPO_Plus.from_sb3(file, device="cpu", **{"env": theirs.get_env(), "trust_pickle": True} | kwargs)
 
 
-def weights(model):
-    return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
-
-
 def observations(model):
     model.get_env().seed(3)
     return model.get_env().reset()
@@ -134,7 +132,7 @@ def test_training_continues_as_sb3s_would(case, tmp_path):
     trained(case).save(tmp_path / "model")
     theirs = PPO.load(tmp_path / "model", env=env_of(case), device="cpu")
     ours = PPO_Plus.from_sb3(tmp_path / "model", env=env_of(case), device="cpu", trust_pickle=case in LAMBDAS)
-    before = weights(theirs).clone()
+    before = weights(theirs)
     expected = go_on(theirs)
     assert (expected - before).abs().max() > 1e-4
     th.testing.assert_close(go_on(ours), expected, rtol=0, atol=1e-5)
@@ -296,6 +294,19 @@ def test_maskable_ppo_keeps_its_actions_and_continues(kind):
     n_updates = ours._n_updates
     ours.learn(32, reset_num_timesteps=False)
     assert ours._n_updates == n_updates + 3 and ours.num_timesteps == 64
+
+
+def test_another_policy_is_given_in_place_of_a_class_derived_from_contribs():
+    class Own(MaskableActorCriticPolicy):
+        pass
+
+    theirs = trained_with_masks("multibinary", policy=Own)
+    with pytest.raises(ValueError, match=r"or pass ppo_plus.MlpPolicy \(to load: policy_class="):
+        taken(theirs)
+    for trust_pickle in (False, True):
+        ours = taken(theirs, policy_class=MlpPolicy, trust_pickle=trust_pickle)
+        with pytest.warns(UserWarning, match="trained with masks"):
+            ours.predict(observations(ours))
 
 
 @pytest.mark.parametrize("kind", ["discrete", "multidiscrete"])

@@ -22,6 +22,7 @@ from poison import Evil
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 
+from ppo_plus import linear
 from ppo_plus.saving.format.names import Refused
 from ppo_plus.saving.format.values import describe
 from ppo_plus.saving.sb3.pickles import parse, value_of
@@ -63,6 +64,16 @@ def test_what_sb3_pickles_is_read(kind, dumps, protocol):
             read(dumps(VALUES[kind], protocol=protocol))
         return
     assert text_of(read(dumps(VALUES[kind], protocol=protocol))) == text_of(VALUES[kind])
+
+
+class SimpleLinearSchedule:
+    def __init__(self, initial_value):
+        self.initial_value = initial_value
+
+
+def test_a_schedule_of_rl_zoo3_is_read():
+    data = pickle.dumps(SimpleLinearSchedule(1e-3), protocol=2)
+    assert read(data.replace(__name__.encode(), b"rl_zoo3.utils")) == linear(1e-3)
 
 
 def test_a_generator_in_a_space_is_not_even_looked_at():

@@ -15,7 +15,7 @@ from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecNormalize, VecTransposeImage
 
-from ppo_plus import ColoredNoise, MlpPolicy, PPO_Plus, StateDependentNoise
+from ppo_plus import ColoredNoise, MlpPolicy, PPO_Plus, RolloutBuffer, StateDependentNoise
 
 DICT = spaces.Dict(image=IMAGE, vector=VECTOR, choice=spaces.Discrete(3))
 CASES = {
@@ -41,9 +41,9 @@ CASES = {
 }
 
 
-def make(policy="MlpPolicy", env=None, **kwargs):
+def make(policy="MlpPolicy", env=None, algorithm=PPO_Plus, **kwargs):
     defaults = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", compile=False)
-    return PPO_Plus(policy, env or vec(ACTIONS["discrete"]), **defaults | kwargs)
+    return algorithm(policy, env or vec(ACTIONS["discrete"]), **defaults | kwargs)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -144,8 +144,18 @@ def test_the_learning_rate_is_that_of_now(tmp_path):
     assert PPO.load(tmp_path / "exported", device="cpu").learning_rate == 1e-5
 
 
+class OwnBuffer(RolloutBuffer):
+    pass
+
+
+class OwnPPO(PPO_Plus):
+    pass
+
+
 def test_what_sb3_learns_without_is_said(tmp_path):
     model = make(
+        algorithm=OwnPPO,
+        rollout_buffer_class=OwnBuffer,
         env=vec(ACTIONS["box"]),
         kl_control="penalty",
         target_kl="lin_0.1",
@@ -153,7 +163,8 @@ def test_what_sb3_learns_without_is_said(tmp_path):
         clip_range=None,
         sde_sample_freq="episode",
     )
-    message = "learns without clip_range=None, exploration=.*kl_control='penalty', sde_sample_freq='episode', target_kl"
+    message = "learns without clip_range=None, exploration=.*kl_control='penalty', rollout_buffer_class.*OwnBuffer.*"
+    message += "sde_sample_freq='episode', target_kl=.*, the methods of OwnPPO"
     with pytest.warns(UserWarning, match=message):
         model.to_sb3(tmp_path / "exported")
     assert PPO.load(tmp_path / "exported", device="cpu").target_kl is None

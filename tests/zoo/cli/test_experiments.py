@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import gymnasium as gym
 import pytest
 import yaml
 from command_line import ROOT, TRAIN, environment, run, subcommands
+from envs import ACTIONS, IMAGE, RandomEnv
 from parametrization import sample
 
 from ppo_plus import PPO_Plus, Refused
@@ -85,6 +88,9 @@ def test_settings_file(folder, capsys):
     captured = capsys.readouterr()
     assert "after 64 timesteps" in captured.out
     assert f"training with the entry 'default' of {path}, and the policy is MlpPolicy" in captured.err
+    gym.register("Pictures-v0", lambda: RandomEnv(ACTIONS["discrete"], IMAGE))
+    path.write_text("default: {n_timesteps: 64, policy: MlpPolicy}")
+    assert dry_run(capsys, "-conf", str(path), "--env", "Pictures-v0")["Pictures-v0"]["policy"] == "MlpPolicy"
     assert (folder / "ppo_plus" / "CartPole-v1_1" / "CartPole-v1" / "vecnormalize.pkl").is_file()
 
 
@@ -130,6 +136,24 @@ def test_a_tracked_run_logs_to_the_given_folder(folder, capsys, monkeypatch):
     monkeypatch.setattr("ppo_plus.zoo.cli.experiments.require_installed", lambda package, needed_for: None)
     assert dry_run(capsys, "--track", "-tb", "mine")["run"]["tensorboard_log"] == "mine"
     assert dry_run(capsys, "--track")["run"]["tensorboard_log"].startswith("runs/CartPole-v1__")
+
+
+@pytest.mark.parametrize(("rank", "options", "said"), [("0", [], 1), ("1", [], 0), ("0", ["--processes", "2"], 0)])
+def test_of_several_processes_one_says_what_is_trained(rank, options, said, folder, capsys, monkeypatch):
+    """The first, or with ``--processes`` the command that starts them."""
+    for name, value in {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("ppo_plus.distributed.torchrun.join", lambda _: SimpleNamespace(lead=lambda seed: seed))
+    (folder / "mine.yml").write_text("default: {n_timesteps: 64}")
+    main([*TRAIN, "--dry-run", "-conf", "mine.yml", *options])
+    assert capsys.readouterr().err.count("training with the entry 'default'") == said
+
+
+def test_a_package_that_logs_need_is_named_before_anything_begins(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(SystemExit) as stop:
+        main([*TRAIN, "-tb", "logs"])
+    assert stop.value.code == 2 and "-tb" in capsys.readouterr().err and not list(folder.iterdir())
 
 
 def test_without_a_seed_a_random_one_is_recorded(folder, capsys):
@@ -346,7 +370,6 @@ def test_rl_zoo3s_flags_are_there():
             ["tune", "--env", "CartPole-v1", "--vec-env", "envpool"],
             "error: vec_env='envpool' must be one of 'dummy', 's",
         ),
-        (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         ("tune --algo sac --env CartPole-v1".split(), "invalid choice: 'sac'"),
         ("tune --algo ppo --env Foo-v0".split(), "Environment `Foo` doesn't exist"),
         ("tune --env CartPole-v1 --sampler auto".split(), "sampler='auto' must be one of 'tpe', 'random', 'gp'"),

@@ -119,10 +119,25 @@ def test_candidates_fit(n_steps, batch_size, use_sde, target_kl, n_envs):
     assert setting(experiment, "kl_control") == ("stop" if target_kl is None else "penalty")
 
 
-def test_noise_of_an_exploration_is_drawn_as_often_as_its_settings_say():
+@pytest.mark.parametrize("env_id", ["MountainCarNoVel-v0", "InvertedDoublePendulum-v5", "PongNoFrameskip-v4"])
+def test_sequences_of_memory_stay_long(env_id):
+    task = TuningTask(load_experiment(env_id, variant="lstm"), SPACE, Plan(1_000_000)).fitted()
+    assert all(setting(task.candidate({"n_steps": n}), "n_steps") % 16 == 0 for n in (32, 128, 512, 1024))
+
+
+def test_what_reads_images_is_in_the_default_baseline_too():
+    reading = {"features_extractor_class": "stable_baselines3.common.torch_layers.FlattenExtractor"}
+    experiment = CARTPOLE.with_hyperparams({"policy_kwargs": {**reading, "net_arch": [8]}})
+    default = TuningTask(experiment, SPACE, Plan(50_000)).baselines()["default"]
+    assert default.policy_kwargs.keys() == reading.keys()
+
+
+def test_an_exploration_is_in_place_of_gsde_and_drawn_as_often_as_its_settings_say():
     explores = CARTPOLE.with_hyperparams({"exploration": "StateDependentNoise()", "sde_sample_freq": 4})
-    task = TuningTask(explores, {"sde_sample_freq": {"choices": [8]}}, Plan(50_000)).checked()
+    space = {"sde_sample_freq": {"choices": [8]}, "use_sde": {"choices": [True]}}
+    task = TuningTask(explores, space, Plan(50_000)).checked()
     assert setting(task.candidate({}), "sde_sample_freq") == 4
+    assert not setting(task.candidate({"use_sde": True}), "use_sde")
     with pytest.raises(ValueError, match="search space: kl_control: 'stopp' cannot be used"):
         TuningTask(explores, {"kl_control": {"choices": ["stopp"]}}, Plan(50_000)).checked()
 
