@@ -137,8 +137,7 @@ class _Walk:
             return kind, value
         if isinstance(value, type):
             _refuse_volatile(value.__module__, path)
-            made_by = [vars(base).get("__init__") for base in _custom_bases(value)]
-            return kind, value, self._class(value, path), self.visit(made_by, f"{path}.__init__")
+            return kind, value, self._class(value, path)
         if isinstance(value, BUILTINS):
             owner = getattr(value, "__self__", None)
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
@@ -188,7 +187,10 @@ class _Walk:
         named = {name: value.__globals__[name] for name in sorted(names) if name in value.__globals__}
         if "random" in names and any(part is np for part in named.values()):
             raise NotComparable(f"{value.__qualname__} draws from numpy.random")
-        parts = (value.__defaults__, value.__kwdefaults__, closure, vars(value))
+        # It may make objects of the classes that it names.
+        makes = [part for part in (*named.values(), *closure) if isinstance(part, type)]
+        made_by = [vars(base).get("__init__") for part in makes for base in _custom_bases(part)]
+        parts = (value.__defaults__, value.__kwdefaults__, closure, vars(value), made_by)
         return (
             value.__code__,
             tuple(self.visit(part, path) for part in parts),

@@ -1,6 +1,7 @@
 """No stale constant: whatever custom code reads is seen, however it is stored, or it is said that it cannot be."""
 
 import functools
+import math
 import random
 import time
 import types
@@ -347,6 +348,16 @@ UNKNOWN = [
 def test_incomparable_code_raises_an_error(function):
     with pytest.raises(NotComparable):
         of(function=function)
+
+
+def test_what_makes_an_object_that_is_there_need_not_be_comparable():
+    class Made:
+        def __init__(self, name):
+            self.number = getattr(math, name)
+
+    assert of(made=Made("pi"), by=Made) == of(made=Made("pi"), by=Made) != of(made=Made("e"), by=Made)
+    with pytest.raises(NotComparable, match="getattr"):
+        of(function=lambda: Made("pi"))
 
 
 def test_large_and_opaque_objects_raise_an_error():

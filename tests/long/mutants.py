@@ -725,8 +725,8 @@ COMPILING = (
     Fault(
         "keyword-defaults-unseen",
         "compiling/constants.py",
-        "(value.__defaults__, value.__kwdefaults__, closure, vars(value))",
-        "(value.__defaults__, closure, vars(value))",
+        "(value.__defaults__, value.__kwdefaults__, closure, vars(value), made_by)",
+        "(value.__defaults__, closure, vars(value), made_by)",
         "tests/compiling/test_constants.py",
     ),
     Fault(
