@@ -16,20 +16,22 @@ NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
 
 def check_policy_kwargs(policy_kwargs: dict[str, Any]) -> None:
-    """:raises TypeError, ValueError: an argument is one of ``PPO_Plus``, or names networks that PPO does not have"""
+    """:raises TypeError, ValueError: an argument is one of ``PPO_Plus``, or names networks that PPO does not have or
+    that another argument replaces"""
     for name in SHAPING & policy_kwargs.keys():
         remedy = f"PPO_Plus(..., {name}={policy_kwargs[name]!r})"
         raise TypeError(f"policy_kwargs: {name} is an argument of PPO_Plus: pass {remedy}")
     activation_fn = policy_kwargs.get("activation_fn", nn.Tanh)
     if not callable(activation_fn) or isinstance(activation_fn, nn.Module):
         raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class, such as torch.nn.ReLU")
-    net_arch = policy_kwargs.get("net_arch")
+    net_arch, replaced = policy_kwargs.get("net_arch"), {"pi": "actor", "vf": "critic"}
     for name in net_arch if isinstance(net_arch, dict) else ():
-        if name not in ("pi", "vf"):
-            raise ValueError(
-                f"policy_kwargs: net_arch={net_arch!r} names a network {name!r}, but those of PPO are pi (the "
-                "actor) and vf (the critic): use dict(pi=[...], vf=[...])"
-            )
+        problem = f"policy_kwargs: net_arch={net_arch!r} names a network {name!r}"
+        if name not in replaced:
+            ours = "those of PPO are pi (the actor) and vf (the critic): use dict(pi=[...], vf=[...])"
+            raise ValueError(f"{problem}, but {ours}")
+        if policy_kwargs.get(replaced[name]) is not None:
+            raise ValueError(f"{problem}, which {replaced[name]}= replaces: leave out one of them")
 
 
 def split_network(

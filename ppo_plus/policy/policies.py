@@ -226,9 +226,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             optimizer_kwargs=optimizer_kwargs,
             squash_output=squash_output,
         )
-        given = {name for name, network in (("pi", actor), ("vf", critic)) if network is not None}
-        if net_arch is not None and (len(given) == 2 or given & {*map(str, net_arch)}):
-            raise ValueError(f"net_arch={net_arch!r}: actor and critic replace {sorted(given)}: leave these out")
+        if net_arch is not None and actor is not None and critic is not None:
+            raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
         if net_arch is None:
             net_arch = [] if extractor is NatureCNN else dict(pi=[64, 64], vf=[64, 64])
         elif isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict):

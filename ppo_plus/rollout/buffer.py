@@ -162,7 +162,7 @@ class RolloutBuffer:
         pos = self.pos
         if params is None:
             self._stored.pop("params", None)
-        if value.ndim > 1:
+        if params is None or value.ndim > 1:
             value, log_prob = (th.as_tensor(numbers).reshape(-1).to(self.storage) for numbers in (value, log_prob))
         stored: Callable[[str], Any] = self._stored.__getitem__
         if isinstance(action, th.Tensor):

@@ -389,7 +389,7 @@ def put_parameters(
         warnings.warn(f"{type(optimizer).__name__} starts with a new state: the file's is of another", stacklevel=4)
         parameters = {**parameters, "policy.optimizer": optimizer.state_dict()}
     if "exploration" in changed and model.position.carry is not None:
-        fresh = model.policy.init_carry(model.n_envs)
+        fresh = model.policy.init_carry(model.n_envs)  # the noise in the file is of another
         model.position.carry = model.position.carry._replace(noise=fresh.noise)
     try:
         model.set_parameters(parameters, exact_match=True)

@@ -259,7 +259,7 @@ def test_sb3_contribs_classes_are_ours_of_the_same_kind(module, kind, name):
     alias = f"{name}{'Lstm' if kind == 'Recurrent' else ''}Policy"
     assert model.policy_class is PPO_Plus.policy_aliases[alias]
     own = type("Own", (theirs,), {"__module__": __name__})
-    with pytest.raises(ValueError, match=f'Own.* is derived from sb3-contrib\'s {kind}.*, or pass policy="{alias}"'):
+    with pytest.raises(ValueError, match=f"Own.* is derived from sb3-contrib's {kind}.*, or pass ppo_plus.{alias} "):
         PPO_Plus(own, env)
     if name == "Mlp":
         model.learn(16)

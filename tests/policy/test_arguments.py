@@ -51,7 +51,7 @@ def test_a_network_that_takes_other_features_is_named():
 
 @pytest.mark.parametrize("given", [{"actor": nn.Tanh()}, {"actor": nn.Tanh(), "critic": nn.Tanh()}])
 def test_layers_that_a_network_replaces_are_named(given):
-    with pytest.raises(ValueError, match=r"net_arch=.*: actor and critic replace \['pi'.*: leave these out"):
+    with pytest.raises(ValueError, match="net_arch=.* names a network 'pi', which actor= replaces: leave out one"):
         make(net_arch={"pi": [8], "vf": [8]}, **given)
 
 
