@@ -17,7 +17,6 @@ from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.envs.resumable.attributes import NotResumableError, State, differ, plain
 from ppo_plus.envs.tensors.vec_env import ObservationLayout
 from ppo_plus.policy.masking import METHOD
-from ppo_plus.policy.observations import as_dict
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry
 from ppo_plus.ppo import PPO_Plus
 from ppo_plus.require import require_int, require_number, require_one_of, same_space
@@ -72,7 +71,7 @@ class SelfPlay(GameEnv):
         for name, player in self.opponents.items():
             if isinstance(player, ActorCriticPolicy):
                 # As training sees them: a tuple as a dict, images with their channels first.
-                seen = ObservationLayout(as_dict(self.observation_space)).space
+                seen = ObservationLayout(self.observation_space).space
                 for kind, own in (("observation_space", seen), ("action_space", self.action_space)):
                     if not same_space(own, other := getattr(player, kind)):
                         raise ValueError(f"opponents: {name!r} has {kind}={other}, and the game {own}: let it learn it")

@@ -172,7 +172,7 @@ class _Walk:
         if _is_library(value.__module__ or "") and _is_library(value.__globals__.get("__name__", "")):
             _refuse_volatile(value.__module__ or "", path)
             return types.FunctionType, value
-        names = set(_names(value.__code__))
+        names = {name for code in _codes(value.__code__) for name in code.co_names}
         dynamic = names & DYNAMIC
         if dynamic:
             raise NotComparable(f"{value.__qualname__} uses {', '.join(sorted(dynamic))}, and so may read anything")
@@ -182,7 +182,7 @@ class _Walk:
                 raise NotComparable(f"{value.__qualname__} imports {module}: import it at the top of the module")
         self.names |= names
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        # The class that ``super()`` needs is that of an object, which is compared.
+        # ``__class__``, which ``super()`` needs, is compared as the class of the object.
         closure = [cell.cell_contents for name, cell in cells if name != "__class__" and cell != types.CellType()]
         named = {name: value.__globals__[name] for name in sorted(names) if name in value.__globals__}
         if "random" in names and any(part is np for part in named.values()):
@@ -307,18 +307,17 @@ def _is_library(module: str) -> bool:
 
 @functools.cache
 def _imported(code: types.CodeType) -> tuple[str, ...]:
-    """The modules that a function imports, with those of the functions inside it; ``""`` for relative ones."""
-    found = [each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"]
-    inside = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    return (*found, *(module for part in inside for module in _imported(part)))
+    """The modules that a function imports; ``""`` for relative ones."""
+    instructions = (each for part in _codes(code) for each in dis.get_instructions(part))
+    return tuple(each.argval for each in instructions if each.opname == "IMPORT_NAME")
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Globals and attributes that a function names, with those of the functions inside it."""
-    yield from code.co_names
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and of the functions inside it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from _codes(constant)
 
 
 def _attribute(owner: Any, name: str, holder: str) -> Iterator[tuple[str, Any]]:

@@ -87,7 +87,7 @@ class BatchedVecEnv(Adapter, VecEnv):
         raise self._no_access(f"set the attribute {attr_name!r}")
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        if method_name == "render":  # SB3's `VecEnv.render` for people
+        if method_name == "render":  # `VecEnv.render` calls it in the mode "human"
             return [self.env.render()]
         raise self._no_access(f"call {method_name!r}")
 

@@ -576,8 +576,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :raises ValueError: ``obs`` lacks entries that the critic sees
         """
         if self._lacks_critic_entries(obs):
-            seen = [*self.critic_space]  # type: ignore[misc]
-            raise ValueError(f"observations of {[*obs]} have no value, since the critic sees {seen}: add these")
+            needed = f"the critic sees {[*self.critic_space]}"  # type: ignore[misc]
+            raise ValueError(f"observations of {[*obs]} have no value, since {needed}: add the missing entries")
         values = self.evaluate(obs, carry, episode_starts)[0]
         return values.reshape(values.shape[0], -1)
 

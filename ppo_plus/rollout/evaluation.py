@@ -75,7 +75,7 @@ def play(model: Model, env: VecEnv, n_episodes: int, **options: Any) -> list[Epi
 
     def each_step(step: dict[str, Any], _: dict[str, Any]) -> None:
         i, info = step["i"], step["info"]
-        # SB3 keeps this for rows whose episodes count no more: as agents of a game, they need their memory still.
+        # SB3 does not update it after a row's last counted episode, but agents of a game play on, with memory.
         over = step["episode_counts"] >= step["episode_count_targets"]
         step["episode_starts"][over] = step["dones"][over]
         taken[i] += 1

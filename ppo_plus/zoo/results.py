@@ -39,7 +39,7 @@ STYLE = {
 }
 #: Resamples of the bootstraps of curves and of other statistics, and the level of a curve's interval.
 CURVE_RESAMPLES, N_RESAMPLES, LEVEL = 2_000, 10_000, 0.95
-#: More points than a picture has pixels.
+#: Maximum number of points of a curve: a picture has fewer pixels.
 CURVE_POINTS = 2_000
 #: Minimum number of runs for an interval. With fewer, a bootstrap says hardly more than the worst and the best.
 MIN_RUNS = 5

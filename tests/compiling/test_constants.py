@@ -350,7 +350,7 @@ def test_incomparable_code_raises_an_error(function):
         of(function=function)
 
 
-def test_what_makes_an_object_that_is_there_need_not_be_comparable():
+def test_how_an_existing_object_was_made_is_not_compared():
     class Made:
         def __init__(self, name):
             self.number = getattr(math, name)

@@ -319,7 +319,7 @@ def test_a_single_number_and_other_kinds_of_arrays_are_as_good(space, other, at,
     learn(TAKING[kind](OtherShape(other, at, space)), policy)
 
 
-def test_lists_at_the_end_are_as_good_from_sb3s_processes():
+def test_final_observations_from_sb3s_processes_may_be_lists():
     learn(SubprocVecEnv([lambda: OtherShape([0.5] * 5, 3)], start_method="fork"))
 
 

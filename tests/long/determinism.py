@@ -113,7 +113,7 @@ def on_two_threads(task: str, compiled: bool) -> PPO_Plus:
     return make_model(task, compiled, n_threads=2).learn(TOTAL)
 
 
-#: Not those of the first run.
+#: Vector units other than the processor's own, which the first run uses.
 OTHER_UNITS = "default" if th.backends.cpu.get_cpu_capability() == "AVX2" else "avx2"
 #: What differs from the first run of a column: its name, how it trains, and variables of its environment.
 WAYS: dict[str, tuple[Callable[..., PPO_Plus], dict[str, str]]] = {

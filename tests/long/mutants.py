@@ -306,8 +306,8 @@ POLICY = (
     Fault(
         "net-arch-unchecked",
         "policy/arguments.py",
-        'if name not in ("pi", "vf"):',
-        'if name not in ("pi", "vf", "qf"):',
+        '{"pi": "actor", "vf": "critic"}',
+        '{"pi": "actor", "vf": "critic", "qf": "q"}',
         "tests/policy/test_arguments.py",
     ),
 )

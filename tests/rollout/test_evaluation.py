@@ -58,8 +58,8 @@ def make(env=None, **kwargs):
     return make_model(env=env, **kwargs)
 
 
-def test_episodes_begin_where_they_begin_also_after_those_that_count(monkeypatch):
-    """Memory goes on in rows that play with others, although SB3 counts no more episodes of theirs."""
+def test_memory_is_reset_at_episode_starts_alone_also_after_the_counted_episodes(monkeypatch):
+    """SB3 does not update ``episode_starts`` after a row's last counted episode."""
     env = DummyVecEnv([partial(CountingEnv, max_steps=n) for n in (2, 3, 5)])
     model = make(env, policy="MlpGruPolicy")
     begun, dones = [], [np.ones(3, dtype=bool)]

@@ -237,9 +237,9 @@ def prepare_train(command: Parser, args: argparse.Namespace) -> Callable[[], Non
 
 def _prepare_new(args: argparse.Namespace, n_processes: int, start: Callable[[], None] | None) -> Callable[[], None]:
     """Build a new run, or print its settings (``--dry-run``), or check it and return what starts its processes."""
-    # What the command of --processes said is not said again by the processes that it starts.
-    is_said = launched() and (args.processes or os.environ["RANK"] != "0")
-    with redirect_stderr(io.StringIO() if is_said else sys.stderr):
+    # The settings are printed once: by the command that starts processes, or by the first process of torchrun.
+    is_printed = launched() and (args.processes or os.environ["RANK"] != "0")
+    with redirect_stderr(io.StringIO() if is_printed else sys.stderr):
         experiment = make_experiment(args)
     values = {field.name: getattr(args, field.name) for field in fields(Options)}
     options = Options(**{name: value for name, value in values.items() if value is not None})

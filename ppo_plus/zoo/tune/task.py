@@ -125,7 +125,7 @@ class TuningTask:
     def baselines(self) -> dict[str, Experiment]:
         """What is tried before the search, and what a winner must beat, by name: the defaults of
         ``PPO_Plus(policy, env)``, and the experiment's own settings if they differ from them."""
-        # Without these, the environment, or what the runs cost, would be another, or images could not be read.
+        # Without these, the environment or the cost of a run would change, or images could not be read.
         kept = {"action_mask_key", "compile", "n_threads"}
         needed = {name: value for name, value in self.experiment.hyperparams.items() if name in kept}
         reading = {"actor_keys", "features_extractor_class", "features_extractor_kwargs", "normalize_images"}

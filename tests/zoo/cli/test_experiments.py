@@ -139,7 +139,7 @@ def test_a_tracked_run_logs_to_the_given_folder(folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("rank", "options", "said"), [("0", [], 1), ("1", [], 0), ("0", ["--processes", "2"], 0)])
-def test_of_several_processes_one_says_what_is_trained(rank, options, said, folder, capsys, monkeypatch):
+def test_several_processes_print_the_settings_once(rank, options, said, folder, capsys, monkeypatch):
     """The first, or with ``--processes`` the command that starts them."""
     for name, value in {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
