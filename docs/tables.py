@@ -296,7 +296,7 @@ def compared() -> Lines:
             "settings, tuned settings = 1",
             f"{unseen('untuned')} (defaults), {unseen('untuned-normalized')} (normalized)",
             f"{unseen('recommended')} (recommended)",
-            "`python benchmarks/learning_returns.py --queue --stage unseen`",
+            "`python benchmarks/learning_returns.py --queue --stage unseen --results FILE`",
         ],
         [
             "[return on Courier](docs/capabilities/spaces.md#dict-and-tuple-actions), a mixed action space",

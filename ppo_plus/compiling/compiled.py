@@ -406,7 +406,7 @@ class Compilation:
             return None
         if not self.decision:
             return f"training runs uncompiled: {self.decision.reason}"
-        return f"compiling first ({self.decision.reason}): some 20 s, or a few if these networks were compiled before"
+        return f"compiling first ({self.decision.reason}): some 30 s, or a few if these networks were compiled before"
 
     def status(self, own_update: str | None = None) -> CompileStatus:
         """The decision, or why it could not be carried out; ``own_update`` is the name of a custom ``train``."""

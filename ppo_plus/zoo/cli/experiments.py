@@ -344,8 +344,8 @@ def _add_tune(commands: Commands) -> None:
     add = partial(add_option, command.add_argument_group("study and workers"))
     help = (
         "where the study is kept: sqlite:///FILE for one machine (default: study.db in the folder of the study, below "
-        "-f); FILE.log in a shared folder, or postgresql+psycopg://USER@HOST/DATABASE with the password in PGPASSWORD, "
-        "for any number of machines"
+        "-f); FILE.log in a shared folder for several; postgresql+psycopg://USER@HOST/DATABASE with the password in "
+        "PGPASSWORD for any number"
     )
     add("--storage URL", help)
     help = "repeat the trial of a worker that sends no heartbeat for S seconds; the same for all workers of a study"

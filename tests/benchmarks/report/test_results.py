@@ -21,7 +21,7 @@ for i in range(100):
 """
 
 #: What takes longest, and another version has measured.
-OLDER = {"processes", "soak", "learning_memory"}
+OLDER = {"soak", "learning_memory"}
 
 
 def test_tables_are_of_this_version():
