@@ -480,7 +480,7 @@ class PPO_Plus(ModelFiles):
             policy.before_update(self.rollout_buffer.transitions, self.shared.total)
         numbers = settings.at(self._current_progress_remaining)
         control, reduction = settings.control, self.shared.reduction
-        reads = Reads(objects={"loss": settings.loss}, changing=[self])
+        reads = Reads(objects={"loss": settings.loss, "batch_size": settings.batch_size}, changing=[self])
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)
         utils.update_learning_rate(policy.optimizer, numbers["learning_rate"])
         if type(self)._update_learning_rate is not OnPolicyAlgorithm._update_learning_rate:

@@ -125,6 +125,11 @@ def test_changed_hyperparameters_are_noticed(cartpole):
         each.env.seed(0)
         each.learn(256)
     assert th.allclose(parameters(model), parameters(eager), atol=1e-5)
+    form = model.compilation.functions["the update"]
+    model.batch_size = 32
+    model.learn(256)
+    again = model.compilation.functions["the update"]
+    assert again is not form and again.n_traces == 1
 
 
 class Weighted(PPO_Plus):

@@ -178,5 +178,4 @@ def make_kl_control(kl_control: "str | KLControl", has_target: bool) -> KLContro
 
 def _outside_band(kl: th.Tensor, target: th.Tensor, band: float, above: float, below: float) -> th.Tensor:
     """``above`` where KL > band·target, ``below`` where KL < target/band, 1 inside (and where the KL is NaN)."""
-    factor = th.where(kl > band * target, above, th.ones_like(kl))
-    return th.where(kl < target / band, below, factor)
+    return th.ones_like(kl).masked_fill(kl > band * target, above).masked_fill(kl < target / band, below)

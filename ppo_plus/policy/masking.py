@@ -127,11 +127,13 @@ def flat_masks(name: str, masks: Masks, layout: MaskLayout) -> np.ndarray | th.T
     """
     masks = masks.tolist() if isinstance(masks, np.ndarray) and masks.dtype.hasobject else masks
     try:
-        if isinstance(masks, (list, tuple)) and all(isinstance(mask, (Mapping, tuple, list)) for mask in masks):
+        # In a tuple of dicts, these are parts of one structure if the action space is a tuple.
+        kinds = tuple if isinstance(layout, tuple) else (Mapping, tuple, list)
+        if isinstance(masks, (list, tuple)) and all(isinstance(mask, kinds) for mask in masks):
             singles: list[Any] = [_flat(mask, layout, batched=False) for mask in masks]
             return np.concatenate(singles)
         return _flat(masks, layout)
-    except ValueError as error:
+    except (ValueError, IndexError) as error:
         raise ValueError(f"{name}: {error}, for choices among {layout}") from None
 
 

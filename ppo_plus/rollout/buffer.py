@@ -298,10 +298,8 @@ class RolloutBuffer:
         :raises RuntimeError: the rollout is not complete
         """
         self._require_full()
-        valid, stored = self.valid, self.all_of(name)
-        if valid is None:
-            return tree_map(lambda tensor: tensor.flatten(0, 1), stored)
-        return tree_map(lambda tensor: tensor[th.from_numpy(valid)], stored)
+        rows = None if self.valid is None else th.from_numpy(self.valid)
+        return tree_map(lambda tensor: tensor.flatten(0, 1) if rows is None else tensor[rows], self.all_of(name))
 
     def column(self, name: str) -> Any:
         """One of the stored tensors, or a dict of them, as :meth:`on_device` has it; ``None``: it is not stored."""
@@ -325,17 +323,13 @@ class RolloutBuffer:
         :raises RuntimeError: the rollout is not complete
         """
         n_transitions = self.buffer_size * self.n_envs
-        if self.memories:
-            length = self.buffer_size // len(self.memories)
-            order = self._permutation(n_transitions // length)
-            if self.valid is not None:
-                order = order[th.from_numpy(self.valid.T.reshape(-1, length).any(axis=1))[order]]
-        else:
-            # SB3 numbers transitions environment by environment; the storage here is step by step.
-            length, order = 1, self._permutation(n_transitions)
+        length = self.buffer_size // len(self.memories) if self.memories else 1
+        # SB3 numbers transitions environment by environment.
+        order = self._permutation(n_transitions // length)
+        if self.valid is not None:
+            order = order[th.from_numpy(self.valid.T.reshape(-1, length).any(axis=1))[order]]
+        if not self.memories:  # the storage is step by step
             order = order % self.buffer_size * self.n_envs + order // self.buffer_size
-            if self.valid is not None:
-                order = order[th.from_numpy(self.valid.reshape(-1))[order]]
         data = rollout or self.on_device()
         steps = th.arange(length, device=self.device)
         for part in th.split(to_device(order, self.device), max(int(batch_size or n_transitions) // length, 1)):

@@ -93,6 +93,7 @@ def test_zeros_and_ones_of_any_kind_are_masks(dtype, shape):
         (np.bool_(True), "does not fit"),
         (np.full((2, 5), 0.5), "a mask must be of zeros and ones"),
         ([[1, 0, 2, 1, 0]], "a mask must be of zeros and ones"),
+        ([[], []], "index"),
     ],
 )
 def test_what_is_no_mask_raises_an_error(given, message):
@@ -211,6 +212,7 @@ NESTED = {
     "same_size": SAME_SIZE,
     "in_a_tuple": spaces.Tuple([spaces.MultiBinary(4), SAME_SIZE, spaces.Box(-1.0, 1.0, (2,))]),
     "mixed": ACTIONS["mixed"],
+    "dicts_in_a_tuple": spaces.Tuple([spaces.Dict(a=spaces.Discrete(3)), spaces.Dict(b=spaces.Discrete(2))]),
 }
 
 
