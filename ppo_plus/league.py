@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import unwrap_vec_normalize
 
-from ppo_plus.envs.agents import MASK, OBSERVATION, Action, Game, GameEnv, without_mask
+from ppo_plus.envs.agents import Action, Game, GameEnv, without_mask
 from ppo_plus.envs.checks import Info, as_reward
 from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.envs.resumable.attributes import NotResumableError, State, differ, plain
@@ -122,10 +122,8 @@ class SelfPlay(GameEnv):
     def _look(self) -> tuple[Any, float, bool, bool, Info]:
         """What whose turn it is sees, and the results of its last action."""
         obs, reward, terminated, truncated, info = self.game.last()
-        self._obs, self._mask = obs, None
-        if isinstance(obs, Mapping) and MASK in obs:
-            rest = {key: part for key, part in obs.items() if key != MASK}
-            self._obs, self._mask = rest[OBSERVATION] if [*rest] == [OBSERVATION] else rest, np.asarray(obs[MASK])
+        self._obs, mask = without_mask(obs)
+        self._mask = None if mask is None else np.asarray(mask)
         return self._obs, as_reward(reward), bool(terminated), bool(truncated), dict(info)
 
     def _reply(self, agent: str) -> Any:
@@ -186,7 +184,8 @@ class SelfPlay(GameEnv):
 
 def _frozen(policy: ActorCriticPolicy) -> ActorCriticPolicy:
     """A copy of a policy that does not learn, on the CPU and without the optimizer."""
-    snapshot = copy.deepcopy(policy, {id(policy.optimizer): None}).to("cpu").requires_grad_(False)
+    unused = policy.optimizer, getattr(policy, "_networks", None)  # the classes of networks may be local functions
+    snapshot = copy.deepcopy(policy, {id(part): None for part in unused}).to("cpu").requires_grad_(False)
     snapshot.set_training_mode(False)
     return snapshot
 

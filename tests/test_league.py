@@ -320,7 +320,8 @@ class Pairs(Crowd):
 def test_functions_are_opponents_in_processes():
     opponents = {"first": lambda obs, mask: int(mask.argmax())}
     env = make_vec(SelfPlay, 2, 0, {"env": TICTACTOE, "opponents": opponents}, vec_env="subproc")
-    PPO_Plus("MlpPolicy", env, **ARGUMENTS).learn(96, League(every=1)).env.close()
+    networks = {"actor": lambda n_inputs, n_outputs: th.nn.Linear(n_inputs, n_outputs)}
+    PPO_Plus("MlpPolicy", env, policy_kwargs=networks, **ARGUMENTS).learn(96, League(every=1)).env.close()
 
 
 @pytest.mark.parametrize("opponents", [{"random": None}, {"first": lambda obs, mask: np.array([1, 2])}])

@@ -143,7 +143,9 @@ def _fit(
 def _renewed(policy: ActorCriticPolicy, **options: float) -> Optimizer:
     """A new optimizer like that of a policy, with the same groups of parameters."""
     groups = [group | options for group in policy.optimizer.param_groups]
-    return type(policy.optimizer)(groups, **policy.optimizer_kwargs)
+    # A function may take other arguments than the class of what it returns.
+    kwargs = policy.optimizer_kwargs if isinstance(policy.optimizer_class, type) else {}
+    return type(policy.optimizer)(groups, **kwargs)
 
 
 def _split(data: Data, share: float) -> list[th.Tensor]:

@@ -139,13 +139,15 @@ class GameEnv(gym.Env):
         PLAYED.discard(self.game.unwrapped)
 
 
-def without_mask(space: spaces.Space) -> tuple[spaces.Space, spaces.Space | None]:
-    """The space of what a policy sees of an agent's observations, and the space of their masks."""
-    if not isinstance(space, spaces.Dict) or MASK not in space.spaces:
-        return space, None
+def without_mask(whole: Any) -> tuple[Any, Any]:
+    """What a policy sees of an agent's observation, and the mask in it; or the spaces of both."""
+    parts = parts_of(whole)
+    if MASK not in parts:
+        return whole, None
+    mask = parts.pop(MASK)
     # Pairs, not a dict: Gymnasium would sort its keys.
-    rest = spaces.Dict([(key, sub) for key, sub in space.items() if key != MASK])
-    return (rest[OBSERVATION] if [*rest] == [OBSERVATION] else rest), space[MASK]
+    rest = spaces.Dict([*parts.items()]) if isinstance(whole, spaces.Dict) else parts
+    return (parts[OBSERVATION] if [*parts] == [OBSERVATION] else rest), mask
 
 
 class Team(GameEnv):
@@ -281,18 +283,17 @@ class AgentsVecEnv(VecEnvWrapper):
     def step_wait(self) -> VecEnvStepReturn:
         obs, _, over, game_infos = self.venv.step_wait()
         assert isinstance(obs, dict)
-        n_agents, status, rewards = len(self.agents), np.array(obs[STATUS]), np.array(obs[REWARD])
-        new_obs, finals = self._rows(obs), {}
-        self.stepped, self.observed = self.observed, status.reshape(-1) == PRESENT
+        # What games saw last: in those that go on, what they see now.
+        n_agents, new_obs, last = len(self.agents), self._rows(obs), mapped(np.array, obs)
+        self.stepped, self.observed = self.observed, obs[STATUS].reshape(-1) == PRESENT
         for i in np.flatnonzero(over).tolist():
-            final, fails = game_infos[i]["terminal_observation"], RESTART in game_infos[i]
-            finals[i] = self._rows(mapped(lambda part: np.array(part)[None], final))
-            # If the game fails, its agents are still there, with the rewards of the step before.
-            status[i] = np.where(final[STATUS] == PRESENT, TRUNCATED, final[STATUS])
-            rewards[i] = 0.0 if fails else final[REWARD]
-            if not fails:
+            write_row(last, i, game_infos[i]["terminal_observation"])
+            last[STATUS][i, last[STATUS][i] == PRESENT] = TRUNCATED
+            if RESTART in game_infos[i]:  # its agents are still there, with the rewards of the step before
+                last[REWARD][i] = 0.0
+            else:
                 self._record("team", game_infos[i]["episode"]["r"])
-        status, rewards = status.reshape(-1), rewards.reshape(-1)
+        finals, status, rewards = self._rows(last), last[STATUS].reshape(-1), last[REWARD].reshape(-1)
         np.add(self.returns, rewards, out=self.returns, where=self.stepped)
         self.lengths += self.stepped
         infos: list[Info] = [{} if stepped else {AUTORESET: True} for stepped in self.stepped.tolist()]
@@ -303,7 +304,7 @@ class AgentsVecEnv(VecEnvWrapper):
         for row in np.flatnonzero(ended).tolist():
             (i, agent), info = divmod(row, n_agents), infos[row]
             info[TIMEOUT] = bool(status[row] == TRUNCATED)
-            info["terminal_observation"] = row_of(finals[i], agent) if i in finals else row_of(new_obs, row)
+            info["terminal_observation"] = row_of(finals, row)
             if RESTART in game_infos[i]:
                 info[RESTART] = game_infos[i][RESTART]
             else:

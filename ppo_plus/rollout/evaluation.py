@@ -64,8 +64,11 @@ def play(model: Model, env: VecEnv, n_episodes: int, **options: Any) -> list[Epi
     """Episodes, played by SB3's ``evaluate_policy`` with these arguments, and with masks.
 
     An episode counts after a truncation, also if a ``Monitor`` knows nothing of it. Mistakes of the environment raise
-    the errors of training.
+    the errors of training. In a game, the number is rounded up to as many episodes of each agent.
     """
+    for layer in layers(env):
+        if isinstance(layer, AgentsVecEnv):
+            n_episodes += -n_episodes % len(layer.agents)
     #: Steps of each environment, and those before its present episode.
     taken, before = Counter[int](), Counter[int]()
     #: Sums of streams in the present episode of each environment; NaN where infos lack them.

@@ -319,18 +319,20 @@ def make_envs(
         raise ValueError(
             f"--env-workers {n_workers} needs processes: pass --vec-env subproc, --env-timeout or --restart-envs"
         )
+    is_game = experiment.env_id.startswith("pettingzoo:")
     env: VecEnv = make_vec_env(
         make,
         n_envs,
         seed=seed + first,
         start_index=first,
-        monitor_dir=None if monitor_dir is None else str(monitor_dir),
+        # Whole games are not episodes of agents.
+        monitor_dir=None if monitor_dir is None or is_game else str(monitor_dir),
         monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
         wrapper_class=lambda single: _wrap(single, wrappers),
         env_kwargs=env_kwargs,
         **kind,
     )
-    if experiment.env_id.startswith("pettingzoo:"):
+    if is_game:
         env = AgentsVecEnv(env)
     env = _wrap(with_dicts(env), experiment.vec_env_wrapper)
     if experiment.normalize is not None:

@@ -130,7 +130,7 @@ def train(run: Run) -> bool:
     """
     if not run.model.ranks.leads:
         try:
-            return _learn(run, [])
+            return _learn(run, [one for one in run.experiment.make_callbacks() if hasattr(one, "in_all_processes")])
         finally:
             _close(run)
     with run.folder.locked():

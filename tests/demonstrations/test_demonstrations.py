@@ -410,9 +410,15 @@ class Dropped(FlattenExtractor):
         return th.nn.functional.dropout(super().forward(observations), 0.1, self.training)
 
 
-@pytest.mark.parametrize("optimizer", [optim.Adam, optim.Adagrad, optim.SGD])
-def test_the_optimizer_is_as_new(optimizer):
-    kwargs = dict(env=vec(BOX), policy_kwargs=dict(optimizer_class=optimizer, optimizer_kwargs={}), learning_rate=7e-4)
+def scaled_adam(parameters, lr, ratio):
+    return optim.Adam(parameters, lr * ratio)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "own"), [(optim.Adam, {}), (optim.Adagrad, {}), (optim.SGD, {}), (scaled_adam, {"ratio": 1.0})]
+)
+def test_the_optimizer_is_as_new(optimizer, own):
+    kwargs = dict(env=vec(BOX), policy_kwargs=dict(optimizer_class=optimizer, optimizer_kwargs=own), learning_rate=7e-4)
     model, new = make_model(**kwargs), make_model(**kwargs)
     model.learn(16)
     model.pretrain(pairs(64), n_epochs=2)

@@ -161,6 +161,15 @@ def test_one_run_of_two_processes(whole):
     }
 
 
+@pytest.mark.exhaustive
+def test_a_league_of_the_settings_runs_in_all_processes(tmp_path):
+    options = "--processes 2 --env selfplay:pettingzoo.classic.tictactoe_v3 --eval-freq 0 --no-progress".split()
+    settings = ["n_envs:4", "n_steps:16", "batch_size:32", "n_epochs:1", "callback:ppo_plus.League"]
+    command = [sys.executable, "-m", "ppo_plus", "train", *options, "-n", "128", "-f", tmp_path, "-params", *settings]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.slow
 def test_an_error_in_the_processes_is_said_without_torchruns_traceback(whole):
     command = [sys.executable, "-m", "ppo_plus", "train", "--processes", "2", "--resume", run_of(whole)]

@@ -269,7 +269,17 @@ def test_evaluations_count_no_rows_of_the_absent():
     episodes = PPO_Plus("MlpPolicy", make_agents(Crowd), **ARGUMENTS).evaluate(40, env, return_episodes=True)
     logs = [one for game in games(env) for log in game.log.values() for one in log if one and len(one[-1]) == 2]
     returns = [round(sum(step[2] for step in one[:-1]), 3) for one in logs]
-    assert len(episodes) == 40 and {round(float(episode["return"]), 3) for episode in episodes} <= {*returns}
+    assert len(episodes) == 42 and {round(float(episode["return"]), 3) for episode in episodes} <= {*returns}
+
+
+def test_each_agent_counts_as_often_in_an_evaluation():
+    class Ranked(Crowd):
+        def step(self, actions):
+            obs, _, *ends = super().step(actions)
+            return obs, {agent: float(self.possible_agents.index(agent)) for agent in actions}, *ends
+
+    env = make_agents(lambda: Ranked(end=0.0, limit=1, names=tuple("abcdefghij")), 3)
+    assert PPO_Plus("MlpPolicy", env, **ARGUMENTS).evaluate(5)[0] == 4.5
 
 
 @pytest.mark.parametrize("vec_env", part(["dummy", "subproc"], ["dummy"], SLOW))
@@ -479,6 +489,8 @@ def test_the_shell_trains_and_plays(tmp_path, capsys):
         main(["train", "--env", name, "--n-envs", "2", *train])
         main(["enjoy", "--env", name, *play])
         assert "mean return" in capsys.readouterr().out
+    # None of whole games, whose steps and returns are not those of agents.
+    assert all("tictactoe" in str(path) for path in tmp_path.rglob("*monitor.csv"))
     (model,) = tmp_path.rglob("*tictactoe_v3.zip")
     main(["enjoy", "--env", name, *play, "--env-kwargs", f"opponents:dict(itself={str(model)!r})"])
     assert "mean return" in capsys.readouterr().out

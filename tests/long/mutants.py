@@ -702,8 +702,8 @@ ROLLOUT = (
     Fault(
         "resets-in-the-moments",
         "rollout/buffer.py",
-        "tensor[th.from_numpy(valid)]",
-        "tensor[th.from_numpy(valid | True)]",
+        "else th.from_numpy(self.valid)\n",
+        "else th.from_numpy(self.valid | True)\n",
         "tests/policy/test_normalization.py",
     ),
     Fault(
@@ -825,7 +825,7 @@ TOP = (
     Fault(
         "snapshots-share-weights",
         "league.py",
-        "copy.deepcopy(policy, {id(policy.optimizer): None})",
+        "copy.deepcopy(policy, {id(part): None for part in unused})",
         "copy.copy(policy)",
         "tests/test_league.py",
     ),
