@@ -702,8 +702,8 @@ ROLLOUT = (
     Fault(
         "resets-in-the-moments",
         "rollout/buffer.py",
-        "else th.from_numpy(self.valid)\n",
-        "else th.from_numpy(self.valid | True)\n",
+        "if rows is None else tensor[rows]",
+        "if True else tensor[rows]",
         "tests/policy/test_normalization.py",
     ),
     Fault(
@@ -1031,13 +1031,6 @@ TOP = (
         'if changed.keys() & {"optimizer_class", "optimizer_kwargs"}:',
         "if False:",
         "tests/saving/test_model.py",
-    ),
-    Fault(
-        "resets-counted",
-        "rollout/buffer.py",
-        "return tree_map(lambda tensor: tensor[th.from_numpy(valid)], stored)",
-        "return tree_map(lambda tensor: tensor.flatten(0, 1), stored)",
-        "tests/policy/test_normalization.py",
     ),
     Fault(
         "vectors-of-another-width",
