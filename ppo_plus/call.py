@@ -72,11 +72,11 @@ class Call:
             with assigned(model.compilation, shown=self.compiling):
                 yield self
         except BaseException:
+            for bar in self.bars():  # rich draws one at a time
+                bar.close()
             model.ranks.leave()
             raise
         finally:
-            for bar in self.bars():  # an error would leave them open, and rich draws one at a time
-                getattr(bar, "close", int)()
             if self.resumed is None:  # otherwise it can be resumed again
                 self.total_timesteps, self.iteration, self.callbacks, self.configured = None, 0, [], []
 
@@ -97,23 +97,24 @@ class Call:
         return [type(part).__name__ for part in self.callbacks if getattr(part, "in_all_processes", False)]
 
     def bars(self) -> list[Any]:
-        """The progress bars of callbacks."""
+        """The progress bars of tqdm that callbacks show."""
         names = ("pbar", "progress_bar", "bar")  # SB3's, rl_zoo3's, and ours
         found = [getattr(callback, name, None) for callback in self.callbacks for name in names]
-        return [bar for bar in found if bar is not None]
+        return [bar for bar in found if isinstance(getattr(bar, "start_t", None), float)]
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """Progress bars of tqdm say that training is being compiled, and leave out the time that it takes."""
-        begun, bars = time.time(), [bar for bar in self.bars() if isinstance(getattr(bar, "start_t", None), float)]
+        begun, bars = time.time(), self.bars()
+        texts = [bar.desc for bar in bars]
         for bar in bars:
             bar.set_description("compiling")
         try:
             yield
         finally:
             seconds = time.time() - begun
-            for bar in bars:
+            for bar, text in zip(bars, texts, strict=True):
                 bar.start_t, bar.last_print_t = bar.start_t + seconds, bar.last_print_t + seconds
-                bar.set_description("")
+                bar.set_description_str(text)
                 if "_prog" in vars(bar):  # rich counts by itself
                     vars(bar)["_prog"].reset(vars(bar)["_task_id"], completed=bar.n)

@@ -127,7 +127,7 @@ class EvalAfterUpdates(EvalCallback):
             if self.best_model_save_path is not None:
                 save_with_statistics(self.model, Path(self.best_model_save_path, "best_model.zip"))
             if self.callback_on_new_best is not None:
-                self.should_continue &= self.callback_on_new_best.on_step()
+                self.should_continue = self.callback_on_new_best.on_step() and self.should_continue
         self.should_continue = self.should_continue and self._on_event()
 
 

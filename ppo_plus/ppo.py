@@ -316,11 +316,12 @@ class PPO_Plus(ModelFiles):
             print(self.compilation.notice)
         checked = CheckedEnvs(self.env, self._steps)
         with checked:
-            total, callbacks = super()._setup_learn(
-                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
-            )
+            total, _ = super()._setup_learn(total_timesteps, None, reset_num_timesteps, tb_log_name)
         if begins:
             checked.check_reset(self._last_obs)
+            self.shared.share_statistics(self.get_vec_normalize_env())
+        # Out of the context: they may copy the environments.
+        callbacks = self._init_callback(callback, progress_bar and self.ranks.leads)
         check_evaluations(self, self.call.callbacks)
         self.ranks.require_same({"callback": self.call.in_all_processes})
         return total, callbacks
@@ -345,7 +346,7 @@ class PPO_Plus(ModelFiles):
             settings.check_fit(self.env, self.n_envs)
             settings.check_kl(self.n_envs)
             self.settings = settings
-        self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
+            self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
         return self.settings
 
     @cached_property

@@ -316,8 +316,7 @@ def _check_ranges(settings: Settings) -> None:
     require_one_of("value_clip", settings.value_clip, ("max", "plain"))
     require_one_of("compile", settings.compile, ("auto", True, False))
     if settings.n_threads != "auto":
-        require_int('n_threads (or "auto")', settings.n_threads, 1)
-        require_number("n_threads", settings.n_threads, 1, MAX_THREADS)
+        require_int('n_threads (or "auto")', settings.n_threads, 1, MAX_THREADS)
 
 
 def _check_exploration(settings: Settings) -> None:

@@ -47,7 +47,7 @@ def test_a_call_is_over_after_an_error():
 @pytest.mark.parametrize("name", ["pbar", "progress_bar", "bar"])
 def test_progress_bars_are_closed_after_an_error(name):
     class Bar:
-        n_open = 0
+        n_open, start_t = 0, 0.0
 
         def __init__(self):
             assert Bar.n_open == 0, "only one may be open"
@@ -70,6 +70,18 @@ def test_progress_bars_are_closed_after_an_error(name):
     assert Bar.n_open == 0
 
 
+@pytest.mark.parametrize("bar", [tqdm(total=128, file=StringIO()), (1.0, 2.0), SimpleNamespace(close=3.5)])
+def test_what_callbacks_call_a_bar_is_theirs(bar):
+    """A bar of several calls stays open, and a bar of prices is none."""
+
+    class Showing(Quiet):
+        def _init_callback(self):
+            self.bar = bar
+
+    make_model().learn(16, Showing())
+    assert not getattr(bar, "disable", False)
+
+
 def test_a_second_learn_shows_sb3s_progress_bar_after_an_error():
     model = make_model()
 
@@ -83,13 +95,13 @@ def test_a_second_learn_shows_sb3s_progress_bar_after_an_error():
 
 
 def test_progress_bars_say_that_training_is_compiled_and_leave_its_time_out(monkeypatch):
-    bars = {"std": tqdm(total=64, file=StringIO()), "rich": tqdm_rich(total=64)}
+    bars = {"std": tqdm(total=64, file=StringIO(), desc="mine"), "rich": tqdm_rich(total=64)}
     callbacks = [SimpleNamespace(bar=bars["std"]), SimpleNamespace(pbar=bars["rich"]), SimpleNamespace(bar=None)]
     call, start = Call(callbacks=callbacks), bars["std"].start_t
     seconds = iter([100.0, 130.0])
     monkeypatch.setattr("ppo_plus.call.time.time", seconds.__next__)
     with call.compiling():
         assert [bar.desc for bar in bars.values()] == ["compiling: "] * 2
-    assert bars["std"].start_t == start + 30 and [bar.desc for bar in bars.values()] == [""] * 2
+    assert bars["std"].start_t == start + 30 and [bar.desc for bar in bars.values()] == ["mine", ""]
     for bar in bars.values():
         bar.close()

@@ -172,6 +172,15 @@ def test_a_callback_after_evaluation_can_stop_training(tmp_path):
     assert model.num_timesteps == 64 + 2
 
 
+def test_a_callback_of_new_bests_that_returns_nothing_ends_training():
+    class Nothing(BaseCallback):
+        def _on_step(self):
+            pass
+
+    model, _, _ = learn(6400, 64, EXPERIMENT.replace(normalize=None), callback_on_new_best=Nothing())
+    assert model.num_timesteps == 64 + 2
+
+
 @pytest.mark.parametrize("kind", ["id", "bare", "gymnasium", "other order"])
 def test_evaluation_environments_are_wrapped_as_in_training(kind, recwarn):
     eval_env = {

@@ -52,7 +52,7 @@ NO_ENVS = [
 ]
 RAISES = [
     *(({name: "64"}, TypeError, f"{name}.*='64' must be ") for name in ("n_steps", "gamma", "n_threads")),
-    ({"n_threads": MAX_THREADS + 1}, ValueError, f"n_threads={MAX_THREADS + 1} must be a number in .* {MAX_THREADS}"),
+    ({"n_threads": MAX_THREADS + 1}, ValueError, f"n_threads .*={MAX_THREADS + 1} must be .* at most {MAX_THREADS}"),
     *(
         ({"n_steps": n}, ValueError, f"n_steps={n} times n_envs=1 is above .* transitions")
         for n in (np.int64(99_999_999_999), 10**30)

@@ -16,7 +16,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.utils import explained_variance, set_random_seed
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus.distributed.ranks import Ranks, RanksError, checksum, frozen_weights, state_of
 from ppo_plus.envs.checks import seed_envs
@@ -58,6 +58,9 @@ class SingleProcess:
         :raises RanksError: ``facts``, or the shapes of their networks, optimizers or statistics, differ
         """
 
+    def share_statistics(self, vec_normalize: VecNormalize | None) -> None:
+        """Statistics of ``VecNormalize`` become those of all processes."""
+
     def has_nothing_to_learn(self, valid: np.ndarray | None) -> bool:
         """Whether no process has a transition to learn from, so that there is no update.
 
@@ -78,8 +81,8 @@ class SingleProcess:
     def synchronize(
         self, model: OnPolicyAlgorithm, facts: Mapping[str, Any], keep_training: bool
     ) -> tuple[bool, list[dict[str, Any]], int]:
-        """End a rollout: statistics of ``VecNormalize`` become those of all processes, and weights that differ, by
-        rounding or because one process has changed them, those of rank 0.
+        """End a rollout: share statistics, and weights that differ, by rounding or because one process has changed
+        them, become those of rank 0.
 
         :param facts: what has to be the same in all processes
         :param keep_training: whether this process wants to continue
@@ -161,6 +164,15 @@ class SharedTraining(SingleProcess):
         own = super().metrics(env)
         return {name: max(value, self._n_restarts) for name, value in own.items()} | {"time/wait": self._waited}
 
+    def share_statistics(self, vec_normalize: VecNormalize | None) -> None:
+        statistics = running_statistics(vec_normalize)
+        own = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]
+        for i, parts in enumerate(zip(*self.ranks.gather_values(own), strict=True)):
+            whole, running = total([self._common[i], *parts]), statistics[i]
+            running.mean, running.var, running.count = whole.mean.numpy(), whole.var.numpy(), whole.n.item()
+            # Recomputed, as after a resume: checkpoints contain no moments.
+            self._common[i] = _moments(running)
+
     def has_nothing_to_learn(self, valid: np.ndarray | None) -> bool:
         return False  # the others would wait for this one
 
@@ -172,22 +184,16 @@ class SharedTraining(SingleProcess):
         self, model: OnPolicyAlgorithm, facts: Mapping[str, Any], keep_training: bool
     ) -> tuple[bool, list[dict[str, Any]], int]:
         self.ranks.require_same(dict(facts))
-        statistics = running_statistics(model.get_vec_normalize_env())
-        moments = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]
+        self.share_statistics(model.get_vec_normalize_env())
         n_restarts = getattr(model.env and model.env.unwrapped, "n_restarts", 0)
         episodes = self._episodes[-model.ep_info_buffer.maxlen :]  # type: ignore[union-attr, operator]
-        message = (keep_training, model.num_timesteps, episodes, moments, self.ranks.waited, n_restarts)
+        message = (keep_training, model.num_timesteps, episodes, self.ranks.waited, n_restarts)
         by_rank = self.ranks.gather_values((*message, checksum(model.policy)))
-        keep_all, timesteps, ended, parts, waited, restarts, checksums = zip(*by_rank, strict=True)
+        keep_all, timesteps, ended, waited, restarts, checksums = zip(*by_rank, strict=True)
         if len({*checksums}) > 1:
             self._copy_weights(model.policy)
         self._episodes = []
         self._waited, self._n_restarts = sum(waited) / len(waited), sum(restarts)
-        for i, running in enumerate(statistics):
-            whole = total([self._common[i], *(part[i] for part in parts)])
-            running.mean, running.var, running.count = whole.mean.numpy(), whole.var.numpy(), whole.n.item()
-            # Recomputed, as after a resume: checkpoints contain no moments.
-            self._common[i] = _moments(running)
         # In turns, since the window of means has no room for those of all.
         infos = [info for turn in zip_longest(*ended) for info in turn if info is not None]
         return all(keep_all), infos, max(timesteps)

@@ -84,9 +84,8 @@ class CheckedEnvs:
         """
         for info in getattr(self._env.unwrapped, "reset_infos", ()):
             check_info(info)
-        if obs is not None:
-            check_shape(obs, self._env.observation_space, self._env.num_envs)
-            self.require_finite(obs)
+        check_shape(obs, self._env.observation_space, self._env.num_envs)
+        self.require_finite(obs)
 
 
 def is_reset(info: Info) -> bool:

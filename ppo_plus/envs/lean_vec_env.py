@@ -75,12 +75,14 @@ def _supported(make: Callable[[], gym.Env]) -> gym.Env:
 
 def faster_methods(env: DummyVecEnv) -> dict[str, Callable[[], Any]]:
     """The methods of :class:`LeanVecEnv` for a user's ``DummyVecEnv``, except those that the user wrote or set."""
-    kind = type(env)
-    if isinstance(env, LeanVecEnv) or kind._save_obs is not DummyVecEnv._save_obs:
+
+    def is_sb3s(name: str) -> bool:
+        return name not in vars(env) and getattr(type(env), name) is getattr(DummyVecEnv, name)
+
+    if not (is_sb3s("_save_obs") and is_sb3s("_obs_from_buf")):
         return {}
     ours = {"reset": lambda: reset_each(env, env.envs), "step_wait": lambda: step_each(env, env.envs)}
-    kept = {name for name in ours if name in vars(env) or getattr(kind, name) is not getattr(DummyVecEnv, name)}
-    return {name: own for name, own in ours.items() if name not in kept}
+    return {name: own for name, own in ours.items() if is_sb3s(name)}
 
 
 def reset_each(vec_env: Any, envs: Sequence[gym.Env]) -> VecEnvObs:

@@ -119,15 +119,14 @@ class GymVectorEnv(BatchedVecEnv):
 
     def __init__(self, env: VectorEnv[Any, Any, Any]):
         mode, base = (env.metadata or {}).get("autoreset_mode"), env.unwrapped
-        supported = {mode.value: mode for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)}
-        if getattr(mode, "value", mode) not in supported:
+        value = getattr(mode, "value", mode)
+        if value not in ("SameStep", "NextStep"):
             raise ValueError(
                 f'metadata["autoreset_mode"]={mode!r} of env={env} must be SAME_STEP or NEXT_STEP of '
                 "gymnasium.vector.AutoresetMode"
             )
-        self.autoreset = supported[getattr(mode, "value", mode)]
-        is_next_step = self.autoreset == AutoresetMode.NEXT_STEP
-        if is_next_step and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
+        self.autoreset = AutoresetMode(value)
+        if value == "NextStep" and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
             raise ValueError(
                 "AsyncVectorEnv with shared_memory=False and autoreset_mode=NEXT_STEP resets a second time after "
                 "reset(): use shared memory or AutoresetMode.SAME_STEP"

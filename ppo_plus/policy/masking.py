@@ -85,15 +85,15 @@ def _has_method(env: VecEnv) -> bool:
     try:
         try:
             found = list(inner.env_method("has_wrapper_attr", METHOD))
-        except (AttributeError, NotImplementedError, TypeError):
+        except (AttributeError, NotImplementedError, TypeError, ValueError, LookupError):
             found = []
         has_own = type(inner).has_attr is not VecEnv.has_attr
         if not any(found) and (has_own or not found):
             # Vector environments may not have single ones, or a wrapper of all of them may have the method.
             found = [inner.has_attr(METHOD)]
         if all(found) and not has_own:
-            # Some environments have every attribute, as ``None``.
-            found = [method is not None for method in inner.get_attr(METHOD)]
+            # Some environments have every attribute, as ``None``, and some the masks themselves.
+            found = [callable(method) for method in inner.get_attr(METHOD)]
     except (AttributeError, NotImplementedError):
         return False
     if any(found) and not all(found):

@@ -228,6 +228,8 @@ def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:
 @contextmanager
 def frozen(env: VecEnv) -> Iterator[VecEnv]:
     """Statistics are used but not updated, and rewards are as the environment gives them."""
-    normalize = unwrap_vec_normalize(env)
-    with nullcontext() if normalize is None else assigned(normalize, training=False, norm_reward=False):
+    with ExitStack() as undo:
+        for layer in layers(env):
+            if isinstance(layer, VecNormalize):
+                undo.enter_context(assigned(layer, training=False, norm_reward=False))
         yield env

@@ -375,19 +375,20 @@ def test_evaluation_plays_the_episodes_that_one_would(ranks, tmp_path):
 def test_a_resumed_run_is_the_same_to_the_bit(ranks, tmp_path):
     """Also what environments are normalized by goes on to the bit."""
     arguments = dict(n_steps=32, batch_size=32, n_epochs=1, seed=0, compile=False)
-    whole, again = [make_envs(EXPERIMENT, 2, first=2 * ranks.rank) for _ in range(2)]
+    whole, *others = [make_envs(EXPERIMENT, 2, first=2 * ranks.rank) for _ in range(3)]
     trained = PPO_Plus("MlpPolicy", whole, **arguments).learn(
         512, callback=Checkpoints(tmp_path, save_freq=128, keep=9)
     )
-    for path in checkpoint.files(tmp_path) if ranks.leads else []:
-        if checkpoint.steps_of(path) > 256:
-            path.unlink()
-    ranks.gather_values(None)
-    other = PPO_Plus.resume(tmp_path, again)
-    assert other.num_timesteps == 256
-    other.learn(512, callback=Checkpoints(tmp_path))
-    assert th.equal(weights(other), weights(trained))
-    assert again.obs_rms.var.tolist() == whole.obs_rms.var.tolist()
+    for last, again in zip((256, 0), others, strict=True):
+        for path in checkpoint.files(tmp_path) if ranks.leads else []:
+            if checkpoint.steps_of(path) > last:
+                path.unlink()
+        ranks.gather_values(None)
+        other = PPO_Plus.resume(tmp_path, again)
+        assert other.num_timesteps == last
+        other.learn(512, callback=Checkpoints(tmp_path, keep=9))
+        assert th.equal(weights(other), weights(trained))
+        assert again.obs_rms.var.tolist() == whole.obs_rms.var.tolist()
 
 
 @in_each

@@ -313,7 +313,7 @@ class Soak:
             allowed = {-signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT, FULL_DISK}
             if self.kind.processes > 1:
                 # torchrun's own, whatever has ended them.
-                allowed |= {1, -signal.SIGTERM, -signal.SIGINT}
+                allowed |= {1, 128 + signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
             if code not in allowed or ended:
                 self.fatal.append(f"{way}: exit code {code}")
                 print(f"{self.fatal[-1]}\n{output.read_text()[-2000:]}", file=sys.stderr)

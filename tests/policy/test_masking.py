@@ -469,10 +469,11 @@ def test_the_zoos_evaluations_and_player_hand_the_masks_in(tmp_path):
         assert np.isfinite(model.evaluate(3, MaskedEnv(ACTIONS["mixed"]))).all()
 
 
-def test_an_attribute_that_is_no_method_is_no_mask():
+@pytest.mark.parametrize("attribute", [None, np.ones(3, dtype=bool)])
+def test_an_attribute_that_is_no_method_is_no_mask(attribute):
     class Obliging(DummyVecEnv):
         def get_attr(self, attr_name, indices=None):
-            return [None] * self.num_envs
+            return [attribute if attr_name == "action_masks" else None] * self.num_envs
 
     env = Obliging([lambda: RandomEnv(ACTIONS["discrete"])])
     assert find_masks(env, [3]) is None and find_masks(VecNormalize(env), [3]) is None
@@ -489,7 +490,7 @@ def test_masks_of_some_environments_only_are_an_error(vec_class):
     env.close()
 
 
-@pytest.mark.parametrize("answer", [NotImplementedError, None])
+@pytest.mark.parametrize("answer", [NotImplementedError, KeyError, None])
 def test_vector_environments_that_answer_nothing_have_no_masks(answer):
     class Closed(DummyVecEnv):
         def env_method(self, *args, **kwargs):

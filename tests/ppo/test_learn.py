@@ -178,6 +178,44 @@ def test_what_other_code_of_the_process_has_set_does_not_matter(kind, settings):
         assert th.equal(used(kind), expected)
 
 
+def test_environments_that_a_callback_copies_at_the_start_are_their_own():
+    class Copies(BaseCallback):
+        def _init_callback(self):
+            self.copied = copy.deepcopy(self.training_env)
+
+        def _on_step(self):
+            self.copied.reset()
+            return True
+
+    def trained(callback):
+        return weights(make_model(env=DummyVecEnv([lambda: RandomEnv(ACTIONS["discrete"])] * 2)).learn(64, callback))
+
+    assert th.equal(trained(Copies()), trained(None))
+
+
+def test_a_callback_may_change_the_discounts_of_the_buffer():
+    """As in SB3, where assigning ``model.gae_lambda`` changes nothing."""
+
+    class Anneals(BaseCallback):
+        def _on_rollout_start(self):
+            self.model.rollout_buffer.gae_lambda = 0.5
+
+        def _on_step(self):
+            return True
+
+    one, other = make_model().learn(16, Anneals()), make_model(gae_lambda=0.5).learn(16)
+    np.testing.assert_array_equal(one.rollout_buffer.advantages, other.rollout_buffer.advantages)
+
+
+def test_observations_that_a_vector_environment_changes_are_learned_from():
+    class Half(DummyVecEnv):
+        def _obs_from_buf(self):
+            return super()._obs_from_buf() * 0 + 0.5
+
+    model = make_model(env=Half([lambda: RandomEnv(ACTIONS["discrete"])] * 2)).learn(16)
+    assert (model.rollout_buffer.observations == 0.5).all()
+
+
 def test_a_callback_that_returns_nothing_gives_a_warning():
     model = make_model()
     with pytest.warns(UserWarning, match="the callback returned None, which ends training: return True"):

@@ -635,6 +635,14 @@ def test_statistics_of_wrappers_do_not_change(fails, monkeypatch):
     assert not np.array_equal(state()[2], before[2])  # counted again
 
 
+def test_statistics_of_all_normalizations_do_not_change():
+    inner = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+    model = make(VecNormalize(inner, norm_obs=False), n_steps=32).learn(64)
+    before = copy.deepcopy(inner.obs_rms.mean)
+    assert model.evaluate(2)[0] % 0.5 == 0  # the environment's own rewards
+    np.testing.assert_array_equal(inner.obs_rms.mean, before)
+
+
 def test_a_monitor_does_not_record_evaluated_episodes(tmp_path):
     monitor = Monitor(gym.make("CartPole-v1"), str(tmp_path / "one"))
     model = make(DummyVecEnv([lambda: monitor]), n_steps=32).learn(64)

@@ -275,7 +275,7 @@ class Worker:
     def _death(self) -> Fault:
         self.process.join(CLOSING)
         code = self.process.exitcode
-        if code == -signal.SIGTERM:
+        if code in (-signal.SIGTERM, 255):  # 255: the server that starts processes has ended
             # If all processes of a job are ended, this one is about to end, too, and the environment is not at fault.
             time.sleep(1.0)
         name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
