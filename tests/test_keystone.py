@@ -176,11 +176,13 @@ TRAINED = {
 
 
 #: What another case holds in passing.
-SLOW = {"box_ent_coef", "gsde_one_std", "dict", "two_widths", "unsorted_dict", "rmsprop", "last_minibatch_truncated"}
+IN_PASSING = {"box_ent_coef", "gsde_one_std", "dict", "two_widths", "last_minibatch_truncated"}
+MARKS = dict.fromkeys(IN_PASSING, pytest.mark.exhaustive)
+MARKS |= dict.fromkeys(["unsorted_dict", "rmsprop"], pytest.mark.slow)
 
 
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in TRAINED])
+@pytest.mark.parametrize("case", [pytest.param(c, marks=MARKS.get(c, ())) for c in TRAINED])
 def test_one_train_gives_sb3s_weights(case):
     theirs, ours, difference = trained_on_the_same(**TRAINED[case])
     assert difference < CLOSE

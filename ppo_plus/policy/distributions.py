@@ -378,8 +378,7 @@ class Product(ActionDistribution):
         self, action_space: "spaces.Dict | spaces.Tuple[Any]", squash_output: bool = False, name: str = "action_space"
     ):
         super().__init__(action_space)
-        subspaces = named_parts(action_space)
-        if not subspaces:
+        if not (subspaces := named_parts(action_space)):
             raise ValueError(f"{name}={action_space} is empty: give it at least one subspace")
         self.parts = [
             make_distribution(sub, squash_output and make_distribution(sub).gaussian_dim > 0, f"{name}[{key!r}]")
@@ -502,8 +501,7 @@ def make_distribution(
 
 def _check_box(space: spaces.Box, name: str) -> None:
     """:raises ValueError: without finite bounds, or integers that floats cannot hold"""
-    infinite = [bound for bound in ("low", "high") if not np.isfinite(getattr(space, bound)).all()]
-    if infinite:
+    if infinite := [bound for bound in ("low", "high") if not np.isfinite(getattr(space, bound)).all()]:
         which = " and ".join(infinite)
         remedy = "give the environment's Box finite ones (a ClipAction wrapper removes them)"
         raise ValueError(f"{name}={space} has an infinite {which}: {remedy}")

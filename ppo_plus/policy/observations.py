@@ -287,8 +287,7 @@ def not_finite(policy: nn.Module, step: int | None = None) -> NotFinite:
     weights = th.cat([weight.detach().flatten() for weight in policy.parameters()])
     n_wrong = int(weights.isfinite().logical_not().sum())
     why = f"{n_wrong} of its {len(weights)} weights are not finite"
-    log_std = getattr(policy, "log_std", None)
-    if log_std is not None:
+    if (log_std := getattr(policy, "log_std", None)) is not None:
         why += f", log_std is from {log_std.min():.3g} to {log_std.max():.3g}"
     return NotFinite(
         "the policy, not the environment, returned numbers that are not finite (action parameters, value or "

@@ -179,8 +179,7 @@ class Streams(nn.Module):
         """
         weighted = list(zip(self.parts, self.weights(progress_remaining), advantages, strict=True))
         sum_ = reward + sum(weight * own for part, weight, own in weighted if not part.is_cost)
-        costs = [(-weight, own) for part, weight, own in weighted if part.is_cost]
-        if not costs:
+        if not (costs := [(-weight, own) for part, weight, own in weighted if part.is_cost]):
             return sum_
         limited = standardized(sum_) - sum(multiplier * standardized(own) for multiplier, own in costs)
         return limited / (1 + sum(multiplier for multiplier, _ in costs))

@@ -136,8 +136,7 @@ def save_model(
     if state["missing"]:
         names_and_reasons = f"{' and '.join(state['missing'])}: {'; '.join(state['missing'].values())}"
         notes.append(f"the model is saved without {names_and_reasons}; or pass it to load in custom_objects=")
-    sampled = [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]
-    if sampled:
+    if sampled := [name for name in sampled_of(arguments) if getattr(model, name) is not arguments[name]]:
         values = f"the function's values at {len(POINTS):,} points of the remaining progress"
         remedy = "to save the function itself, call ppo_plus.register"
         notes.append(f"{' and '.join(sampled)}: the file has {values}, with straight lines between them; {remedy}")

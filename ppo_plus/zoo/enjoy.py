@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env.base_vec_env import tile_images
 from ppo_plus import PPO_Plus
 from ppo_plus.envs.checked_envs import of_ended
 from ppo_plus.rollout.evaluation import predict_in
+from ppo_plus.saving.files import replacing
 from ppo_plus.zoo.experiment import load_statistics, make_envs, saved_experiment
 from ppo_plus.zoo.installation import ALLOWED_PACKAGES, Packages
 from ppo_plus.zoo.runs import RunFolder
@@ -104,7 +105,8 @@ def record(player: Player, n_timesteps: int, path: Path) -> None:
 def _write_gif(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:
     every = math.ceil(fps / MAX_GIF_FPS)
     images = map(Image.fromarray, islice(frames, 0, None, every))
-    next(images).save(path, save_all=True, append_images=images, duration=round(1000 * every / fps), loop=0)
+    with replacing(path) as file:
+        next(images).save(file, "gif", save_all=True, append_images=images, duration=round(1000 * every / fps), loop=0)
 
 
 def _write_video(frames: Iterator[np.ndarray], path: Path, fps: float) -> None:

@@ -9,7 +9,9 @@ import math
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import fields
+from functools import lru_cache
 from importlib import import_module
 from itertools import chain
 from keyword import iskeyword
@@ -60,8 +62,7 @@ def _value(node: ast.AST, packages: Packages) -> Value:
         case ast.Tuple(elts=items):
             return tuple(_value(item, packages) for item in items)
         case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant | ast.UnaryOp) for key in keys):
-            pairs = zip(keys, values, strict=True)
-            return {_value(key, ()): _value(value, packages) for key, value in pairs if key is not None}
+            return {_value(key, ()): _value(value, packages) for key, value in zip(keys, values, strict=True) if key}
         case ast.Call(func=ast.Name(id=name), args=items, keywords=words) if all(word.arg for word in words) and (
             name in STRATEGIES or (name == "dict" and not items)
         ):
@@ -205,16 +206,21 @@ def read_mapping(source: Path) -> dict[str, Any]:
     """Read a YAML file that contains a mapping of plain data. ``ValueError``: invalid YAML, or not a mapping."""
     text = source.read_bytes()
     try:
-        loader = Loader(text)
-        node = loader.get_single_node()
-        if node is not None and _written_out(node, {}) > MAX_NODES:
-            raise yaml.YAMLError(f"its aliases stand for more than {MAX_NODES} values")
-        entries = None if node is None else loader.construct_document(node)
+        entries = deepcopy(_parsed(text))
     except Exception as error:
         # Any exception: PyYAML's constructors raise many kinds for text that claims to be a number.
         message = shortened(" ".join(str(error).split()) or type(error).__name__)
         raise ValueError(f"{source} is not valid YAML: {message}") from None
     return require_mapping(str(source), entries)
+
+
+@lru_cache(maxsize=4)  # a command reads the package's own file several times, which takes 0.3 s each
+def _parsed(text: bytes) -> Value:
+    loader = Loader(text)
+    node = loader.get_single_node()
+    if node is not None and _written_out(node, {}) > MAX_NODES:
+        raise yaml.YAMLError(f"its aliases stand for more than {MAX_NODES} values")
+    return None if node is None else loader.construct_document(node)
 
 
 def _written_out(node: yaml.Node, sizes: dict[int, int]) -> int:

@@ -68,7 +68,8 @@ class Curve:
         if len(self.runs) < MIN_RUNS:
             return None
         drawn = np.random.default_rng(0).integers(len(self.runs), size=(CURVE_RESAMPLES, len(self.runs)))
-        low, high = np.quantile(self.runs[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        shares = np.array([np.bincount(row, minlength=len(self.runs)) for row in drawn]) / len(self.runs)
+        low, high = np.quantile(shares @ self.runs, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         return low, high
 
     def legend(self) -> str:

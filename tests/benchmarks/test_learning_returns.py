@@ -179,6 +179,7 @@ def test_episodes_at_the_end_are_normalized_as_training_was(monkeypatch):
     training = script.experiment(job, script.settings_of(job, 2048))
     env = make_envs(training)
     model = script.make_model(PPO, training, env)
+    model.n_epochs = 1
     model.learn(2048)
     seen, predict = [], model.predict
 

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from torchrun import TORCHRUN, torchrun
 
 from ppo_plus import PPO_Plus
 from ppo_plus.distributed.torchrun import join
+from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.results import read_training
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
@@ -136,15 +139,18 @@ def evaluations(folder):
         return dict(saved)
 
 
+def trained(ranks, folder):
+    """What a run prints in this process, which trains with the other one."""
+    with redirect_stdout(StringIO()) as printed:
+        main(["train", *given(folder)])
+    return printed.getvalue()
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, processes):
     """The folder of an undisturbed run of two processes."""
     folder = tmp_path_factory.mktemp("whole")
-    command = [sys.executable, "-m", "ppo_plus", "train", "--processes", "2", *given(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    # Said once.
-    assert len(re.findall(" (enjoy|record) --env", done.stdout)) == 1
+    assert len(re.findall(" (enjoy|record) --env", "".join(processes(trained, folder)))) == 1  # said once
     return folder
 
 
@@ -171,11 +177,13 @@ def test_a_league_of_the_settings_runs_in_all_processes(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_error_in_the_processes_is_said_without_torchruns_traceback(whole):
-    command = [sys.executable, "-m", "ppo_plus", "train", "--processes", "2", "--resume", run_of(whole)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 2
-    assert set(line[:27] for line in done.stderr.splitlines()) == {"ppo-plus: error: --resume /"}
+def test_an_error_in_the_processes_is_said_without_torchruns_traceback(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("import sys\nprint('ppo-plus: error: it fails', file=sys.stderr)\nsys.exit(2)\n")
+    command = [sys.executable, "-m", "ppo_plus.distributed.torchrun", "--standalone", "--nproc-per-node", "2", script]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    assert done.returncode == 2 and set(done.stderr.splitlines()) == {"ppo-plus: error: it fails"}
 
 
 def await_checkpoint(run, *launched):
@@ -228,8 +236,10 @@ def test_killed_processes_resume_with_identical_results(tmp_path, whole):
     launched = start("--standalone", "--nproc-per-node", 2, train=given(resumed))
     kill_one(run_of(resumed), launched)
     assert launched.wait(120) != 0
-    done = torchrun(2, "-m", "ppo_plus", "train", "--resume", run_of(resumed), "--no-progress", timeout=300)
+    again = ["train", "--processes", "2", "--resume", run_of(resumed), "--no-progress"]
+    done = subprocess.run([sys.executable, "-m", "ppo_plus", *again], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert len(re.findall(" (enjoy|record) --env", done.stdout)) == 1  # said once
     assert_same_run(resumed, whole)
 
 

@@ -597,8 +597,8 @@ ROLLOUT = (
     Fault(
         "evaluation-moves-statistics",
         "rollout/evaluation.py",
-        "assigned(normalize, training=False, norm_reward=False)",
-        "assigned(normalize, norm_reward=False)",
+        "assigned(layer, training=False, norm_reward=False)",
+        "assigned(layer, norm_reward=False)",
         "tests/rollout/test_evaluation.py",
     ),
     Fault(

@@ -1,6 +1,6 @@
 """Train for long with faults at random, and count what was lost: nothing should be.
 
-    python tests/long/soak.py                                   # some 45 minutes; Linux, a C compiler, mounting a tmpfs
+    python tests/long/soak.py                                   # about an hour; Linux, a C compiler, mounting a tmpfs
     python tests/long/soak.py --json benchmarks/results/soak.json
 
 Each run is ``ppo-plus train``. First it is left alone; then the same run, with the same seed, is interrupted again and

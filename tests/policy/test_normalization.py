@@ -229,7 +229,7 @@ def test_rewards_that_a_callback_changes_count():
 
 @needs_compiler
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy"])
+@pytest.mark.parametrize("policy", ["MlpPolicy", pytest.param("MlpGruPolicy", marks=pytest.mark.exhaustive)])
 def test_compiled_training_is_the_same(policy):
     memory = SMALL if policy == "MlpGruPolicy" else {}
     eager, compiled = (

@@ -330,7 +330,7 @@ def test_recomputed_advantages_are_the_same_while_weights_are():
 
 
 @needs_compiler
-@pytest.mark.parametrize("memory", ["", pytest.param("Gru", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("memory", ["", pytest.param("Gru", marks=pytest.mark.exhaustive)])
 def test_compiled_training_is_the_same(memory, traced):
     kwargs = {"policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8} if memory else {}
     kwargs |= {"policy": f"Mlp{memory}Policy", "kl_control": "adaptive_lr", "target_kl": 0.01, "normalize_values": True}

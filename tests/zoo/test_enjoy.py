@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
 from ppo_plus import PPO_Plus
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.enjoy import Player, _write_video, enjoy, make_player, record
+from ppo_plus.zoo.enjoy import Player, _write_gif, _write_video, enjoy, make_player, record
 from ppo_plus.zoo.experiment import Experiment, load_experiment, load_model, make_envs
 from ppo_plus.zoo.hyperparams import Loader
 from ppo_plus.zoo.runs import RunFolder
@@ -122,6 +122,17 @@ def test_record_gif(run, tmp_path):
     # Frames that show the same are one that lasts longer.
     assert sum(duration for _, duration in frames) == 12 * 20
     assert not np.array_equal(frames[0][0], frames[-1][0])
+
+
+def test_a_recording_that_is_interrupted_leaves_the_earlier_one(tmp_path):
+    def frames():
+        yield np.zeros((4, 4, 3), np.uint8)
+        raise KeyboardInterrupt
+
+    (tmp_path / "x.gif").write_bytes(b"earlier")
+    with pytest.raises(KeyboardInterrupt):
+        _write_gif(frames(), tmp_path / "x.gif", 30)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"earlier"]
 
 
 @pytest.mark.parametrize("size", [(50, 70), (51, 71)])

@@ -50,8 +50,7 @@ def take(model: SavedModel, folder: str | Path = ".", logs: Sequence[str] = ()) 
     generators = process_state.get_generators()
     state = state_of(model)
     missing = state["missing"]
-    needed = [reason for name, reason in missing.items() if name in argument_attributes(type(model))]
-    if needed:
+    if needed := [reason for name, reason in missing.items() if name in argument_attributes(type(model))]:
         raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
     if missing:
         reasons = "; ".join(missing.values())
@@ -114,8 +113,7 @@ def steps_of(path: Path) -> int:
 
 def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
     """Move files with more timesteps into a subfolder, which is returned: they would be found as the newest ones."""
-    others = [path for path in files(folder) if steps_of(path) > num_timesteps]
-    if not others:
+    if not (others := [path for path in files(folder) if steps_of(path) > num_timesteps]):
         return None
     subfolder = next(path for i in count(1) if not (path := Path(folder) / f"earlier_{i}").exists())
     subfolder.mkdir()

@@ -65,8 +65,7 @@ def to_sb3(model: SavedModel, path: PathOrFile) -> None:
     if statistics is not None and not isinstance(path, (str, os.PathLike)):
         second = "SB3 has the statistics of observations in a second file, a VecNormalize"
         raise ValueError(f"{second}: pass a name of a file, beside which it can be written")
-    lost = sorted(_lost(model, trainer))
-    if lost:
+    if lost := sorted(_lost(model, trainer)):
         acts = f"SB3's {trainer.__name__} acts as the model"
         warnings.warn(f"{acts}, but it learns without {', '.join(lost)}", stacklevel=3)
     with opened_to_write(path) as file:

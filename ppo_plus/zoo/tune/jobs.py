@@ -176,17 +176,13 @@ class Heartbeats:
 
     def __init__(self, grace_period: float = 60):
         self.interval, self.grace_period, self.clock = grace_period / 4, grace_period, time.monotonic
-        #: By trial: its heartbeat, and since when it is the same.
-        self._seen: dict[int, tuple[Any, float]] = {}
+        #: By trial and heartbeat: since when it is the same.
+        self._seen: dict[tuple[int, Any], float] = {}
 
     def is_silent(self, trial: FrozenTrial) -> bool:
         """Whether the worker of a running trial, as it was just read, counts as dead."""
-        heartbeat, now = trial.user_attrs.get(HEARTBEAT), self.clock()
-        last, since = self._seen.setdefault(trial._trial_id, (heartbeat, now))
-        if heartbeat != last:
-            self._seen[trial._trial_id] = (heartbeat, now)
-            return False
-        return now - since >= self.grace_period
+        now = self.clock()
+        return now - self._seen.setdefault((trial._trial_id, trial.user_attrs.get(HEARTBEAT)), now) >= self.grace_period
 
     @contextmanager
     def of(self, storage: BaseStorage, trial_id: int) -> Iterator[None]:
@@ -271,23 +267,17 @@ class Jobs:
         return Trial(self.study(sampler, pruner), claimed._trial_id)
 
     def finish(
-        self,
-        trial: FrozenTrial,
-        state: TrialState,
-        value: float | None = None,
-        reason: str | None = None,
-        interrupted: bool = False,
+        self, trial: FrozenTrial, state: TrialState, value: float | None = None, **attributes: str | bool
     ) -> None:
         """End a trial that this process owns. One that has ended already stays unchanged: this process counted as dead,
         and the trial may have a successor, or the call is a repetition.
 
-        :param reason: why it failed. Such a trial is done; the job of any other failed one is done again
-        :param interrupted: the worker was asked to end, so that it does not count as a death
+        :param attributes: ``reason``, why it failed (such a trial is done; the job of any other failed one is done
+            again), or ``interrupted``, if the worker was asked to end, so that it does not count as a death
         """
         with suppress(UpdateFinishedTrialError):
-            for name, known in ((REASON, reason), (INTERRUPTED, interrupted)):
-                if known:
-                    self.storage.set_trial_user_attr(trial._trial_id, name, known)
+            for name, given in attributes.items():
+                self.storage.set_trial_user_attr(trial._trial_id, name, given)
             self.study().tell(trial.number, value, state, skip_if_finished=True)
 
 

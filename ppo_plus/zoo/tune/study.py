@@ -48,13 +48,13 @@ class Study:
         """The first trials of the search, all by default. The study has more if its budget has grown meanwhile."""
         return Jobs(self.storage, self.name, self.heartbeats, budget)
 
-    def confirmation(self, budget: int) -> Jobs:
-        """The runs of the confirmation; a larger budget, with other best trials, has separate ones."""
-        return Jobs(self.storage, f"{self.name}, confirmation after {budget}", self.heartbeats)
+    def confirmation(self) -> Jobs:
+        """The runs of the confirmation; a larger budget adds those of its best trials."""
+        return Jobs(self.storage, f"{self.name}, confirmation", self.heartbeats)
 
     def begun_stages(self) -> dict[str, Jobs]:
         """The stages that have begun, by name."""
-        confirmation = self.confirmation(self.budget)
+        confirmation = self.confirmation()
         has_begun = confirmation.name in optuna.get_all_study_names(self.storage)
         return {"screening": self.screening()} | ({"confirmation": confirmation} if has_begun else {})
 
@@ -96,11 +96,14 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the last stage: the baselines and the best trials, the finalists, on unseen seeds. All workers get
     here at about the same time; a run that two of them add counts once."""
     screening = study.screening(budget).trials()
-    best = ranked_candidates(screening)[: plan.n_finalists]
+    ranked = ranked_candidates(screening)
+    # The sampler may choose the same settings again.
+    settings = [trial.user_attrs[RECORDED] for trial in ranked]
+    best = [trial for i, trial in enumerate(ranked) if settings[i] not in settings[:i]][: plan.n_finalists]
     # A baseline whose workers died before it began has no settings.
     baselines = [trial for trial in screening if {BASELINE, RECORDED} <= trial.user_attrs.keys()]
     chosen = [*baselines, *best] if best else []
-    jobs = study.confirmation(budget)
+    jobs = study.confirmation()
     optuna.create_study(study_name=jobs.name, storage=jobs.storage, direction="maximize", load_if_exists=True)
     runs = [(trial.user_attrs, seed) for seed in plan.seeds("confirmation") for trial in chosen]
     jobs.fill([{CANDIDATE: tried[JOB], SEED: seed, RECORDED: tried[RECORDED]} for tried, seed in runs])

@@ -125,8 +125,8 @@ class TuningTask:
     def baselines(self) -> dict[str, Experiment]:
         """What is tried before the search, and what a winner must beat, by name: the defaults of
         ``PPO_Plus(policy, env)``, and the experiment's own settings if they differ from them."""
-        # Without these, the environment or the cost of a run would change, or images could not be read.
-        kept = {"action_mask_key", "compile", "n_threads"}
+        # Without these, the task or the cost of a run would change, or images could not be read.
+        kept = {"action_mask_key", "compile", "n_threads", "streams"}
         needed = {name: value for name, value in self.experiment.hyperparams.items() if name in kept}
         reading = {"actor_keys", "features_extractor_class", "features_extractor_kwargs", "normalize_images"}
         read_by = {name: value for name, value in self.experiment.policy_kwargs.items() if name in reading}
@@ -264,7 +264,7 @@ def score(
             try:
                 model = make_model(experiment, envs)
             except UNFIT as error:  # each value can be used, but not all together
-                raise Diverged(str(error)) from None
+                raise Diverged(str(error) or type(error).__name__) from None
             callbacks = [evaluation, *experiment.make_callbacks(), Interruptible()]
             model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
     except (MemoryError, th.cuda.OutOfMemoryError) as error:

@@ -21,7 +21,7 @@ for i in range(100):
 """
 
 #: What takes longest, and another version has measured.
-OLDER = {"soak", "learning_memory"}
+OLDER = {"learning_memory"}
 
 
 def test_tables_are_of_this_version():

@@ -96,7 +96,7 @@ def test_car_racing_resumes():
     def make():
         return vectorized(lambda: gym.make("CarRacing-v3", max_episode_steps=25, domain_randomize=True), n=1)
 
-    check_goes_on(make, before=30, after=30)
+    check_goes_on(make, before=30, after=30, points=1)
 
 
 def test_blackjack_whose_observations_are_tuples():

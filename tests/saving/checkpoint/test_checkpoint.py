@@ -58,7 +58,7 @@ CASES = {
     "episodes' noise": (lambda: envs("Acrobot-v1"), {"use_sde": True, "sde_sample_freq": "episode"}),
     "memory": (envs, {"policy": "MlpLstmPolicy"} | MEMORY),
     "memory, attention": (envs, {"policy": "MlpAttentionPolicy", "use_sde": True} | MEMORY),
-    "memory, scan": (envs, {"policy": "MlpLruPolicy", "compile": True} | MEMORY),
+    "memory, scan": (envs, {"policy": "MlpLruPolicy"} | MEMORY),
     "memory, compiled": (envs, {"policy": "MlpGruPolicy", "compile": True, "use_sde": True} | MEMORY),
     "penalty": (lambda: envs("Pendulum-v1"), {"target_kl": 1e-3, "kl_control": "penalty", "clip_range": None}),
     "adaptive": (envs, {"target_kl": 1e-3, "kl_control": "adaptive_lr", "learning_rate": "lin_1e-3"}),
@@ -77,7 +77,7 @@ CASES = {
 }
 #: The marks of cases; others are slow. Simulators resume to the bit in tests/envs/resumable.
 MARKS = dict.fromkeys(["discrete", "normalized", "memory", "streams", "tuples"], ())
-MARKS |= dict.fromkeys(["compiled", "MuJoCo", "Box2D"], EXHAUSTIVE)
+MARKS |= dict.fromkeys(["compiled", "MuJoCo", "Box2D", "keys", "recomputed advantages"], EXHAUSTIVE)
 ppo_plus.register(progress)
 
 

@@ -30,14 +30,15 @@ def test_scripts(folder, monkeypatch, capsys):
         runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
         return capsys.readouterr()
 
-    shortly = ["--eval-freq", "2000", "-params", "n_epochs:1"]
-    done = script("train", "--env", "CartPole-v1", "-n", "4e3", "-f", "runs", *shortly)
+    monkeypatch.setattr("ppo_plus.zoo.callbacks.LAST_EPISODES", 1)
+    shortly = ["--eval-freq", "500", "--eval-episodes", "1", "-params", "n_steps:64", "n_epochs:1"]
+    done = script("train", "--env", "CartPole-v1", "-n", "1e3", "-f", "runs", *shortly)
     assert done.out.startswith("CartPole-v1: mean return ")
-    assert re.match(r"CartPole-v1: training for 4,000 timesteps, seed \d+; Ctrl-C ends it early", done.err)
+    assert re.match(r"CartPole-v1: training for 1,000 timesteps, seed \d+; Ctrl-C ends it early", done.err)
     run_folder = folder / "runs" / "ppo_plus" / "CartPole-v1_1"
     played = command("record", "--env", "CartPole-v1", "-f", run_folder.relative_to(folder))
     assert done.out.endswith(f": {played}\n")
-    progress = [line for line in done.err.splitlines() if "/4.00k [" in line]
+    progress = [line for line in done.err.splitlines() if "/1.00k [" in line]
     assert len(progress) >= 8 and progress[-1].startswith("100%")
     assert done.err.count("evaluation after") == 2
     assert (run_folder / "learning_curve.png").is_file()
@@ -148,7 +149,7 @@ def test_a_package_that_a_game_lacks_is_named(folder, kind, monkeypatch, check_o
 def test_games_of_pettingzoo_are_no_packages_of_the_user(folder, capsys):
     pytest.importorskip("pettingzoo")
     game = "selfplay:pettingzoo.classic.tictactoe_v3"
-    main(["train", "--env", game, "-f", "runs", "-n", "16", "-params", "n_steps:16"])
+    main(["train", "--env", game, "-f", "runs", "-n", "16", "--eval-freq", "-1", "-params", "n_steps:16"])
     assert "--gym-packages" not in capsys.readouterr().out
     main(["export", "runs/ppo_plus/selfplay-pettingzoo.classic.tictactoe_v3_1", "-o", "policy.onnx"])
     assert "acts as predict does" in capsys.readouterr().out

@@ -197,9 +197,10 @@ def test_a_model_without_an_entry_is_trained_further_with_what_it_is_built_with(
 def test_training_a_saved_model_further(folder, monkeypatch):
     printed = []
     monkeypatch.setattr("ppo_plus.zoo.cli.experiments._print_measured", lambda *args: printed.append(args))
-    main([*TRAIN, "-n", "256", "--no-progress"])
+    short = ["-n", "64", "--no-progress", "-params", "n_steps:8", "n_epochs:1", "batch_size:64"]
+    main([*TRAIN, *short])
     assert len(printed) == 1
-    main([*TRAIN, "-n", "256", "--no-progress", "-i", "logs/ppo_plus/CartPole-v1_1/CartPole-v1.zip"])
+    main([*TRAIN, *short, "-i", "logs/ppo_plus/CartPole-v1_1/CartPole-v1.zip"])
     assert len(printed) == 1  # what was reached from scratch
     assert (folder / "logs/ppo_plus/CartPole-v1_2/CartPole-v1.zip").is_file()
 

@@ -15,7 +15,7 @@ from optuna.distributions import FloatDistribution
 from stable_baselines3.common.callbacks import BaseCallback
 from tuning_envs import FailingAt150, NotFinite
 
-from ppo_plus import PPO_Plus
+from ppo_plus import Cost, PPO_Plus
 from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, make_envs, make_model, with_recommended
 from ppo_plus.zoo.tune.space import read_space, setting
 from ppo_plus.zoo.tune.task import SAMPLERS, Diverged, Plan, TuningTask, score
@@ -171,9 +171,9 @@ def test_wrappers_are_chosen_among_those_of_the_baseline(own, further):
 
 
 def test_the_default_keeps_what_makes_the_environment():
-    """Without masks, and without what only the critic may see, its runs would be of another task; with
-    other threads, or compiled, they would cost something else."""
-    kept = {"action_mask_key": "action_mask", "compile": False, "n_threads": 1}
+    """Without masks, costs, and what only the critic may see, its runs would be of another task; with other threads, or
+    compiled, they would cost something else."""
+    kept = {"action_mask_key": "action_mask", "compile": False, "n_threads": 1, "streams": [Cost("cost", limit=1.0)]}
     experiment = CARTPOLE.replace(
         policy_kwargs={"actor_keys": ["a"], "net_arch": [8]}, hyperparams=kept | {"gamma": 0.9}
     )
