@@ -179,7 +179,7 @@ def test_a_league_of_the_settings_runs_in_all_processes(tmp_path):
 @pytest.mark.slow
 def test_an_error_in_the_processes_is_said_without_torchruns_traceback(tmp_path):
     script = tmp_path / "fails.py"
-    script.write_text("import sys\nprint('ppo-plus: error: it fails', file=sys.stderr)\nsys.exit(2)\n")
+    script.write_text("import sys\nsys.stderr.write('ppo-plus: error: it fails\\n')\nsys.exit(2)\n")
     command = [sys.executable, "-m", "ppo_plus.distributed.torchrun", "--standalone", "--nproc-per-node", "2", script]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
