@@ -319,7 +319,7 @@ class PPO_Plus(ModelFiles):
             total, _ = super()._setup_learn(total_timesteps, None, reset_num_timesteps, tb_log_name)
         if begins:
             checked.check_reset(self._last_obs)
-            self.shared.share_statistics(self.get_vec_normalize_env())
+        self.shared.share_statistics(self.get_vec_normalize_env())
         # Out of the context: they may copy the environments.
         callbacks = self._init_callback(callback, progress_bar and self.ranks.leads)
         check_evaluations(self, self.call.callbacks)

@@ -149,7 +149,7 @@ class SharedTraining(SingleProcess):
         self._episodes = []
         statistics = running_statistics(model.get_vec_normalize_env())
         self.ranks.require_same({"VecNormalize": [np.shape(running.mean) for running in statistics]})
-        # Copied unchanged: a variance recomputed from moments may be rounded differently.
+        # Copied unchanged; see `share_statistics`.
         of_lead = self.ranks.lead([(running.mean, running.var, running.count) for running in statistics])
         for running, (mean, var, count) in zip(statistics, of_lead, strict=True):
             running.mean, running.var, running.count = mean, var, count
@@ -168,6 +168,8 @@ class SharedTraining(SingleProcess):
         statistics = running_statistics(vec_normalize)
         own = [_moments(running).minus(common) for running, common in zip(statistics, self._common, strict=True)]
         for i, parts in enumerate(zip(*self.ranks.gather_values(own), strict=True)):
+            if not any(part.n for part in parts):
+                continue  # a variance from moments may be rounded differently
             whole, running = total([self._common[i], *parts]), statistics[i]
             running.mean, running.var, running.count = whole.mean.numpy(), whole.var.numpy(), whole.n.item()
             # Recomputed, as after a resume: checkpoints contain no moments.
