@@ -23,8 +23,7 @@ def check_normalization(env: VecEnv) -> None:
 
     :raises ValueError: an argument is out of range: a negative ``clip_obs``, for instance, makes all observations equal
     """
-    normalize = unwrap_vec_normalize(env)
-    if normalize is None:
+    if (normalize := unwrap_vec_normalize(env)) is None:
         return
     for name in ("clip_obs", "clip_reward", "epsilon"):
         require_number(f"VecNormalize: {name}", getattr(normalize, name), 0, above=True)

@@ -155,8 +155,7 @@ def with_statistics_of(model: Model, vec_env: VecEnv) -> VecEnv:
     training = model.get_vec_normalize_env()
     if training is None or not training.norm_obs:
         return vec_env
-    own = unwrap_vec_normalize(vec_env)
-    if own is not None:
+    if (own := unwrap_vec_normalize(vec_env)) is not None:
         if own.norm_obs and own is not training:
             own.obs_rms = copy.deepcopy(training.obs_rms)
         return vec_env

@@ -405,8 +405,7 @@ def load_statistics(path: Path, env: VecEnv, env_id: str) -> None:
     :raises ValueError: they are damaged, or not finite, or do not fit the observations
     """
     if (normalize := unwrap_vec_normalize(env)) is not None:
-        source = find_statistics(path, path.parent / file_name(env_id))
-        if source is None:
+        if (source := find_statistics(path, path.parent / file_name(env_id))) is None:
             problem = f"the settings normalize, and there are no statistics {statistics_path(path)} of the model"
             raise FileNotFoundError(f"{problem}: copy them there, or leave out normalize")
         put_statistics(normalize, read_statistics(source), source)

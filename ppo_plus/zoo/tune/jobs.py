@@ -83,8 +83,11 @@ class _JournalFile(JournalFileBackend):
         super().__init__(str(path), self.lock)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        with get_lock_file(self.lock), self.path.open("r+b") as file:
-            append_lines(file, "".join(f"{json.dumps(log)}\n" for log in logs).encode())
+        try:
+            with get_lock_file(self.lock), self.path.open("r+b") as file:
+                append_lines(file, "".join(f"{json.dumps(log)}\n" for log in logs).encode())
+        except RuntimeError as error:  # another process has taken the lock of this one, which stood still for long
+            raise StorageInternalError(f"{self.path}: {error}") from error
 
 
 def _open_database(url: str) -> BaseStorage:

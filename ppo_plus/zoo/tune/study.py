@@ -69,8 +69,7 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     data = task.to_json()
     given, kept = by_name(data), by_name(study.attributes().get(TASK, data))
     pairs = {name: (given.get(name, "nothing"), kept.get(name, "nothing")) for name in kept | given}
-    differences = [f"{name}={new} (the study has {old})" for name, (new, old) in pairs.items() if new != old]
-    if differences:
+    if differences := [f"{name}={new} (the study has {old})" for name, (new, old) in pairs.items() if new != old]:
         problem = f"the study {study.name!r} exists with other values: {shortened(', '.join(differences))}"
         raise ValueError(f"{problem}: give the same ones to resume it, or choose another name with --study-name")
     study.set(BUDGET, max(max_total_trials, study.budget))

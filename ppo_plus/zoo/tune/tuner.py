@@ -52,8 +52,7 @@ class TuningWorker:
                 while not jobs.all_done():
                     check()
                     self._check()
-                    claimed = jobs.claim()
-                    if claimed is None:
+                    if (claimed := jobs.claim()) is None:
                         time.sleep(POLL)  # others still work, and one of them may die
                     else:
                         self._do(jobs, claimed)

@@ -20,6 +20,7 @@ from parametrization import sample
 from sqlalchemy.exc import OperationalError
 from storages import close
 
+from ppo_plus.saving.files import append_lines
 from ppo_plus.zoo.tune import jobs as jobs_module
 from ppo_plus.zoo.tune.jobs import (
     DEATHS,
@@ -336,3 +337,16 @@ def test_a_full_disk_is_one(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="disk is full|No space left") as raised:
             use()
         assert raised.value.errno == errno.ENOSPC
+
+
+def test_a_lock_that_another_worker_took_over_is_an_error_of_the_storage(tmp_path, monkeypatch):
+    """The worker that stood still for too long ends, and not the study."""
+
+    def slowly(file, text):
+        append_lines(file, text)
+        (tmp_path / "study.log.lock").unlink()
+
+    storage = open_storage(str(tmp_path / "study.log"))
+    monkeypatch.setattr("ppo_plus.zoo.tune.jobs.append_lines", slowly)
+    with pytest.raises(STORAGE_ERRORS, match="did not possess lock"):
+        optuna.create_study(study_name="study", storage=storage)
