@@ -10,6 +10,7 @@ import torch as th
 from envs import ACTIONS, IMAGE, VECTOR, MaskedEnv, vec
 from gymnasium import spaces
 from networks import without_kinks
+from parametrization import SLOW, part
 from sb3_contrib import MaskablePPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
@@ -153,12 +154,14 @@ UNSORTED_DICT = spaces.Dict(vector=VECTOR, image=IMAGE, choice=spaces.Discrete(3
 TRAINED = {
     **{kind: {"kind": kind} for kind in KINDS},
     "discrete_ent_coef": {"kind": "discrete", "ent_coef": 0.1},
-    "box_ent_coef": {"kind": "box", "ent_coef": 0.1},
     "gsde": {"kind": "box", "use_sde": True},
-    "gsde_one_std": {"kind": "box", "use_sde": True, "policy_kwargs": {"full_std": False, "log_std_init": -1.0}},
-    "gsde_expln": {"kind": "box", "use_sde": True, "ent_coef": 0.1, "policy_kwargs": {"use_expln": True}},
+    "gsde_expln": {
+        "kind": "box",
+        "use_sde": True,
+        "ent_coef": 0.1,
+        "policy_kwargs": {"use_expln": True, "full_std": False, "log_std_init": -1.0},
+    },
     "cnn": {"observation": IMAGE, "policy": "CnnPolicy"},
-    "dict": {"observation": DICT, "policy": "MultiInputPolicy"},
     "unsorted_dict": {"observation": UNSORTED_DICT, "policy": "MultiInputPolicy"},
     "unshared": {
         "observation": DICT,
@@ -167,7 +170,6 @@ TRAINED = {
     },
     "not_normalized": {"normalize_advantage": False},
     "value_clip": {"clip_range_vf": 0.05},
-    "last_minibatch_truncated": {"batch_size": 100},
     "one_in_the_last_minibatch": {"batch_size": 51},
     "schedules": {"learning_rate": lambda progress: 1e-3 * progress, "clip_range": lambda progress: 0.1 * progress},
     "rmsprop": {"policy_kwargs": {"optimizer_class": th.optim.RMSprop, "optimizer_kwargs": {"eps": 1e-5}}},
@@ -175,14 +177,8 @@ TRAINED = {
 }
 
 
-#: What another case holds in passing.
-IN_PASSING = {"box_ent_coef", "gsde_one_std", "dict", "two_widths", "last_minibatch_truncated"}
-MARKS = dict.fromkeys(IN_PASSING, pytest.mark.exhaustive)
-MARKS |= dict.fromkeys(["unsorted_dict", "rmsprop"], pytest.mark.slow)
-
-
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
-@pytest.mark.parametrize("case", [pytest.param(c, marks=MARKS.get(c, ())) for c in TRAINED])
+@pytest.mark.parametrize("case", part(TRAINED, TRAINED.keys() - {"unsorted_dict", "rmsprop"}, SLOW))
 def test_one_train_gives_sb3s_weights(case):
     theirs, ours, difference = trained_on_the_same(**TRAINED[case])
     assert difference < CLOSE
