@@ -230,8 +230,7 @@ def test_snapshots_are_copies_and_become_opponents():
 
 
 @pytest.mark.parametrize(
-    ("choose", "chances"),
-    [("latest", [0, 0, 0.9]), ("uniform", [0.3, 0.3, 0.3]), ("prioritized", [0.0, 0.3, 0.6])],
+    ("choose", "chances"), [("latest", [0, 0, 0.9]), ("uniform", [0.3, 0.3, 0.3]), ("prioritized", [0.0, 0.3, 0.6])]
 )
 def test_who_is_drawn(choose, chances):
     league = League(choose=choose)
@@ -406,11 +405,7 @@ class Boxes(Crowd):
         (lambda: games_of(Crowd(back=0.0)), ValueError, "crowd is in another environment already: pass a function"),
         (lambda: SelfPlay(TICTACTOE, {"a": 3}), TypeError, "opponents: 'a' is 3: pass a function"),
         (lambda: SelfPlay(TICTACTOE, {"a": PPO("MlpPolicy", "CartPole-v1")}), TypeError, "opponents: 'a' is ActorCr"),
-        (
-            lambda: SelfPlay("math"),
-            ValueError,
-            "env='math' has no env .* use ppo_plus.SelfPlay .* games with turns",
-        ),
+        (lambda: SelfPlay("math"), ValueError, "env='math' has no env .* use ppo_plus.SelfPlay .* games with turns"),
         (lambda: PPO_Plus("MlpPolicy", "CartPole-v1").learn(1, League()), AttributeError, "a League needs SelfPlay"),
         (lambda: SelfPlay(TICTACTOE, first_free), TypeError, "opponents=<function .* must be a dict of names"),
         (

@@ -36,12 +36,7 @@ RAISES = [
     *((integer, value, TypeError, r"^n_steps=.* must be an integer, at least 1$") for value in (2.0, True, None)),
     *((integer, value, TypeError, "must be an integer") for value in (np.float64(2), np.bool_(True))),
     *((integer, value, ValueError, r"^n_steps=.* must be at least 1$") for value in (0, -5, np.int64(0))),
-    (
-        partial(integer, or_none=True),
-        "100",
-        TypeError,
-        "'100' must be an integer, at least 1, or None",
-    ),
+    (partial(integer, or_none=True), "100", TypeError, "'100' must be an integer, at least 1, or None"),
     (partial(integer, high=9), 10, ValueError, "^n_steps=10 must be at least 1 and at most 9$"),
     *((number, value, ValueError, r"^gamma=.* must be a number in \[0, 1\]$") for value in (-1e-9, 1.0000001)),
     *((number, value, ValueError, "gamma=.* must be") for value in (math.nan, -math.inf, math.inf, np.float64("nan"))),

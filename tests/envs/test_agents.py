@@ -456,10 +456,7 @@ def test_knights_die_and_are_excluded():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "mpe2.simple_tag_v3",
-            "different observation_spaces, {'adversary_0': .* 'agent_0': .*: pad them",
-        ),
+        ("mpe2.simple_tag_v3", "different observation_spaces, {'adversary_0': .* 'agent_0': .*: pad them"),
         ("pettingzoo.classic.tictactoe_v3", "has no parallel_env .* use ppo_plus.SelfPlay .* for games with turns"),
     ],
 )

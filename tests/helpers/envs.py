@@ -48,10 +48,7 @@ OBSERVATIONS = {
     "multidiscrete_2d": spaces.MultiDiscrete([[3, 2], [4, 5]]),
     "multibinary_2d": spaces.MultiBinary((2, 3)),
     "dict": spaces.Dict(
-        choice=spaces.Discrete(4, start=1),
-        choices=spaces.MultiDiscrete([[2, 3], [3, 2]]),
-        image=IMAGE,
-        vector=VECTOR,
+        choice=spaces.Discrete(4, start=1), choices=spaces.MultiDiscrete([[2, 3], [3, 2]]), image=IMAGE, vector=VECTOR
     ),
 }
 #: The policy that an observation of :data:`OBSERVATIONS` needs; ``"MlpPolicy"`` where nothing is said.

@@ -68,11 +68,7 @@ def test_each_sees_what_is_named_in_the_order_of_the_space(actor_keys, critic_ke
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
-        (
-            dict(critic_keys=["critic"]),
-            ValueError,
-            r"critic_keys=\['critic'\] needs actor_keys.*actor_keys=",
-        ),
+        (dict(critic_keys=["critic"]), ValueError, r"critic_keys=\['critic'\] needs actor_keys.*actor_keys="),
         (
             KEYS | dict(critic_keys=["x"]),
             ValueError,

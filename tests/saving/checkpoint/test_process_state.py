@@ -276,12 +276,7 @@ def test_texts_and_paths_are_neither_saved_nor_restored(value):
     assert (other.limit, other.best) == (1, 1.0)
 
 
-STATES = [
-    tallies({"a": 2}),
-    np.random.default_rng(0),
-    np.ones(2, np.complex64),
-    [random.Random(0)],
-]
+STATES = [tallies({"a": 2}), np.random.default_rng(0), np.ones(2, np.complex64), [random.Random(0)]]
 
 
 @pytest.mark.parametrize("value", STATES, ids=lambda each: type(each).__name__)

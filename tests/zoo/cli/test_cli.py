@@ -102,12 +102,7 @@ def test_packages_that_register_environments(folder, my_envs, check_one_line_err
     main(["enjoy", *options, "--no-render", "-n", "9"])
     assert "episode 1: return 5.00, length 5" in capsys.readouterr().out
     run = "logs/ppo_plus/Mine-v0_1"
-    for line in (
-        "enjoy --no-render --env Mine-v0",
-        "record --env Mine-v0",
-        f"export {run}",
-        f"train --resume {run}",
-    ):
+    for line in ("enjoy --no-render --env Mine-v0", "record --env Mine-v0", f"export {run}", f"train --resume {run}"):
         check_one_line_error(line.split(), f"{run} imports packages of yours: add --gym-packages my_envs.all")
     main("enjoy --env Mine-v0 --no-render -n 9 --trust-model".split())
     assert "length 5" in capsys.readouterr().out
