@@ -145,9 +145,7 @@ def described(facts: dict[str, Any]) -> Lines:
 
 NO_PACKAGES = (
     "machine",
-    "system",
     "processor",
-    "cores",
     "load before",
     "device",
     "threads",
