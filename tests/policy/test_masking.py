@@ -471,11 +471,10 @@ def test_the_zoos_evaluations_and_player_hand_the_masks_in(tmp_path):
 
 @pytest.mark.parametrize("attribute", [None, np.ones(3, dtype=bool)])
 def test_an_attribute_that_is_no_method_is_no_mask(attribute):
-    class Obliging(DummyVecEnv):
-        def get_attr(self, attr_name, indices=None):
-            return [attribute if attr_name == "action_masks" else None] * self.num_envs
+    class Obliging(RandomEnv):
+        action_masks = attribute
 
-    env = Obliging([lambda: RandomEnv(ACTIONS["discrete"])])
+    env = DummyVecEnv([lambda: Obliging(ACTIONS["discrete"])])
     assert find_masks(env, [3]) is None and find_masks(VecNormalize(env), [3]) is None
     PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, n_epochs=1, compile=False).learn(4)
 
