@@ -184,7 +184,7 @@ class SelfPlay(GameEnv):
 
 def _frozen(policy: ActorCriticPolicy) -> ActorCriticPolicy:
     """A copy of a policy that does not learn, on the CPU and without the optimizer."""
-    unused = policy.optimizer, getattr(policy, "_networks", None)  # the classes of networks may be local functions
+    unused = policy.optimizer, getattr(policy, "_networks", None)  # networks may be made by local functions
     snapshot = copy.deepcopy(policy, {id(part): None for part in unused}).to("cpu").requires_grad_(False)
     snapshot.set_training_mode(False)
     return snapshot

@@ -127,7 +127,7 @@ def flat_masks(name: str, masks: Masks, layout: MaskLayout) -> np.ndarray | th.T
     """
     masks = masks.tolist() if isinstance(masks, np.ndarray) and masks.dtype.hasobject else masks
     try:
-        # In a tuple of dicts, these are parts of one structure if the action space is a tuple.
+        # If the action space is a tuple, a tuple of dicts is one structure.
         kinds = tuple if isinstance(layout, tuple) else (Mapping, tuple, list)
         if isinstance(masks, (list, tuple)) and all(isinstance(mask, kinds) for mask in masks):
             singles: list[Any] = [_flat(mask, layout, batched=False) for mask in masks]

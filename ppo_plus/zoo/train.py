@@ -130,7 +130,8 @@ def train(run: Run) -> bool:
     """
     if not run.model.ranks.leads:
         try:
-            return _learn(run, [one for one in run.experiment.make_callbacks() if hasattr(one, "in_all_processes")])
+            callbacks = run.experiment.make_callbacks()
+            return _learn(run, [each for each in callbacks if getattr(each, "in_all_processes", False)])
         finally:
             _close(run)
     with run.folder.locked():

@@ -86,7 +86,7 @@ class _JournalFile(JournalFileBackend):
         try:
             with get_lock_file(self.lock), self.path.open("r+b") as file:
                 append_lines(file, "".join(f"{json.dumps(log)}\n" for log in logs).encode())
-        except RuntimeError as error:  # another process has taken the lock of this one, which stood still for long
+        except RuntimeError as error:  # this process paused for so long that another one took its lock
             raise StorageInternalError(f"{self.path}: {error}") from error
 
 

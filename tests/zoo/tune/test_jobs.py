@@ -340,7 +340,7 @@ def test_a_full_disk_is_one(tmp_path, monkeypatch):
 
 
 def test_a_lock_that_another_worker_took_over_is_an_error_of_the_storage(tmp_path, monkeypatch):
-    """The worker that stood still for too long ends, and not the study."""
+    """The worker that paused for too long ends, and not the study."""
 
     def slowly(file, text):
         append_lines(file, text)
