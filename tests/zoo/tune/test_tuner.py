@@ -215,7 +215,7 @@ def write_space(folder):
 
 #: The study of the fixture `tuned`, as a command.
 TUNED = (
-    "--env Aiming-v0 --variant sb3 --gym-packages tuning_envs -n 1024 --n-envs 1 -params n_steps:128 --seed 3 "
+    "--env Aiming-v0 --variant sb3 --gym-packages tuning_envs -n 512 --n-envs 8 -params n_steps:8 --seed 3 "
     "--n-evaluations 1 --last-evals 1 --eval-episodes 3 --finalists 1 --max-total-trials 3 "
     "--study-name whole"
 ).split()
@@ -230,17 +230,17 @@ def test_a_whole_study(tuned):
     seeds = {trial.user_attrs["seed"] for trial in stages["confirmation"]}
     assert seeds == set(range(1_000_003, 1_010_003, 1000))
     assert [trial.user_attrs.get("baseline") for trial in stages["screening"]] == ["default", "settings file", None]
-    default = {"n_timesteps": 1024, "n_envs": 1, "policy": "MlpPolicy"}
+    default = {"n_timesteps": 512, "n_envs": 1, "policy": "MlpPolicy"}
     assert stages["screening"][0].user_attrs[RECORDED] == default
     report = (folder / "report.md").read_text()
     assert str(verdict) in report and "| gain over default | gain over settings file |" in report
     # What ran, not only what was sampled.
-    assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
+    assert "n_steps=8" in report.split("## Screening")[1].split("## ")[0]
     (folder / "report.md").unlink()
     create(study, task, 3)
     assert str(TuningWorker(study, task).finish(folder)) == str(verdict) and (folder / "report.md").is_file()
     assert [len(jobs.study().trials) for _, jobs in study.begun_stages().items()] == [3, 30]
-    with pytest.raises(ValueError, match=r"plan n_timesteps=8192 \(the study has 1024\)"):
+    with pytest.raises(ValueError, match=r"plan n_timesteps=8192 \(the study has 512\)"):
         create(study, replace(task, plan=Plan(8192)), 3)
 
 
@@ -286,7 +286,7 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     )
     going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
     assert going_on == f"study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
-    assert plan == "at most 3 runs of the search and 30 of the confirmation, with 1,024 timesteps each"
+    assert plan == "at most 3 runs of the search and 30 of the confirmation, with 512 timesteps each"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
     assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
