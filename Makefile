@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make train   train CartPole-v1, evaluate it, save the model and its learning curve"
-	@echo "make test    run the fast tests, which check every room: some three minutes"
+	@echo "make test    run the fast tests, which check every package: some three minutes"
 	@echo "make test-all   run all tests, with whole products of cases, as CI does every night"
 	@echo "make test-gpu   run the tests on a GPU, or on a simulated one, which is compiled first: a minute"
 	@echo "make test-python VERSION=3.13    run the fast tests with another Python"
