@@ -120,7 +120,7 @@ class SelfPlay(GameEnv):
         return self._look()
 
     def _look(self) -> tuple[Any, float, bool, bool, Info]:
-        """What whose turn it is sees, and the results of its last action."""
+        """What the next agent sees, and the results of its last action."""
         obs, reward, terminated, truncated, info = self.game.last()
         self._obs, mask = without_mask(obs)
         self._mask = None if mask is None else np.asarray(mask)
@@ -251,9 +251,7 @@ class League(BaseCallback):
             remedy = "pass normalize_observations=True to PPO_Plus and norm_obs=False to it"
             raise ValueError(f"opponents see observations that VecNormalize has not normalized: {remedy}")
         if not self.training_env.has_attr("opponents"):
-            raise AttributeError(
-                "a League needs SelfPlay environments: make_vec(lambda: SelfPlay(game)), or selfplay:game"
-            )
+            raise AttributeError("a League needs SelfPlay games: make_vec(lambda: SelfPlay(game)), or selfplay:game")
         if not isinstance(self.model.policy, ActorCriticPolicy):
             remedy = "derive it from ppo_plus.ActorCriticPolicy"
             raise TypeError(f"a League cannot play against a policy that overrides SB3's methods: {remedy}")

@@ -38,5 +38,5 @@ def widest(device: th.device) -> th.dtype:
 
 
 def to_device(tensor: th.Tensor, device: th.device) -> th.Tensor:
-    """``tensor.to(device)``, without waiting for a GPU: CUDA puts memory that is not pinned aside before it returns."""
+    """``tensor.to(device)``, without waiting for a GPU: CUDA copies memory that is not pinned before it returns."""
     return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type == "cuda")

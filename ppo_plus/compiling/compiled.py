@@ -57,7 +57,7 @@ class Compiled:
     :param reads: what it reads besides its arguments; a call must not change it
     :param strict: raise :class:`CompileError` if it cannot be compiled, instead of warning and running uncompiled
     :param constants: what it was compiled for, in a form that can be compared
-    :param shown: the context in which it is compiled, which shows that
+    :param shown: a context manager that shows that it is compiled now
     """
 
     function: Callable[..., Any]
@@ -249,9 +249,7 @@ def _check_tensors(graph: th.fx.GraphModule, inputs: list[th.Tensor]) -> None:
             continue
         if constant.requires_grad or constant.untyped_storage().data_ptr() in memory:
             what = "weight" if constant.requires_grad else "buffer or frozen weight"
-            raise CompileError(
-                f"it reads a {what} of shape {tuple(constant.shape)} not from its module, but from a list or the like"
-            )
+            raise CompileError(f"it reads a {what} of shape {tuple(constant.shape)} not from its module (from a list?)")
 
 
 def _draws_on_cpu(graph: th.fx.GraphModule) -> bool:
@@ -343,7 +341,7 @@ class CompileStatus:
 class Compilation:
     """Decisions and compiled functions of a model; a saved model keeps the decision, and compiles again."""
 
-    #: The context in which functions are compiled, which shows that.
+    #: A context manager that shows that a function is compiled now.
     shown: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __init__(self) -> None:
@@ -389,7 +387,7 @@ class Compilation:
             return CompileStatus(False, f"nothing is compiled on {device}, where compiling has not been tested")
         if on_nvidia and requested == "auto":
             return CompileStatus(False, f"on {device}, only compile=True compiles")
-        # What was compiled stays compiled, but nothing of what a file says is.
+        # A compiled model stays compiled, but not because its file says so.
         stays = self.decision and self.n_planned
         if requested == "auto" and not stays and n_steps < WORTH_COMPILING:
             start = f"compiling starts at {WORTH_COMPILING:,}; compile=True compiles all the same"

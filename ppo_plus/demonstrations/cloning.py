@@ -79,7 +79,7 @@ def _fit(
     patience: int | None,
     progress_bar: bool,
 ) -> None:
-    """Fit a policy to the first part of a data set, at most until the loss of the second part falls no longer. Its
+    """Fit a policy to the first part of a data set, at most until the loss of the second part stops falling. The
     ``vf_coef`` is in units of the variance of returns, if these are known."""
     from tqdm import tqdm
 
@@ -119,9 +119,7 @@ def _fit(
     with bar, optimizer, Trainer(Compilation()).start(rule, values, model.device) as update:
         for _ in bar:
             policy.set_training_mode(True)
-            for rows in _minibatches(batch, batch_size, th.randperm):
-                update.step(batch, rows)
-            update.end_epoch()
+            update.run((batch, rows) for rows in _minibatches(batch, batch_size, th.randperm))
             policy.set_training_mode(False)
             if values["vf_coef"]:
                 _estimate(policy, parts, model.gamma)

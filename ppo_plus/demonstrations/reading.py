@@ -68,9 +68,7 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
     if normalize is not None and normalize.norm_obs:
         seen, statistics = parts_of(model.observation_space), observation_moments(normalize)
         if any(key not in seen or np.shape(moments.mean) != seen[key].shape for key, moments in statistics.items()):
-            raise ValueError(
-                "VecNormalize is inside a wrapper that changes its observations: make it the outermost one"
-            )
+            raise ValueError("VecNormalize is inside a wrapper that changes its observations: make it the outermost")
         for key, moments in statistics.items() if normalize.training else ():
             moments.update(observed[key] if key else observed)
         observed = normalize.normalize_obs(observed)

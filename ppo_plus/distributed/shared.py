@@ -38,7 +38,7 @@ def shared_training(ranks: Ranks | None = None) -> "SingleProcess":
 
 
 class SingleProcess:
-    """Where several processes would exchange something: a single one does nothing, or computes it alone."""
+    """Training by one process: what several would exchange, it computes alone or does not need."""
 
     #: Averages losses and gradients over processes (:meth:`SharedTraining.reduction`).
     reduction: Callable[[LossAndGradient | None, list[th.Tensor], int], LossAndGradient] | None = None

@@ -37,7 +37,7 @@ def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
 
 
 def run() -> None:
-    """torchrun, which ends as the first of its processes that failed, without a traceback: that process said why."""
+    """Run torchrun, and exit as its first process that failed, without a traceback: that process said why."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main

@@ -43,7 +43,7 @@ ABSENT, PRESENT, TERMINATED, TRUNCATED = range(4)
 REPLAYABLE = ("mpe2.", "pettingzoo.")
 #: An environment of PettingZoo, which need not be installed.
 Game: TypeAlias = Any
-#: The games that an environment plays. A second one would play the same game, without an error.
+#: Games that are in an environment. A second one would play the same game, without an error.
 PLAYED: WeakSet[Any] = WeakSet()
 #: What an environment takes as an action.
 Action = np.ndarray | int | tuple[Any, ...] | dict[str, Any]
@@ -272,7 +272,7 @@ class AgentsVecEnv(VecEnvWrapper):
         #: Return and length of the present episode of each agent.
         self.returns, self.lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=np.int64)
         rows = self._rows(obs)
-        #: What each agent that is not there saw last: from it, returns that go on beyond episodes are estimated.
+        #: The last observation of each absent agent, to estimate returns that go on beyond episodes.
         self.last_seen = [row_of(rows, row) for row in range(self.num_envs)]
         return rows
 

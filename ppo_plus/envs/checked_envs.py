@@ -26,14 +26,14 @@ class CheckedEnvs:
         values = vars(self._normalize) if self._normalize else {}
         statistics = ("obs_rms", "ret_rms", "returns")
         self._statistics = {name: copy.deepcopy(values[name]) for name in statistics if name in values}
-        #: What says which rows a ``VecNormalize`` must not count; ``None``: it counts all.
+        #: Where to read which rows a ``VecNormalize`` counts; ``None``: it counts all.
         vec_envs = (layer for layer in layers(env) if isinstance(layer, VecEnv) and "stepped" in vars(layer))
         self._rows = self._normalize and next(vec_envs, None)
         #: What has the single environments; ``None``: they cannot be reached.
         self._dummy = next((layer for layer in layers(env) if isinstance(layer, DummyVecEnv)), None)
         self._attributes = {} if self._dummy is None else vars(self._dummy)
-        #: What a ``DummyVecEnv`` has within the context only. One of the user cannot be exchanged, since callbacks and
-        #: wrappers have it, and steps of SB3's copy everything; outside of the context, nothing of it is changed.
+        #: Faster methods that a ``DummyVecEnv`` has within the context only: SB3's copy everything, and the user's
+        #: object cannot be replaced, since callbacks and wrappers refer to it.
         self._lent = {} if self._dummy is None else faster_methods(self._dummy)
 
     def __enter__(self) -> None:

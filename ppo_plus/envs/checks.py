@@ -139,8 +139,8 @@ def _can_represent(dtype: np.dtype[Any] | None, array: np.ndarray) -> bool:
 
 @contextmanager
 def counted(env: gym.Env, info: Info) -> Iterator[None]:
-    """While an environment is reset after an episode: an episode that was ended by a wrapper around the ``Monitor``,
-    such as a ``TimeLimit``, counts, too. One that ends when a life is lost does not reset the ``Monitor``."""
+    """While an environment is reset, have its ``Monitor`` count an episode that a wrapper around it has ended, such as
+    a ``TimeLimit``. An episode that ends when a life is lost does not reset the ``Monitor``."""
     monitor = unwrap_wrapper(env, Monitor)
     if not isinstance(monitor, Monitor) or monitor.needs_reset:
         yield

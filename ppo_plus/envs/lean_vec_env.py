@@ -16,17 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
-from ppo_plus.envs.checks import (
-    IMMUTABLE,
-    TIMEOUT,
-    Info,
-    as_reward,
-    check_info,
-    check_obs,
-    check_spaces,
-    copied,
-    counted,
-)
+from ppo_plus.envs.checks import IMMUTABLE, TIMEOUT, as_reward, check_info, check_obs, check_spaces, copied, counted
 from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.envs.resumable.state import Resumable, as_resumable
 
@@ -37,9 +27,6 @@ class LeanVecEnv(DummyVecEnv):
 
     :raises ValueError: the spaces of an environment are not supported
     """
-
-    #: Index of the environment that is stepped or reset now, for messages.
-    _current: int | None = None
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]]):
         super().__init__([partial(_supported, make) for make in env_fns])
@@ -131,7 +118,7 @@ def step_each(vec_env: Any, envs: Sequence[gym.Env]) -> VecEnvStepReturn:
     return _copied_obs(vec_env), rewards.copy(), dones.copy(), infos
 
 
-def _copied(info: Info) -> Info:
+def _copied(info: dict[str, Any]) -> dict[str, Any]:
     """A deep copy of an info. Most of its values are numbers and need none."""
     if type(info) is not dict:
         return copy.deepcopy(info)

@@ -123,9 +123,7 @@ def checked_env(env: GymEnv | str, verbose: int = 0) -> GymEnv:
     made: GymEnv = as_vec_env(maybe_make_env(env, verbose))
     if not isinstance(made, (gym.Env, VecEnv)):
         makers = "ppo_plus.make_vec makes several of a class or function, and ppo_plus.make_agents those of PettingZoo"
-        raise TypeError(
-            f"env={made!r} must be a Gymnasium environment, a VecEnv, or the id of an environment: {makers}"
-        )
+        raise TypeError(f"env={made!r} must be a Gymnasium environment, a VecEnv, or the id of one: {makers}")
     check_spaces(made)
     return made
 

@@ -89,6 +89,8 @@ class Unknown:
         return 0.0
 
 
+#: Formulas, which can be compared.
+FORMULAS = (Constant, Linear, Cosine)
 #: The names by which ``ppo_plus`` has them.
 constant, linear, cosine = Constant, Linear, Cosine
 
@@ -113,7 +115,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     inner = _inner(schedule)
     is_sb3s = type(inner).__module__ == "stable_baselines3.common.utils"
     # Between both ends, no value of SB3's classes is below both.
-    if is_sb3s or isinstance(inner, (Constant, Linear, Cosine, Sampled)):
+    if is_sb3s or isinstance(inner, (*FORMULAS, Sampled)):
         value_at(1.0, name, schedule, low, strict)
         value_at(0.0, name, schedule, low)
     return schedule

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from ppo_plus.policy.masking import MaskLayout
 from ppo_plus.trees import named_parts, to_device, widest
 
-#: How far from the middle between the bounds, where 1 is a bound, squashed actions of demonstrations are at most.
+#: The largest absolute value of squashed actions of demonstrations; a bound is 1.
 NEAREST = 0.99
 
 

@@ -117,9 +117,7 @@ def _part(name: str, keys: Sequence[str] | None, space: spaces.Space) -> spaces.
     if not isinstance(keys, (list, tuple)) or not keys:
         raise TypeError(f"{argument} must be a list of names, such as {list(space)[:1]}")
     if unknown := [key for key in keys if key not in space.spaces]:
-        raise ValueError(
-            f"{argument} names {unknown[0]!r}, which is not an entry of the observations: use some of {list(space)}"
-        )
+        raise ValueError(f"{argument} names {unknown[0]!r}, which is not an entry: use some of {list(space)}")
     return _only(space, keys)
 
 
@@ -203,9 +201,7 @@ def require_choices(observations: np.ndarray, space: "spaces.Discrete | spaces.M
     n = space.n if isinstance(space, spaces.Discrete) else space.nvec
     if ((choices < 0) | (choices >= n)).any():
         counted = f", which counts from start={space.start}" if np.any(space.start) else ""
-        raise ValueError(
-            f"the observation {observations} is outside of its space {space}{counted}: correct one of them"
-        )
+        raise ValueError(f"the observation {observations} is outside of its space {space}{counted}: fix one of them")
 
 
 def _by_key(functions: dict[str, Preprocess], observations: dict[str, th.Tensor]) -> dict[str, th.Tensor]:

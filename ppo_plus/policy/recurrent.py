@@ -128,8 +128,7 @@ class LSTM(Recurrent, nn.LSTM):
         return th.cat([i, f, th.zeros_like(g), o])
 
     def _cell(self, x: th.Tensor, state: State, weights: list[Any]) -> State:
-        h, c = th.lstm_cell(x, state, *weights)
-        return h, c
+        return th.lstm_cell(x, state, *weights)
 
     def _loop(self, x: th.Tensor, state: State, weights: list[Any]) -> th.Tensor:
         return th.lstm(x, [part[None] for part in state], weights, *self._loop_options())[0]

@@ -110,13 +110,13 @@ class RolloutBuffer:
         self.full = False
         #: Which rows are transitions (:meth:`add`), booleans ``(T, N)``; ``None``: all.
         self.valid: np.ndarray | None = None
-        #: What the rewards have of the values of final observations; ``None``: nothing.
+        #: The values of final observations that rewards contain; ``None``: none.
         self._gain: th.Tensor | None = None
         #: The rollout with the rewards of each stream (:class:`ppo_plus.Stream`) in place of the environment's.
         self.stream_buffers: list[RolloutBuffer] = []
         #: Whether returns end with episodes.
         self.episodic = True
-        #: Whether advantages are those of all streams together.
+        #: Whether advantages include those of the streams.
         self.is_combined = False
         #: The policy's memory before the first step of each sequence, in order; empty without memory.
         self.memories: list[Memory] = []
@@ -303,11 +303,8 @@ class RolloutBuffer:
 
     def column(self, name: str) -> Any:
         """One of the stored tensors, or a dict of them, as :meth:`on_device` has it; ``None``: it is not stored."""
-
-        def flat(tensor: th.Tensor) -> th.Tensor:
-            return to_device((tensor.transpose(0, 1) if self.memories else tensor).flatten(0, 1), self.device)
-
-        return tree_map(flat, self.all_of(name))
+        first = 1 if self.memories else 0
+        return tree_map(lambda rows: to_device(rows.transpose(0, first).flatten(0, 1), self.device), self.all_of(name))
 
     def minibatches(
         self, batch_size: int | None = None, rollout: Batch | None = None

@@ -89,9 +89,7 @@ def raw_observations(
     return model.observation_space if env is None else env.observation_space, inside, [*names]
 
 
-def outermost(
-    env: VecEnv | None, normalization: Normalization = "environment"
-) -> tuple[list[VecEnvWrapper], VecEnv | None]:
+def outermost(env: VecEnv | None, normalization: Normalization) -> tuple[list[VecEnvWrapper], VecEnv | None]:
     """The wrappers of an environment that can be a part of the policy (innermost first), and what they wrap.
 
     :raises ValueError: a ``VecNormalize`` cannot, since other wrappers are around it

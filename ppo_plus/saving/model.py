@@ -4,7 +4,7 @@ import copy
 import math
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import astuple
 from functools import cached_property
@@ -126,11 +126,9 @@ def attributes_of(cls: type[Any]) -> dict[str, dict[str, str]]:
 # --- saving -----------------------------------------------------------------------------------------------------------
 
 
-def save_model(
-    model: SavedModel, path: PathOrFile, exclude: Iterable[str] | None, include: Iterable[str] | None
-) -> None:
+def save_model(model: SavedModel, path: PathOrFile, exclude: Collection[str]) -> None:
     """Save a :class:`~ppo_plus.PPO_Plus`; see :meth:`ppo_plus.PPO_Plus.save`."""
-    state = state_of(model, {*(exclude or ())} - {*(include or ())})
+    state = state_of(model, exclude)
     container.write(path, KIND, state)
     notes, arguments = [], state["arguments"]
     if state["missing"]:

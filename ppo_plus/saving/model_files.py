@@ -101,7 +101,7 @@ class ModelFiles(SavedModel):
         :raises OSError: it cannot be written
         :raises ValueError: the weights, buffers or optimizer differ from those that the policy is built with
         """
-        save_model(self, path, exclude, include)
+        save_model(self, path, {*(exclude or ())} - {*(include or ())})
 
     @classmethod
     def load(  # type: ignore[override]
@@ -316,7 +316,7 @@ class ModelFiles(SavedModel):
             model's ``VecNormalize``, or images are normalized
         """
         own = self.get_vec_normalize_env()
-        outermost(self.env)  # raises an error if other wrappers are around it
+        outermost(self.env, "environment")  # raises an error if other wrappers are around it
         self.normalize_observations = move_into(self.policy, own if source is None else source)
         self.built_layout = layout(self.policy)
         if own is not None:

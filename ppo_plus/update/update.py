@@ -61,8 +61,8 @@ def coefficients_of(values: Mapping[str, Any]) -> Coefficients:
 
 @contextmanager
 def interrupts_wait() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C wait in the block until what the block gets is called, or the block ends: so it finds nothing halfway.
-    A second one that comes :data:`PATIENCE` seconds later or more does not wait, since the code may hang."""
+    """Defer Ctrl-C in the block until the yielded function is called, or the block ends, so that no step is half done.
+    A second Ctrl-C after :data:`PATIENCE` seconds or more is not deferred, since the code may hang."""
     handler = signal.getsignal(signal.SIGINT)
     came: list[float] = []
 
@@ -215,15 +215,12 @@ class Update:
         self._answer_interrupt()
 
     def run(self, epoch: Iterable[tuple[Batch, th.Tensor]]) -> None:
-        """Learn from the minibatches of an epoch, until the KL control stops the update."""
+        """Learn from the minibatches of an epoch, until the KL control stops the update; it is asked after the epoch,
+        too, whether another one may follow."""
         for rollout, indices in epoch:
             self.step(rollout, indices)
             if self.stopped:
                 break
-        self.end_epoch()
-
-    def end_epoch(self) -> None:
-        """Ask the KL control whether another epoch may follow."""
         self.n_epochs += 1
         self._unread.append([])
         # Without a control nothing has to be known of an epoch on a GPU before the update ends.
@@ -306,9 +303,7 @@ def compiled_minibatch(
             "hooks, or some weights, such as those frozen for a while, have taken fewer steps"
         )
     if not policy.compiles_encoder and type(policy).evaluate is not ActorCriticPolicy.evaluate:
-        unable = (
-            f"{type(policy).__name__} overrides evaluate, but with its memory only heads are compiled: override those"
-        )
+        unable = f"{type(policy).__name__} overrides evaluate: with memory, override heads, the only part compiled"
     options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
     objects = {name: getattr(rule, name) for name in ("compute_loss", "policy", "control", "max_grad_norm")}
     objects["optimizer"] = type(optimizer), options

@@ -193,7 +193,7 @@ def test_a_choice_outside_of_its_space_raises_an_error(compile):
         model.learn(8)
     with pytest.raises(ValueError, match="outside of its space"):
         model.predict(-1)
-    with pytest.raises(ValueError, match=r"Discrete\(5, start=1\), which counts from start=1: correct one"):
+    with pytest.raises(ValueError, match=r"Discrete\(5, start=1\), which counts from start=1: fix one"):
         to_network(np.zeros(1), spaces.Discrete(5, start=1), th.device("cpu"))
 
 

@@ -78,9 +78,7 @@ def test_a_control_may_end_the_update_after_an_epoch():
         update = Update(Trainer(Compilation()), rule, state, coefficients_of(values), minibatch, list, [th.zeros(1)])
         for epoch in (1, 2):
             assert not update.stopped
-            for _ in range(2):
-                update.step(epoch, th.arange(32))
-            update.end_epoch()
+            update.run([(epoch, th.arange(32))] * 2)
         update.finish()
     assert made == [1, 1, 2, 2] and update.n_epochs == 2 and update.kl == 2 and update.stopped
 

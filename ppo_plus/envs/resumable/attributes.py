@@ -98,7 +98,7 @@ Plain = None | bool | float | str | bytes | np.generic | np.ndarray | Collection
 State = dict[str, Any]
 
 
-#: The attributes in which monitors keep when they or an episode started, and their clocks; the state is the time since.
+#: Attributes with the start time of a monitor or an episode, and their clocks; states have the time since then.
 CLOCKS: dict[str, Callable[[], float]] = {"t_start": time.time, "episode_start_time": time.perf_counter}
 #: Attributes that are objects, and which attributes of these change.
 _PARTS = {
@@ -179,8 +179,8 @@ def set_numbers(layer: Layer, numbers: State) -> None:
 
 
 def visible(layer: Layer) -> dict[str, str]:
-    """The digests of attributes of a layer: plain values and dataclasses of these, but of a known wrapper numbers and
-    texts alone, without what :func:`get_attributes` returns."""
+    """Digests of a layer's attributes: plain values, and dataclasses of them; of a known wrapper, only the numbers and
+    texts that :func:`get_attributes` does not return."""
     listed, found = changing(layer), {}
     for name, value in vars(layer).items():
         if listed is None or (name not in listed and type(value) in IMMUTABLE):

@@ -205,7 +205,7 @@ class Resumable(gym.Wrapper):
         self._reason = lacks_state(unknown) if unknown else None
         self._replays = self._stateful is None and self._reason is None
         self._episode = _Episode(reason=f"{env} was stepped before its Resumable was reset")
-        #: The layers that a replay takes to the same attributes, and what these are now.
+        #: The layers whose attributes a replay must reproduce, and what these are now.
         self._replayed = [*self._wrappers, self._base] if self._replays else []
         self._made = [dict(vars(layer)) for layer in self._replayed]
         #: The wrappers that remember something beyond a reset.

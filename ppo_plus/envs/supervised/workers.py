@@ -48,8 +48,8 @@ CLOSING = 5.0
 DUTIES, STARTING = ("step", "reset", METHOD), 60.0
 #: What this process shares with the one that trains, by name.
 ATTACHED: dict[str, SharedArrays] = {}
-# At its exit, Python ends processes that were not closed by a signal and waits for them. SDL, with which pygame draws,
-# would not let it through, in the processes of SB3 and Gymnasium, too.
+# At its exit, Python sends SIGTERM to processes that were not closed, and waits for them. SDL, with which pygame draws,
+# would catch the signal, also in processes of SB3 and Gymnasium.
 os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
 
 
@@ -320,13 +320,11 @@ def _unpickled(answer: bytes) -> Any:
         return Fault(f"returned an object that cannot be unpickled ({error!r})")
 
 
-def _serve(
-    remote: Connection, parent_remote: Connection, makes: CloudpickleWrapper, first: int, current: c_int
-) -> None:
+def _serve(remote: Connection, parent: Connection, makes: CloudpickleWrapper, first: int, current: c_int) -> None:
     """The main function of a worker process: answer messages until the other end of the pipe is closed."""
     # Ctrl-C is sent to all processes of a terminal; the one that trains handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent_remote.close()
+    parent.close()
     # A fork has the generators of its parent, the same in all processes.
     np.random.seed((int(np.random.get_state()[1][0]) + first) % 2**32)  # type: ignore[index]
     random.seed(int(np.random.randint(2**31)))

@@ -130,11 +130,8 @@ class GymTensors(Adapter, TensorEnv):
     remedy = 'put it into infos["final_obs"]'
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        mode = (env.metadata or {}).get("autoreset_mode")
-        if (
-            getattr(mode, "value", mode) not in (None, AutoresetMode.SAME_STEP.value)
-            or getattr(env, "auto_reset", True) is False
-        ):
+        mode, resets = (env.metadata or {}).get("autoreset_mode"), getattr(env, "auto_reset", True)
+        if getattr(mode, "value", mode) not in (None, AutoresetMode.SAME_STEP.value) or resets is False:
             raise ValueError(
                 f"env={env!r} has autoreset mode {mode}, but environments in tensors have to start the next episode in "
                 "the step that ends one: make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"

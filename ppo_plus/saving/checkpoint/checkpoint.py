@@ -57,7 +57,7 @@ def take(model: SavedModel, folder: str | Path = ".", logs: Sequence[str] = ()) 
         warnings.warn(f"checkpoints lack {' and '.join(missing)}: set it again after resume ({reasons})", stacklevel=3)
     ranks, call, policy = model.ranks, model.call, model.policy
     persistent = policy.state_dict().keys()
-    # What the state of a policy does not have.
+    # These are not in the policy's state.
     buffers = {name: buffer.clone() for name, buffer in policy.named_buffers() if name not in persistent}
     checkpoint: dict[str, Any] = {
         "call": None,

@@ -46,7 +46,7 @@ def get_generators() -> dict[str, Any]:
     states["torch"] = th.get_rng_state()
     for kind in GPUS:
         gpus = getattr(th, kind)
-        # Of Apple's, torch does not say whether it is in use.
+        # Torch does not say whether Apple's is in use.
         is_used = getattr(gpus, "is_initialized", gpus.is_available)()
         states[kind] = [gpus.get_rng_state(i) for i in range(gpus.device_count())] if is_used else []
     return states
@@ -54,7 +54,7 @@ def get_generators() -> dict[str, Any]:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """What is done within this context, such as building a model, which seeds them, leaves generators as they were."""
+    """Restore the random generators after the block, for example after building a model, which seeds them."""
     states = get_generators()
     try:
         yield

@@ -35,7 +35,7 @@ def read_sb3(cls: type[SavedModel], path: PathOrFile, changes: dict[str, Any], t
     with naming(path, "saved model"):
         data, unread, parameters = read_sb3_zip(path)
         if trust_pickle and unread:
-            # Only these are unpickled, since what we have read may need packages or a Python of then.
+            # Only these are unpickled: what was read may need packages or a Python of that time.
             with opened(path) as file:
                 given = data | changes
                 unpickled = load_from_zip_file(cast(io.BufferedIOBase, file), device="cpu", custom_objects=given)[0]

@@ -39,7 +39,7 @@ _SHARED = (
 ).split()
 #: Arguments that are numbers, or ``None``, in SB3's ``PPO``; in ours they may be schedules or words.
 _NUMBERS = ("ent_coef", "vf_coef", "target_kl", "normalize_advantage", "sde_sample_freq")
-#: Arguments of ours alone without which a model learns the same.
+#: Our arguments without which a model in SB3 learns the same.
 _NOT_MISSED = {"compile", "n_threads", "sequence_length", "action_mask_key", "normalize_observations"}
 
 
@@ -54,7 +54,7 @@ def to_sb3(model: SavedModel, path: PathOrFile) -> None:
     trainer: type[PPO] = getattr(import_module("sb3_contrib"), name) if name else PPO
     policy = _policy_for_sb3(model, trainer)
     statistics = _vec_normalize_of(model)
-    # What is drawn for weights that are then replaced is not missed in training.
+    # Random numbers for weights that are then replaced must not be used up.
     with th.random.fork_rng(devices=[]):
         try:
             exported = _export(model, policy, trainer)

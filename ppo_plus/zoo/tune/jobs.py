@@ -263,11 +263,9 @@ class Jobs:
         kept |= {REPLACES: trial.number, DEATHS: trial.user_attrs.get(DEATHS, 0) + died}
         self.study().enqueue_trial(trial.system_attrs.get("fixed_params", {}) | trial.params, kept)
 
-    def trial(
-        self, claimed: FrozenTrial, sampler: BaseSampler | None = None, pruner: BasePruner | None = None
-    ) -> Trial:
+    def trial(self, trial: FrozenTrial, sampler: BaseSampler | None = None, pruner: BasePruner | None = None) -> Trial:
         """A claimed trial as an Optuna ``Trial``, which suggests with a sampler and reports to a pruner."""
-        return Trial(self.study(sampler, pruner), claimed._trial_id)
+        return Trial(self.study(sampler, pruner), trial._trial_id)
 
     def finish(
         self, trial: FrozenTrial, state: TrialState, value: float | None = None, **attributes: str | bool

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import EnvFault, EvalAfterUpdates
 from ppo_plus.envs.normalization import IN_POLICY
+from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_one_of
 from ppo_plus.settings import MAX_AUTO_SEQUENCE
 from ppo_plus.zoo.callbacks import Interruptible
@@ -77,7 +78,7 @@ class Plan:
     def make_sampler(self, trial_number: int) -> BaseSampler:
         """A sampler for one trial, seeded with the study's seed and the trial's number: no two workers draw the same,
         and a draw depends only on the trials that have finished."""
-        return SAMPLERS[self.sampler](int(np.random.SeedSequence([self.seed, trial_number]).generate_state(1)[0]))
+        return SAMPLERS[self.sampler](derived_seed([self.seed, trial_number]))
 
     @property
     def eval_freq(self) -> int:
