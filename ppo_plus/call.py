@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
 
 from ppo_plus.model import Model
 from ppo_plus.process import assigned, keep_freed_memory
@@ -84,6 +84,10 @@ class Call:
         """Set the callback of this call, and order it: what takes checkpoints (``comes_first``) comes first, since what
         others do at the start of a rollout is done again after resuming."""
         for part in tree_of(callback):
+            inner = getattr(part, "callback", None) if isinstance(part, EventCallback) else None
+            if getattr(inner, "in_all_processes", False):
+                inside = f"{type(inner).__name__} in {type(part).__name__}"
+                raise ValueError(f"callback: {inside} would not be called between rollouts: pass it to learn itself")
             if isinstance(part, CallbackList):
                 part.callbacks = sorted(
                     part.callbacks,

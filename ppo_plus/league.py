@@ -209,7 +209,8 @@ class League(BaseCallback):
     """Frozen snapshots of the learner as opponents in :class:`SelfPlay` environments, and their ratings.
 
     The learner plays random actions, the opponents of the environments, and its snapshots, the first of which is taken
-    at the beginning. Ratings are Elo's, with 0 for random actions; a snapshot keeps the rating that the learner had.
+    at the beginning. Ratings are Elo's, with 0 for random actions; a snapshot keeps the rating that the learner had,
+    with which opponents of the environments begin.
     Checkpoints keep snapshots and ratings. Logged as ``league/…``: the learner's rating, the number of snapshots, and
     recent rates of winning (a draw is half) against random actions, the first snapshot and the latest.
 
@@ -300,8 +301,11 @@ class League(BaseCallback):
         if not met or len(met) < len(opponents):
             return
         expected = 1.0 / (1.0 + 10.0 ** ((np.mean([player["rating"] for player in met]) - self.rating) / 400.0))
-        self.rating += K * (result - float(expected))
-        for player in met:
+        change = K * (result - float(expected))
+        self.rating += change
+        for name, player in zip(opponents, met, strict=True):
+            # The random player and snapshots stay as they are, and so do their ratings.
+            player["rating"] -= 0.0 if name in {RANDOM, *self.snapshots} else change
             player["games"] += 1
             player["win_rate"] += STEP * (result - player["win_rate"])
 

@@ -423,7 +423,7 @@ class PPO_Plus(ModelFiles):
                 means = collector.complete_streams(shared.total)
             for name, mean in means.items():
                 self.logger.record(f"rollout/ep_{name}_mean", mean)
-        collector.estimate(rollout_buffer)
+        values = collector.estimate(rollout_buffer)  # noqa: F841 - callbacks read it
         callback.update_locals(locals())
         callback.on_rollout_end()
         if self.settings.recompute_advantages:

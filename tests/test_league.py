@@ -243,11 +243,15 @@ def test_who_is_drawn(choose, chances):
 
 def test_ratings_are_elos():
     league = League()
-    league.players = {"a": {"rating": 400.0, "games": 0, "win_rate": 0.5}}
+    league.players = {name: {"rating": 400.0, "games": 0, "win_rate": 0.5} for name in ("a", "own")}
+    league.snapshots = {"a": None}
     league._record(1.0, ["a"])
     assert league.rating == pytest.approx(16 * 10 / 11) and league.players["a"]["win_rate"] == 0.525
     league._record(0.0, ["a"])
     assert league.rating < 16 * 10 / 11 and league.players["a"] == {"rating": 400.0, "games": 2, "win_rate": 0.49875}
+    before = league.rating
+    league._record(1.0, ["own"])  # whose strength nobody knows
+    assert league.players["own"]["rating"] == pytest.approx(400.0 + before - league.rating)
 
 
 @pytest.mark.parametrize("vec_env", part([DummyVecEnv, SubprocVecEnv], [DummyVecEnv], SLOW))

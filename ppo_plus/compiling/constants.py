@@ -11,6 +11,7 @@ that these are, and so on. For objects that change all the time, such as the alg
 that some custom function names.
 """
 
+import copy
 import dis
 import enum
 import functools
@@ -145,7 +146,7 @@ class _Walk:
             _refuse_volatile(getattr(owner, "__name__", ""), path)
             return kind, value
         if isinstance(value, (enum.Enum, np.dtype, spaces.Space)):
-            return kind, value
+            return kind, copy.deepcopy(value)
         content = self._content(value, path)
         if content is not None and not _custom_bases(kind):
             return kind, content

@@ -297,7 +297,4 @@ def small_addmm(c: th.Tensor, a: th.Tensor, b: th.Tensor, *, beta: float = 1, al
     return NotImplemented if product is NotImplemented else c + product
 
 
-SMALL_PRODUCTS: dict[Any, Callable[..., Any]] = {
-    th.ops.aten.mm.default: small_mm,
-    th.ops.aten.addmm.default: small_addmm,
-}
+SMALL_PRODUCTS: dict[Any, Any] = {th.ops.aten.mm.default: small_mm, th.ops.aten.addmm.default: small_addmm}

@@ -47,8 +47,9 @@ def record_demonstrations(
     vec_env = with_dicts(inner)
     warn_of_statistics(getattr(demonstrator, "_trained_normalized", None), vec_env)
     kept = frozen(vec_env)
-    if getattr(demonstrator, "env", None) is not None and share_layers(vec_env, demonstrator.env):
-        demonstrator.set_env(demonstrator.env)  # training then starts new episodes
+    own_env = None if predict is None else getattr(demonstrator, "env", None)
+    if own_env is not None and share_layers(vec_env, own_env):
+        demonstrator.set_env(own_env)  # training then starts new episodes
         kept = undisturbed(vec_env)
     source = find_masks(vec_env, make_distribution(vec_env.action_space).mask_layout)
     normalize, n_envs = unwrap_vec_normalize(vec_env), vec_env.num_envs

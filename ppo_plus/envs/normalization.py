@@ -78,7 +78,7 @@ def require_one_normalization(
     wrappers = [layer for layer in layers(env) if isinstance(layer, VecNormalize)]
     values = (normalize_observations, normalize_values)
     for (name, option), value in zip(IN_POLICY.items(), values, strict=True):
-        if value and any(getattr(wrapper, option) for wrapper in wrappers):
+        if value is not False and any(getattr(wrapper, option) for wrapper in wrappers):
             raise ValueError(
                 f"{name}={value!r} and a VecNormalize with {option}=True would normalize twice: leave out the "
                 f"VecNormalize, or pass {option}=False to it, or leave out {name}. For a model that was trained with a "
@@ -103,8 +103,7 @@ def mean_seen(rms: RunningMeanStd) -> np.ndarray:
 
 
 def observation_moments(normalize: VecNormalize | None) -> dict[str, RunningMeanStd]:
-    """The running statistics by which a ``VecNormalize`` normalizes observations, if there is one that does, by entry
-    (``""``: the whole)."""
+    """The statistics by which a ``VecNormalize`` normalizes observations, by entry (``""``: the whole); empty: none."""
     if normalize is None or not normalize.norm_obs or "obs_rms" not in vars(normalize):
         return {}
     return normalize.obs_rms if isinstance(normalize.obs_rms, dict) else {"": normalize.obs_rms}

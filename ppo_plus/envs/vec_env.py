@@ -247,7 +247,7 @@ def rows_of(columns: dict[str, Any], n: int) -> list[dict[str, Any]]:
     """Columns as ``n`` new dicts with one value per key, without those that only the adapter needs."""
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, column in columns.items():
-        if key in ("final_obs", "final_observation", "final_info") or (key.startswith("_") and key[1:] in columns):
+        if key in ("final_obs", "final_observation", "final_info") or (str(key).startswith("_") and key[1:] in columns):
             continue
         values: Sequence[Any] = [column] * n  # one value for all environments, or one for each
         if isinstance(column, dict):
@@ -258,6 +258,6 @@ def rows_of(columns: dict[str, Any], n: int) -> list[dict[str, Any]]:
             values = column.tolist() if column.ndim == 1 else list(column)
         elif isinstance(column, (list, tuple)) and len(column) == n:
             values = column
-        for i in np.flatnonzero(columns.get("_" + key, np.ones(n))).tolist():
+        for i in np.flatnonzero(columns.get(f"_{key}", np.ones(n))).tolist():
             rows[i][key] = values[i]
     return rows

@@ -9,8 +9,9 @@ discounted sums in all rollouts. Errors of the first rollouts, which may be a th
 then hide what is new later, so here only those of the same rollout count.
 """
 
+import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch as th
@@ -58,12 +59,17 @@ class Distillation(StreamPart):
         # Which sorts its entries: files have the moments in this order.
         boxes = spaces.Dict(boxes) if isinstance(boxes, dict) else boxes
         self.normalizer = ObservationNormalizer([boxes], True, 1e-8, 5.0, None)
-        target, predictor = policy.make_features_extractor(), policy.make_features_extractor()
+        # Copies, since the arguments of extractors may have networks, which the policy's own learns with.
+        target, predictor = (copy.deepcopy(policy.make_features_extractor()) for _ in range(2))
         self.target = nn.Sequential(target, nn.Linear(target.features_dim, n), nn.ReLU(), nn.Linear(n, n))
         hidden = nn.Linear(target.features_dim, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU()
         self.predictor = nn.Sequential(predictor, *hidden, nn.Linear(n, n))
         self.apply(lambda layer: policy.init_weights(layer, np.sqrt(2)))
         self.target.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Neither network has batches' statistics or dropout: the target is the same in updates and rewards."""
+        return super().train(False)
 
     def observe(self, next_observations: PyTorchObs, pool: Pool) -> None:
         self.normalizer.add(pool(self.normalizer.moments_of(self._preprocess(next_observations))))

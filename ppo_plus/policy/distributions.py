@@ -245,11 +245,7 @@ class SquashedDiagGaussian(DiagGaussian):
         clipped, space = super().tensors_to_env(device), self.action_space
         low, high = (to_device(th.as_tensor(bound).to(widest(device)), device) for bound in (space.low, space.high))
 
-        def convert(actions: th.Tensor) -> th.Tensor:
-            squashed = actions.tanh().reshape(-1, *space.shape)
-            return clipped(low + 0.5 * (squashed + 1.0) * (high - low))
-
-        return convert
+        return lambda actions: clipped(low + 0.5 * (actions.tanh().reshape(-1, *space.shape) + 1.0) * (high - low))
 
 
 class Categorical(ActionDistribution):

@@ -164,7 +164,8 @@ class ObservationNormalizer(RunningMoments):
     def moments_of(self, observations: PyTorchObs) -> Moments:
         """The moments of raw observations, ``B`` rows."""
         entries = parts_of(observations)
-        return Moments.of(th.cat([entries[key].reshape(len(entries[key]), -1).double() for key in self.shapes], dim=1))
+        rows = [entries[key].reshape(-1, math.prod(shape)).double() for key, shape in self.shapes.items()]
+        return Moments.of(th.cat(rows, dim=1))
 
 
 class ValueNormalizer(RunningMoments):

@@ -217,7 +217,7 @@ def _image(observations: th.Tensor) -> th.Tensor:
 
 
 def _one_hot(sizes: list[int], starts: th.Tensor, observations: th.Tensor) -> th.Tensor:
-    choices = observations.reshape(observations.shape[0], -1).long() - to_device(starts, observations.device)
+    choices = observations.reshape(-1, len(sizes)).long() - to_device(starts, observations.device)
     return th.cat([F.one_hot(choices[:, i], n).float() for i, n in enumerate(sizes)], dim=1)
 
 

@@ -332,8 +332,9 @@ class Collector:
         self._at_limits = places, to_tensors(stacked, device=buffer.storage) if final_obs else None
         return [], getattr(self._env, "rollout_log", dict)()
 
-    def estimate(self, buffer: RolloutBuffer) -> None:
-        """Estimate the advantages of the rollout, or of a twin of it, and its streams, from present values."""
+    def estimate(self, buffer: RolloutBuffer) -> th.Tensor:
+        """Estimate the advantages of the rollout, or of a twin of it, and its streams, from present values; returns
+        those of the observations after the last step, ``(N, 1)``, with streams ``(N, K)``."""
         policy, (obs, carry, starts), ((rows, columns), final_obs) = self._plan.policy, self._last, self._at_limits
         carry = carry or Carry(policy.init_memory(len(starts)))
         with th.no_grad():
@@ -344,6 +345,7 @@ class Collector:
             if len(rows) and part.episodic:
                 part.bootstrap_timeouts(rows, columns, final_values[:, k])
             part.estimate(last_values[:, k : k + 1], starts)
+        return last_values
 
     def complete_streams(self, total: Callable[[Moments], Moments]) -> dict[str, float]:
         """Compute the streams of the rollout; the mean sum of each over the episodes that have ended, by name.
@@ -397,8 +399,5 @@ def prepare_act(
 
 def where(mask: th.Tensor, one: Tree, other: Tree) -> Tree:
     """Rows of one nesting of tensors where a mask ``(N,)`` is true, and of another one elsewhere."""
-
-    def choose(a: th.Tensor, b: th.Tensor) -> th.Tensor:
-        return a.where(mask.reshape(-1, *[1] * (a.ndim - 1)), b)
-
-    return tree_map(choose, one, other)  # type: ignore[no-any-return]
+    chosen: Tree = tree_map(lambda a, b: a.where(mask.reshape(-1, *[1] * (a.ndim - 1)), b), one, other)
+    return chosen

@@ -38,8 +38,6 @@ LONG = 10_000
 NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
 #: Wrappers with running statistics that can be frozen.
 RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)
-
-
 #: Chooses actions, with arguments and results as of :meth:`ppo_plus.PPO_Plus.predict`.
 Predict = Callable[..., tuple[Any, Any]]
 #: Return and length of an episode, ``is_success`` if its last info has that, and the sums of streams, by name.

@@ -261,6 +261,8 @@ def export(model: SavedModel, path: str | Path, normalization: Normalization) ->
         program = th.export.export(deployed, (example,), dynamic_shapes=(shapes,), strict=False)
         onnx: Any = th.onnx.export(program, (), **options)
         onnx.model.metadata_props[METADATA] = text
+        for node in onnx.model.graph:
+            node.metadata_props.clear()  # lines of code, with the folders of this machine
         data = onnx.model_proto.SerializeToString()
         session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
         largest = _check(deployed, session, program.module())
@@ -275,8 +277,7 @@ def export(model: SavedModel, path: str | Path, normalization: Normalization) ->
 
 
 def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> Arrays:
-    """Random inputs for a batch of ``n``. Observations are of the space, or near the statistics if they are normalized,
-    within their bounds."""
+    """Random inputs for a batch of ``n``: observations of the space, or near the statistics that normalize them."""
     normalizer, moments, raw, feeds = deployed.policy.observation_normalizer, {}, {}, {}
     if normalizer is not None:
         moments = normalizer.split(th.stack([normalizer.mean, normalizer.std]))

@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import astuple
-from functools import cached_property
-from inspect import getattr_static
 from operator import attrgetter
 from pathlib import Path
 from types import CellType, FunctionType
@@ -17,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.call import Call
 from ppo_plus.compiling.compiled import CompileStatus
@@ -48,7 +46,7 @@ class SavedModel(Model):
     clip_range_vf: Schedule | float | str | None
     exploration: NoiseProcess | None
     #: The weights that the policy is built with, by name and shape; ``None``: it is not built yet.
-    built_layout: dict[str, th.Size | type[th.optim.Optimizer]] | None = None
+    built_layout: dict[str, Any] | None = None
     #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
     _expects_masks: bool = False
     _last_episode_starts: np.ndarray | None
@@ -56,8 +54,6 @@ class SavedModel(Model):
 
 M = TypeVar("M", bound=SavedModel)
 KIND = "model"
-
-
 #: What a model is never without: the names in a file, which are those of attributes too.
 ALWAYS = ("policy_class", "observation_space", "action_space")
 #: The state of a model beside its arguments: the names in a file, and the attributes that have it.
@@ -153,9 +149,12 @@ def refusal_of(state: dict[str, Any]) -> Refused | None:
     return None
 
 
-def layout(policy: ActorCriticPolicy) -> dict[str, th.Size | type[th.optim.Optimizer]]:
-    """The names and shapes of a policy's weights and buffers, and the class of its optimizer."""
-    return {name: tensor.shape for name, tensor in policy.state_dict().items()} | {"optimizer": type(policy.optimizer)}
+def layout(policy: ActorCriticPolicy) -> dict[str, Any]:
+    """The names and shapes of a policy's weights and buffers, and the class and the weights of its optimizer."""
+    names_of = {weight: name for name, weight in policy.named_parameters()}
+    optimized = [[names_of.get(weight) for weight in group["params"]] for group in policy.optimizer.param_groups]
+    shapes = {name: getattr(tensor, "shape", None) for name, tensor in policy.state_dict().items()}
+    return shapes | {"optimizer": (type(policy.optimizer), optimized)}
 
 
 def _require_rebuildable(model: SavedModel) -> None:
@@ -185,10 +184,8 @@ def state_of(model: SavedModel, exclude: Collection[str] = ()) -> dict[str, Any]
         roots = {name: path.partition(".")[0] for name, path in paths.items()}
         here = [name for name, root in roots.items() if hasattr(model, root) and root not in exclude]
         saved[part] = {name: attrgetter(paths[name])(model) for name in here}
-    others = vars(model).keys() - _not_attributes(model) - {*exclude}
-    # Not the values of cached properties, which are computed again.
-    others = {name for name in others if not isinstance(getattr_static(type(model), name, None), cached_property)}
-    saved["attributes"] = {name: value for name, value in vars(model).items() if name in others}
+    left_out = _not_attributes(model) | {*exclude}
+    saved["attributes"] = {name: value for name, value in names.own(model).items() if name not in left_out}
     if "compile_decision" in saved["state"]:
         saved["state"]["compile_decision"] = [*astuple(saved["state"]["compile_decision"])]
     if isinstance(saved["arguments"].get("tensorboard_log"), os.PathLike):
@@ -200,7 +197,9 @@ def state_of(model: SavedModel, exclude: Collection[str] = ()) -> dict[str, Any]
                 if part == "arguments" and name in SCHEDULED:
                     value = saved[part][name] = storable(name, value)
                 describe(value, name)
-            except Undescribable as error:
+                if part == "attributes":
+                    names.require_attributes(type(model), [name])
+            except (Undescribable, Refused) as error:
                 missing[name] = str(error)
                 del saved[part][name]
     return {**saved, "missing": missing, "parameters": model.get_parameters()}
@@ -226,9 +225,10 @@ def storable(name: str, schedule: Schedule | str | float | None) -> Any:
         function: Any = schedule
         with suppress(Exception):
             function = _copied(function)  # calls may change it
-        values = [value_at(point, name, function, -math.inf) for point in POINTS]
-        if values[-1] != value_at(1.0, name, function, -math.inf):
+        first, again = (value_at(1.0, name, function, -math.inf) for _ in range(2))
+        if first != again:
             raise ValueError("it returns different numbers for the same progress")
+        values = [value_at(point, name, function, -math.inf) for point in POINTS]
     except Exception as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise Undescribable(f"{name} ({schedule!r:.200}) cannot be saved by its values, {problem}: {remedy}") from error
@@ -278,7 +278,7 @@ def read_model(cls: type[SavedModel], path: PathOrFile, changes: Mapping[str, An
 def assemble(
     cls: type[M],
     saved: dict[str, Any],
-    env: GymEnv | None,
+    env: VecEnv | None,
     device: th.device | str,
     force_reset: bool,
     changes: dict[str, Any],
@@ -290,12 +290,11 @@ def assemble(
         in_file, weights = _by_attribute(cls, saved, changes), saved["parameters"]["policy"]
         unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in SCHEDULED}
         values = unknown | in_file | changes
-        if spaces.flatdim(values["action_space"]) > sum(tensor.numel() for tensor in weights.values()):
+        if spaces.flatdim(values["action_space"]) > names.n_numbers(weights):
             raise Damaged("it has more actions than its weights could choose from")
         if "policy_kwargs" not in changes:
             _require_harmless(values.get("policy_kwargs", {}))
     if env is not None:
-        env = cls._wrap_env(env, values.get("verbose", 0))
         # The model keeps the spaces of the file: weights follow the order of their keys.
         require_spaces(env, values["observation_space"], values["action_space"])
         values["n_envs"] = env.num_envs

@@ -137,8 +137,11 @@ class ModelFiles(SavedModel):
             get_system_info()
         changes = changed_attributes(cls, kwargs, custom_objects)
         saved = _read(cls, path, changes, print_system_info, trust_pickle)
+        # Errors of environments are not the file's.
+        verbose = (saved["arguments"] | changes).get("verbose", 0)
+        vec_env = None if env is None else cls._wrap_env(env, verbose)
         with naming(path, "saved model"):
-            model: Self = assemble(cls, saved, env, device, force_reset, changes)
+            model: Self = assemble(cls, saved, vec_env, device, force_reset, changes)
         model.compilation.n_planned = 0
         if env is not None:
             warn_of_statistics(model._trained_normalized, model.env)

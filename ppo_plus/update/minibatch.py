@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch as th
@@ -279,7 +279,7 @@ class UpdateRule:
         """One minibatch, of the rows of a rollout with these indices."""
         losses, gradient = self.gradient(train_state, coefficients, rollout, state, indices)
         gradient = (concatenated(gradient, views(train_state.vector, trainable(self.policy.optimizer))),)
-        step = functional_step(self.policy.optimizer, train_state)
+        step = partial(functional_step, self.policy.optimizer, train_state)
         return self.apply(step, losses, gradient, state, coefficients)
 
     def gradient(
@@ -391,33 +391,31 @@ def clip_factor(gradient: Gradient, max_norm: float) -> tuple[th.Tensor, th.Tens
     return norm, (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
-def functional_step(like: Optimizer, train_state: TrainState) -> OptimizerStep:
+def functional_step(
+    like: Optimizer, train_state: TrainState, gradient: Gradient, learning_rate: th.Tensor, applied: th.Tensor
+) -> None:
     r"""The step of an optimizer as a function of tensors, which it changes in place where the step is applied.
 
     The optimizer's own step is made on copies with a learning rate of 1 and scaled, :math:`w + \eta (w_1 - w)`, which
     is the same for elementwise optimizers and lets the learning rate be a tensor in all of them.
     """
     vector, _, moments = train_state
-
-    def step(gradient: Gradient, learning_rate: th.Tensor, applied: th.Tensor) -> None:
-        stepped = vector.detach().clone().requires_grad_()
-        (stepped.grad,) = gradient
-        new_moments = {name: moment.clone() for name, moment in moments.items()}
-        optimizer: Optimizer = type(like)([stepped])  # type: ignore[call-arg]
-        group = optimizer.param_groups[0]
-        options = {key: value for key, value in like.param_groups[0].items() if key != "params"}
-        group.update(options | {"lr": 1.0} | {key: False for key in ("foreach", "fused") if key in group})
-        if "capturable" in group:
-            group["capturable"] = True
-        optimizer.state[stepped] = new_moments
-        with as_if_compiling():
-            optimizer.step()
-        new_vector = vector + learning_rate * (stepped.detach() - vector)
-        vector.copy_(th.where(applied, new_vector, vector))
-        for name, moment in moments.items():
-            moment.copy_(th.where(applied, new_moments[name], moment))
-
-    return step
+    stepped = vector.detach().clone().requires_grad_()
+    (stepped.grad,) = gradient
+    new_moments = {name: moment.clone() for name, moment in moments.items()}
+    optimizer: Optimizer = type(like)([stepped])  # type: ignore[call-arg]
+    group = optimizer.param_groups[0]
+    options = {key: value for key, value in like.param_groups[0].items() if key != "params"}
+    group.update(options | {"lr": 1.0} | {key: False for key in ("foreach", "fused") if key in group})
+    if "capturable" in group:
+        group["capturable"] = True
+    optimizer.state[stepped] = new_moments
+    with as_if_compiling():
+        optimizer.step()
+    new_vector = vector + learning_rate * (stepped.detach() - vector)
+    vector.copy_(th.where(applied, new_vector, vector))
+    for name, moment in moments.items():
+        moment.copy_(th.where(applied, new_moments[name], moment))
 
 
 def means(names: Sequence[str], table: th.Tensor) -> dict[str, th.Tensor]:

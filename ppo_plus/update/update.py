@@ -215,8 +215,7 @@ class Update:
         self._answer_interrupt()
 
     def run(self, epoch: Iterable[tuple[Batch, th.Tensor]]) -> None:
-        """Learn from the minibatches of an epoch, until the KL control stops the update; it is asked after the epoch,
-        too, whether another one may follow."""
+        """Learn from the minibatches of an epoch, until the KL control stops the update, which may be at its end."""
         for rollout, indices in epoch:
             self.step(rollout, indices)
             if self.stopped:

@@ -205,7 +205,7 @@ def parse_settings(
         "frame_stack": lambda name, value: None if value is None else positive_int(name, value),
         **dict.fromkeys(PARTS, partial(_parts, packages)),
         "env_kwargs": read_arguments,
-        "monitor_kwargs": read_arguments,
+        "monitor_kwargs": _monitor_kwargs,
         "policy_kwargs": partial(_policy_kwargs, packages),
     }
     # In quotes, None is text.
@@ -247,6 +247,11 @@ def _normalize(name: str, value: Value) -> dict[str, Any] | None:
     return read_arguments(name, value)
 
 
+def _monitor_kwargs(name: str, value: Value) -> dict[str, Any]:
+    # `Monitor` has tuples.
+    return {key: tuple(item) if isinstance(item, list) else item for key, item in read_arguments(name, value).items()}
+
+
 def _hyperparameter(packages: Packages, name: str, value: Value) -> Value:
     """A number (``2e3`` is whole if the argument's default is a whole number), a word, a call such as
     ``ColoredNoise(beta=0.5)``, a list of these, or arguments."""
@@ -254,6 +259,8 @@ def _hyperparameter(packages: Packages, name: str, value: Value) -> Value:
         return read_arguments(name, value, packages)
     if isinstance(value, str):
         return read_literal(name, value) if "(" in value else value
+    if isinstance(value, list):
+        return [_hyperparameter(packages, name, item) for item in value]
     parameter = signature(PPO_Plus).parameters.get(name)
     if isinstance(value, float) and value.is_integer() and parameter is not None and type(parameter.default) is int:
         return int(value)
@@ -262,10 +269,13 @@ def _hyperparameter(packages: Packages, name: str, value: Value) -> Value:
 
 def _policy_kwargs(packages: Packages, name: str, value: Value) -> dict[str, Any]:
     arguments = read_arguments(name, value, packages)
-    # PPO_Plus refuses what is not a dotted name.
-    texts = {key: item for key, item in arguments.items() if isinstance(item, str) and "." in item}
-    named = {key: item for key, item in texts.items() if str(key).endswith(("_fn", "_class"))}
-    return arguments | {key: read_literal(name, item, packages) for key, item in named.items()}
+    texts = {key: item for key, item in arguments.items() if isinstance(item, str)}
+    for key, item in texts.items():
+        # PPO_Plus refuses other text.
+        is_dotted = "." in item and str(key).endswith(("_fn", "_class"))
+        if is_dotted or "(" in item or item.startswith(("[", "{")):
+            arguments[key] = read_literal(name, item, packages)
+    return arguments
 
 
 #: Added to the experiment's seed for evaluation environments, so that no episode is both trained and evaluated on.
@@ -316,9 +326,7 @@ def make_envs(
         supervision = {"restarts": restarts, "timeout": timeout, "report": report, "n_workers": n_workers}
         kind = {"vec_env_cls": SupervisedVecEnv, "vec_env_kwargs": supervision}
     elif n_workers is not None:
-        raise ValueError(
-            f"--env-workers {n_workers} needs processes: pass --vec-env subproc, --env-timeout or --restart-envs"
-        )
+        raise ValueError(f"--env-workers {n_workers} needs --vec-env subproc, --env-timeout or --restart-envs")
     is_game = experiment.env_id.startswith("pettingzoo:")
     env: VecEnv = make_vec_env(
         make,

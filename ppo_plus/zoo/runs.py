@@ -105,7 +105,7 @@ def find_folder(log_folder: Path, env_id: str, number: int = 0, algos: Sequence[
     parents = [log_folder / algo for algo in algos]
     parent = next((parent for parent in parents if runs_of(parent, env_id)), parents[0])
     if not (runs := runs_of(parent, env_id)):
-        remedy = f"train one: {command('train', '--env', env_id)}"
+        remedy = f"train one: {command('train', '--env', env_id, '-f', str(log_folder))}"
         raise FileNotFoundError(f"there is no run of {env_id} in {parent}: {remedy}")
     number = number or max(runs)
     if number not in runs:

@@ -281,7 +281,7 @@ def test_kinds_and_numbers_of_environments(tmp_path):
     assert isinstance(in_processes, SupervisedVecEnv) and (in_processes.restarts, in_processes.timeout) == (3, None)
     np.testing.assert_array_equal(in_processes.reset(), make_envs(CARTPOLE, evaluation=True).reset())
     in_processes.close()
-    with pytest.raises(ValueError, match="--env-workers 2 needs processes: pass --vec-env subproc"):
+    with pytest.raises(ValueError, match="--env-workers 2 needs --vec-env subproc"):
         make_envs(CARTPOLE, n_workers=2)
     with pytest.raises(ValueError, match="vec_env='envpool' must be one of 'dummy', 'subproc'"):
         make_envs(CARTPOLE.replace(vec_env="envpool"))

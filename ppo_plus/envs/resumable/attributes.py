@@ -96,8 +96,6 @@ WORLDS = ("gymnasium.envs.box2d.bipedal_walker.BipedalWalker", "gymnasium.envs.b
 #: What a file can contain.
 Plain = None | bool | float | str | bytes | np.generic | np.ndarray | Collection[Any]
 State = dict[str, Any]
-
-
 #: Attributes with the start time of a monitor or an episode, and their clocks; states have the time since then.
 CLOCKS: dict[str, Callable[[], float]] = {"t_start": time.time, "episode_start_time": time.perf_counter}
 #: Attributes that are objects, and which attributes of these change.
@@ -230,15 +228,17 @@ def same_kind(old: Plain, new: Plain) -> bool:
 
 
 def get_generator(env: gym.Env) -> State | None:
-    """The generator ``np_random`` of an environment; ``None``: it has not made one."""
+    """The generator ``np_random`` of an environment; ``None``: it has not made one, or uses an older kind."""
     generator = env._np_random
-    return None if generator is None else {"seed": env._np_random_seed, "state": generator.bit_generator.state}
+    if not isinstance(generator, np.random.Generator):
+        return None
+    return {"seed": env._np_random_seed, "state": generator.bit_generator.state}
 
 
 def set_generator(env: gym.Env, state: State | None) -> None:
     """Put back what :func:`get_generator` returned; raises as :func:`~ppo_plus.generators.make_bit_generator`."""
     if state is None:
-        env._np_random = None
+        env._np_random = None if isinstance(env._np_random, np.random.Generator) else env._np_random
         return
     bits, generator = make_bit_generator(state["state"]), env._np_random
     if generator is not None and type(generator.bit_generator) is type(bits):

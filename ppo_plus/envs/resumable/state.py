@@ -213,7 +213,8 @@ class Resumable(gym.Wrapper):
         self._is_made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._is_made:
+        # What Gymnasium and this class keep is not the environment's.
+        if self._is_made and name not in ("_cached_spec", "_episode"):
             self.env.set_wrapper_attr(name, value)
         else:
             super().__setattr__(name, value)
@@ -234,8 +235,7 @@ class Resumable(gym.Wrapper):
             episode.start["generator"] = get_generator(self._base)
             episode.start["before_reset"] = [get_attributes(layer, BEFORE_RESET) for layer in self._lasting]
             episode.attributes = [dict(vars(layer)) for layer in self._replayed]
-        # An attribute of this object, and not of the environment.
-        super().__setattr__("_episode", episode)
+        self._episode = episode
         episode.last = result = self.env.reset(**kwargs)
         return result
 

@@ -337,7 +337,11 @@ def _serve(remote: Connection, parent: Connection, makes: CloudpickleWrapper, fi
             if not message:
                 _look_for_step(remote)
             message = remote.recv_bytes()
-            command, arguments = pickle.loads(message) if message else ("step", dict.fromkeys(envs, ()))
+            try:
+                command, arguments = pickle.loads(message) if message else ("step", dict.fromkeys(envs, ()))
+            except Exception as error:  # this process does not know the class of an argument
+                remote.send_bytes(_pickled({first: _pickled(_sendable(error))}))
+                continue
             answers = {}
             for i, own in arguments.items():
                 current.value = i

@@ -115,14 +115,15 @@ class TensorEnv:
 def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """The action space, with bounds if it is a Box without."""
     if isinstance(space, spaces.Box) and not space.is_bounded():
-        low, high = (np.nan_to_num(bound, posinf=UNBOUNDED, neginf=-UNBOUNDED) for bound in (space.low, space.high))
+        low = np.where(np.isfinite(space.low), space.low, np.minimum(space.high, 0) - UNBOUNDED)
+        high = np.where(np.isfinite(space.high), space.high, np.maximum(space.low, 0) + UNBOUNDED)
         return spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]
     return space
 
 
 class GymTensors(Adapter, TensorEnv):
     """A Gymnasium vector environment that returns tensors: ManiSkill's ``ManiSkillVectorEnv``, one in Gymnasium's
-    ``JaxToTorch``, or your own with a ``device``; in autoreset mode ``SAME_STEP``.
+    ``JaxToTorch``, or your own with a :class:`torch.device`; in autoreset mode ``SAME_STEP``.
 
     Final observations are ``infos["final_obs"]``, or ``infos["final_observation"]``.
     """

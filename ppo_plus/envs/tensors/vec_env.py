@@ -67,6 +67,7 @@ class TensorVecEnv(BatchedVecEnv):
         #: Whether the next step is checked: the first one after each reset.
         self._unchecked = True
 
+    @th.no_grad()
     def reset_tensors(self) -> Obs:
         """Start all episodes again, with the seed and options that were set since; returns the first observations."""
         obs = self._layout(self.env.reset(self._seeds[0], **self._options_of_reset()))
@@ -76,6 +77,7 @@ class TensorVecEnv(BatchedVecEnv):
         check_shape(obs, self.observation_space, self.num_envs)
         return obs
 
+    @th.no_grad()
     def step_tensors(self, actions: Obs | np.ndarray) -> Stepped:
         """Take a step; the actions are those of the simulator, on any device.
 

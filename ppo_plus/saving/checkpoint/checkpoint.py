@@ -18,6 +18,7 @@ from typing import Any
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.distributed.ranks import Ranks, frozen_weights
 from ppo_plus.envs.checks import check_shape
@@ -31,6 +32,7 @@ from ppo_plus.saving.format.names import Damaged, decoding
 from ppo_plus.saving.format.values import Undescribable
 from ppo_plus.saving.model import M, SavedModel, argument_attributes, assemble, refusal_of, sampled_of, state_of
 from ppo_plus.settings import SCHEDULED
+from ppo_plus.trees import tree_map
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
@@ -63,7 +65,7 @@ def take(model: SavedModel, folder: str | Path = ".", logs: Sequence[str] = ()) 
         "call": None,
         "generators": generators,
         "model": copy.deepcopy(state),
-        "policy": {"frozen": frozen_weights(policy), "buffers": buffers},
+        "policy": {"frozen": frozen_weights(policy), "buffers": buffers, "noise": copy.deepcopy(policy._noise)},
         "env": env_state.get_state(model.env),
         "log_files": process_state.sizes(folder, logs),
         "num_timesteps": model.num_timesteps,
@@ -132,6 +134,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def resume(cls: type[M], folder: str | Path, env: GymEnv, device: th.device | str, kwargs: dict[str, Any]) -> M:
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
     paths = [Path(folder)] if Path(folder).is_file() else files(folder)
+    env = cls._wrap_env(env, kwargs.get("verbose", 0))
     for path in paths:
         try:
             parts = read(path)
@@ -145,7 +148,7 @@ def resume(cls: type[M], folder: str | Path, env: GymEnv, device: th.device | st
 
 
 def _resumed(
-    cls: type[M], parts: list[dict[str, Any]], env: GymEnv, device: th.device | str, kwargs: dict[str, Any]
+    cls: type[M], parts: list[dict[str, Any]], env: VecEnv, device: th.device | str, kwargs: dict[str, Any]
 ) -> M:
     """The model of a checkpoint, in its environments; raises :class:`Damaged` if it is not valid."""
     ranks, n = Ranks.present(), len(parts)
@@ -168,12 +171,16 @@ def _resumed(
         for name, buffer in model.policy.named_buffers():
             if name in checkpoint["policy"]["buffers"]:
                 buffer.data = checkpoint["policy"]["buffers"][name].to(buffer.device)
+        noise = checkpoint["policy"].get("noise", model.policy._noise)  # older files lack it
+        model.policy._noise = tree_map(lambda part: part.to(model.policy.device), noise)
         states = checkpoint["env"]
         try:
             reason = env_state.set_state(model.env, states)
         except NotResumableError as error:
             raise ValueError(str(error)) from error
-        except (LookupError, AttributeError, TypeError) as error:
+        except Exception as error:
+            if isinstance(error, ValueError):
+                raise
             raise ValueError(f"env: its set_state raised {error!r}") from error
     with decoding():
         if model._last_obs is not None:

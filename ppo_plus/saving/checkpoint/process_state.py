@@ -13,7 +13,7 @@ import re
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from stable_baselines3.common.logger import Logger, configure
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.call import SET_BY_SB3
-from ppo_plus.envs.resumable.attributes import same_kind
+from ppo_plus.envs.resumable.attributes import NotResumableError, same_kind
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.generators import check_facts
 from ppo_plus.saving.format.names import Refused, constructor_arguments, require_attributes
@@ -143,7 +143,10 @@ def get_callback(callback: BaseCallback, configured: dict[str, bytes]) -> dict[s
         return {"class": title, "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
     now = plain_attributes(callback)
     changed = {name: copy.deepcopy(vars(callback)[name]) for name in now if now[name] != configured.get(name)}
-    envs = {name: get_state(env) for name, env in _envs(callback).items()}
+    envs = {}
+    for name, env in _envs(callback).items():
+        with suppress(ValueError, OSError, EOFError):  # it is closed
+            envs[name] = get_state(env)
     kept = SET_BY_SB3 | constructor_arguments(type(callback)).keys() | now.keys()
     values = {name: value for name, value in vars(callback).items() if name not in kept}
     # A container that was plain when training began, such as an empty list, has other values in it now.
@@ -182,7 +185,10 @@ def _set_callback(callback: Any, state: dict[str, Any]) -> None:
         else:
             setattr(callback, name, copy.deepcopy(value))
     for name, env in _envs(callback).items():
-        reason = set_state(env, state["envs"][name]) if name in state["envs"] else None
+        try:
+            reason = set_state(env, state["envs"][name]) if name in state["envs"] else None
+        except (ValueError, NotResumableError) as error:  # it is another one now
+            reason = str(error)
         if reason:
             warnings.warn(f"{title}.{name} does not resume exactly: {reason}", stacklevel=5)
 

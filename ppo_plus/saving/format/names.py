@@ -130,8 +130,9 @@ def find(name: str) -> Any:
     else:
         known = [named for named in _registered.values() if named.__qualname__ == title]
         known = known or [*_classes_of_the_program(title)]
-        # What was in ``__main__`` may be in a module now.
-        candidates = {name_of(named): named for named in known if module in (named.__module__, "__main__")}
+        # What was in the main module, which processes name otherwise, may be in another one now.
+        main = {"__main__", "__mp_main__"}
+        candidates = {name_of(named): named for named in known if module in main | {named.__module__}}
     if name in candidates:
         return candidates[name]
     if len(candidates) != 1:
@@ -179,6 +180,12 @@ def require_attributes(cls: type, names: Iterable[str]) -> None:
             raise Refused(f"it sets {name[:100]!r}, which is not a plain attribute of {cls.__name__}")
 
 
+def own(value: Any) -> dict[str, Any]:
+    """The attributes of an object without the values of cached properties, which are computed again."""
+    static = {name: inspect.getattr_static(type(value), name, None) for name in vars(value)}
+    return {name: part for name, part in vars(value).items() if not isinstance(static[name], functools.cached_property)}
+
+
 def constructor_arguments(cls: type) -> dict[str, Any]:
     """The arguments of a class's constructors, with their defaults."""
     constructors = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
@@ -212,12 +219,17 @@ MOST_NUMBERS, MOST_TIMES = 2**25, 16
 LEAST = 256
 
 
+def n_numbers(weights: dict[str, Any]) -> int:
+    """How many numbers are in the weights of a file, beside which modules may have other state."""
+    return sum(part.numel() for part in weights.values() if isinstance(part, th.Tensor))
+
+
 class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raise :class:`MemoryError` before torch makes many more numbers in this thread than a file has in its weights."""
 
-    def __init__(self, weights: dict[str, th.Tensor]):
+    def __init__(self, weights: dict[str, Any]):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.left = MOST_NUMBERS + MOST_TIMES * sum(tensor.numel() for tensor in weights.values())
+        self.left = MOST_NUMBERS + MOST_TIMES * n_numbers(weights)
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

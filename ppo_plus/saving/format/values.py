@@ -35,7 +35,7 @@ class Undescribable(TypeError):
 
 def describe(value: object, name: str = "value") -> tuple[Json, dict[str, th.Tensor]]:
     """A value as JSON, and the arrays that it names; ``name`` is for messages. Values that several places share are
-    written several times. Raises :class:`Undescribable`."""
+    written several times, and weights only once. Raises :class:`Undescribable`."""
     writer = _Writer()
     return writer.write(value, name), writer.arrays
 
@@ -52,6 +52,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.arrays: dict[str, th.Tensor] = {}
+        self._weights: set[int] = set()
         self._depth = 0
 
     def write(self, value: Any, path: str) -> Json:
@@ -73,6 +74,9 @@ class _Writer:
         if cls in (dict, OrderedDict):
             return {f"!{cls.__name__}": self._pairs(value, path)}
         if cls is nn.Parameter:
+            if id(value) in self._weights:
+                raise _undescribable(path, cls, "is in several places of a network: pass a function that makes it")
+            self._weights.add(id(value))
             return {"!parameter": [self._write(value.data, path), value.requires_grad]}
         if isinstance(value, (type, FunctionType)):
             return {"!name": _name(value, path)}
@@ -161,6 +165,8 @@ def _array(value: np.ndarray) -> th.Tensor:
 def _tensor(value: th.Tensor) -> th.Tensor:
     if value.layout != th.strided or value.dtype not in STORED:
         raise ValueError("is not a plain tensor: convert it")
+    if value.requires_grad:
+        raise ValueError("requires gradients: make it a torch.nn.Parameter, or detach it")
     return value.detach().cpu().clone(memory_format=th.contiguous_format)
 
 
@@ -271,7 +277,7 @@ def object_state(value: Any) -> dict[str, Any] | None:
         # What torch keeps elsewhere is lost: hooks, and the memory of recurrent layers.
         has_hooks = any(vars(value).get(name) != new for name, new in _NEW.items() if name not in _SAVED)
         is_described = not has_hooks and not isinstance(value, nn.RNNBase)
-        state = {name: part for name, part in vars(value).items() if name not in _NEW or name in _SAVED}
+        state = {name: part for name, part in names.own(value).items() if name not in _NEW or name in _SAVED}
         return state if is_described else None
     is_plain = (
         cls.__new__ is object.__new__
@@ -279,7 +285,7 @@ def object_state(value: Any) -> dict[str, Any] | None:
         and not any(vars(base).get("__slots__") for base in cls.__mro__)
         and bool(cls.__dictoffset__)
     )
-    return dict(vars(value)) if is_plain else None
+    return names.own(value) if is_plain else None
 
 
 def make_object(cls: type, state: dict[str, Any]) -> Any:
@@ -294,6 +300,7 @@ def make_object(cls: type, state: dict[str, Any]) -> Any:
     if issubclass(cls, tuple):
         return cls(**state)
     made: Any = object.__new__(cls)
+    fields: dict[str, bool] = {}
     if issubclass(cls, nn.Module):
         valid = all(isinstance(entry, (_PARTS[part], type(None))) for part in _PARTS for entry in state[part].values())
         if not valid or any(name in _NEW and name not in _SAVED for name in state) or issubclass(cls, nn.RNNBase):
@@ -301,6 +308,7 @@ def make_object(cls: type, state: dict[str, Any]) -> Any:
         nn.Module.__init__(made)
     elif dataclasses.is_dataclass(cls):
         fields = {field.name: field.init for field in dataclasses.fields(cls)}
-        made = cls(**{name: value for name, value in state.items() if fields[name]})
+        made = cls(**{name: value for name, value in state.items() if fields.get(name, not names.is_registered(cls))})
+    names.require_attributes(cls, state.keys() - fields)
     vars(made).update(state)
     return made

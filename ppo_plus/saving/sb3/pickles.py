@@ -63,8 +63,7 @@ def _call_named(name: str) -> type[PickledCall]:
 
 
 class _Dict(dict[Any, Any]):
-    """One whose keys take little time to hash: that of a nested tuple may take forever, and integers from
-    :data:`MODULUS` on may all have the same."""
+    """A dict whose keys hash fast: hashing a nested tuple may take forever, and large integers may share one hash."""
 
     __slots__ = ()
 
@@ -79,10 +78,8 @@ _Unpickler: Any = vars(pickle)["_Unpickler"]
 
 
 class _Parser(_Unpickler):  # type: ignore[misc]
-    dispatch: ClassVar[dict[int, Any]] = {
-        **_Unpickler.dispatch,
-        pickle.EMPTY_DICT[0]: lambda parser: parser.append(_Dict()),
-    }
+    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
+    dispatch[pickle.EMPTY_DICT[0]] = lambda parser: parser.append(_Dict())
 
     def find_class(self, module: str, name: str) -> type[PickledCall]:
         """Called for every name in a pickle: nothing is looked up."""

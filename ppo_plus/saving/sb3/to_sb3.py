@@ -84,8 +84,8 @@ def _policy_for_sb3(model: SavedModel, trainer: type[PPO]) -> str | type[BasePol
     """The policy's name or class in SB3; raises :class:`ValueError` if it has none."""
     policy_class = model.policy_class
     names = {model.policy_aliases[name]: name for name in trainer.policy_aliases}
-    if model._expects_masks and model.policy.remembers:
-        what = "action masks with memory"
+    if model._expects_masks and (model.policy.remembers or model.use_sde):
+        what = "action masks with memory or gSDE"
     elif policy_class not in names and issubclass(policy_class, ActorCriticPolicy):
         what = f"policy={policy_class.__name__}"
     else:

@@ -58,9 +58,7 @@ ends the training early and saves what was learned.
 def add_parser(commands: Commands) -> None:
     """Add ``train``, ``zoo`` and ``tune``."""
     _add_train(commands)
-    help = (
-        "list the environments that have settings, and what was measured: the mean return and its 95 percent interval"
-    )
+    help = "list the environments that have settings, and what was measured: mean returns with 95 percent intervals"
     commands.add_parser("zoo", help=help, description=help).set_defaults(prepare=lambda args: print_zoo)
     _add_tune(commands)
 
@@ -287,7 +285,13 @@ def _train(run: "Run", args: argparse.Namespace) -> None:
             if run.model.ranks.leads and args.track:
                 import wandb
 
-                wandb.log_artifact(str(run.folder.last_model), type="model")
+                from ppo_plus.saving.statistics import statistics_path
+
+                model = run.folder.last_model
+                artifact = wandb.Artifact(run.folder.path.name, "model")
+                for path in filter(Path.is_file, (model, statistics_path(model))):
+                    artifact.add_file(str(path))
+                wandb.log_artifact(artifact)
         finally:
             if run.model.ranks.leads:
                 _print_next_command(run, args, finished)

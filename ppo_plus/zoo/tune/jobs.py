@@ -36,7 +36,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.storages.journal._file import get_lock_file
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from ppo_plus.require import is_disk_full
 from ppo_plus.saving.files import append_lines
@@ -101,10 +101,11 @@ def _open_database(url: str) -> BaseStorage:
         Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
     # SQLite's transactions are ours to begin.
     connection = {"timeout": TIMEOUT, "isolation_level": None} if sqlite else {"connect_timeout": TIMEOUT}
-    # Two processes that begin a study would both make its tables.
+    # Two processes that begin a study would both make its tables: in PostgreSQL, the second one tries again.
     alone = get_lock_file(JournalFileOpenLock(address.database)) if sqlite and address.database else nullcontext()
     with alone:
-        database = RDBStorage(address.render_as_string(hide_password=False), {"connect_args": connection})
+        make = _robust(RDBStorage, TIMEOUT, (IntegrityError, ProgrammingError))
+        database = make(address.render_as_string(hide_password=False), {"connect_args": connection})
     if sqlite:
         # A transaction takes the lock at its first statement, not at its first *write*: two processes that read a
         # trial's state and then write it would both find it waiting. (PostgreSQL has SELECT ... FOR UPDATE.) From
@@ -138,7 +139,9 @@ def _cause(error: BaseException) -> BaseException:
     return error.__cause__ or error if isinstance(error, StorageInternalError) else error
 
 
-def _robust(method: Callable[P, R], patience: float) -> Callable[P, R]:
+def _robust(
+    method: Callable[P, R], patience: float, kinds: tuple[type[Exception], ...] = (OperationalError, InterfaceError)
+) -> Callable[P, R]:
     """A method of a storage that is called again, for ``patience`` seconds, if its connection is lost or refused. What
     a call did before is done twice, which is safe: of two trials of one job one counts, a running trial that no process
     owns counts as dead after the grace period, and one that has ended stays unchanged."""
@@ -150,7 +153,7 @@ def _robust(method: Callable[P, R], patience: float) -> Callable[P, R]:
             try:
                 return method(*args, **options)
             except STORAGE_ERRORS as error:
-                if not isinstance(_cause(error), (OperationalError, InterfaceError)) or time.monotonic() >= deadline:
+                if not isinstance(_cause(error), kinds) or time.monotonic() >= deadline:
                     raise
             except OSError as error:  # a journal's
                 raise StorageInternalError from error

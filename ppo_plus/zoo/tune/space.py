@@ -128,7 +128,7 @@ class Space:
                 settings.setdefault(POLICY, {})[name.removeprefix(f"{POLICY}.")] = value
             elif not name.endswith(SCHEDULE):
                 schedule = values.get(name + SCHEDULE, "constant")
-                settings[name] = value if schedule == "constant" else f"{schedule}_{value!r}"
+                settings[name] = value if schedule == "constant" or value is None else f"{schedule}_{value!r}"
         return settings
 
     def params(self, experiment: Experiment) -> dict[str, Any]:

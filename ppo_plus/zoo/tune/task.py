@@ -16,10 +16,11 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus import EnvFault, EvalAfterUpdates
+from ppo_plus import EnvFault, EvalAfterUpdates, PPO_Plus
 from ppo_plus.envs.normalization import IN_POLICY
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_one_of
+from ppo_plus.saving.format.names import constructor_arguments
 from ppo_plus.settings import MAX_AUTO_SEQUENCE
 from ppo_plus.zoo.callbacks import Interruptible
 from ppo_plus.zoo.experiment import Experiment, make_envs, make_model, parse_settings
@@ -71,9 +72,7 @@ class Plan:
             require_int(name, getattr(self, name), 0 if name == "confirm_seeds" else 1)
         require_int("seed", self.seed, 0, 2**31)  # leaves numbers for the other seeds
         if 0 < self.confirm_seeds < 10:
-            raise ValueError(
-                f"confirm_seeds={self.confirm_seeds} is too small for a conclusion: use at least 10, or 0 for none"
-            )
+            raise ValueError(f"confirm_seeds={self.confirm_seeds} is inconclusive: use at least 10, or 0 for none")
 
     def make_sampler(self, trial_number: int) -> BaseSampler:
         """A sampler for one trial, seeded with the study's seed and the trial's number: no two workers draw the same,
@@ -99,8 +98,6 @@ class Plan:
 
 #: Settings without which another setting has no effect.
 CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
-
-
 #: What a model raises that cannot be built with its settings.
 UNFIT = (ValueError, TypeError, RuntimeError, AssertionError)
 
@@ -130,7 +127,10 @@ class TuningTask:
         kept = {"action_mask_key", "compile", "n_threads", "streams"}
         needed = {name: value for name, value in self.experiment.hyperparams.items() if name in kept}
         reading = {"actor_keys", "features_extractor_class", "features_extractor_kwargs", "normalize_images"}
-        read_by = {name: value for name, value in self.experiment.policy_kwargs.items() if name in reading}
+        policies = PPO_Plus.policy_aliases.values()
+        others = {name for policy in policies for name in constructor_arguments(policy)} - reading
+        # An own policy's arguments are a part of it.
+        read_by = {name: value for name, value in self.experiment.policy_kwargs.items() if name not in others}
         default = self.experiment.replace(n_envs=1, normalize=None, policy_kwargs=read_by, hyperparams=needed)
         return {"default": default} | ({"settings file": self.experiment} if default != self.experiment else {})
 

@@ -91,24 +91,26 @@ class TuningWorker:
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
         recorded = experiment.replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(RECORDED, recorded)
-        scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.seeds("screening"))]
+        scores = list[float]()
+        for seed in plan.seeds("screening"):
+            scores.append(self._score(trial, recorded, seed, scores))
         trial.set_user_attr(SCORES, scores)
         return fmean(scores)
 
     def _repeat(self, jobs: Jobs, claimed: FrozenTrial) -> float:
         """A run of a screening trial's settings with another seed."""
         trial, run = jobs.trial(claimed, pruner=optuna.pruners.NopPruner()), claimed.user_attrs
-        return self._score(trial, run[RECORDED], run[SEED], 0)
+        return self._score(trial, run[RECORDED], run[SEED], [])
 
-    def _score(self, trial: Trial, settings: dict[str, Any], seed: int, n_before: int) -> float:
-        """The score on one of the trial's seeds, the first of which are reported already."""
+    def _score(self, trial: Trial, settings: dict[str, Any], seed: int, before: list[float]) -> float:
+        """The score on one of the trial's seeds, given those ``before``. What is reported is the mean with them."""
         plan = self.task.plan
         total = plan.n_seeds * plan.n_timesteps
 
         def report(timesteps: int, mean_return: float) -> None:
-            step = n_before * plan.n_timesteps + timesteps
+            step = len(before) * plan.n_timesteps + timesteps
             self._check()
-            trial.report(mean_return, step)
+            trial.report(fmean([*before, mean_return]), step)
             if step < total and trial.should_prune():  # at the end pruning saves nothing
                 raise optuna.TrialPruned
 
