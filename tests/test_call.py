@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 from models import make_model
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EveryNTimesteps
 from tqdm import tqdm
 from tqdm.rich import tqdm_rich
 
+from ppo_plus import Checkpoints, EvalAfterUpdates
 from ppo_plus.call import Call
 
 
@@ -28,6 +29,12 @@ def test_what_takes_checkpoints_comes_first():
     assert [type(each).__name__ for each in call.callbacks] == ["First", "Quiet", "Quiet"]
     assert call.in_all_processes == ["First"]
     assert type(given[0]) is Quiet  # the user's list is as it was
+
+
+@pytest.mark.parametrize("inner", [Checkpoints("."), EvalAfterUpdates("CartPole-v1")])
+def test_what_works_between_rollouts_is_not_called_by_other_callbacks(inner):
+    with pytest.raises(ValueError, match="in EveryNTimesteps would not be called.*: pass it to learn itself"):
+        make_model().learn(64, [EveryNTimesteps(16, inner)])
 
 
 def test_a_call_is_over_after_an_error():

@@ -74,6 +74,8 @@ class Hooks(callbacks.BaseCallback):
     def _on_rollout_end(self):
         self.note("rollout_end")
         assert len(self.locals["infos"]) == self.training_env.num_envs
+        last = self.model.policy.obs_to_tensor(self.model._last_obs)[0]
+        th.testing.assert_close(self.locals["values"], self.model.policy.predict_values(last))
 
     def _on_training_end(self):
         self.note("training_end")

@@ -460,7 +460,13 @@ def test_a_pretrained_model_is_saved(tmp_path):
 
 
 def test_a_function_is_recorded():
-    data = record_demonstrations(linear, Follow(), 3, seed=7)
+    class Expert:
+        env = Follow()  # of its own
+
+        def __call__(self, obs):
+            return linear(obs)
+
+    data = record_demonstrations(Expert(), Expert.env, 3, seed=7)
     assert data["observations"].shape == (12, 5) and data["actions"].shape == (12, 2)
     np.testing.assert_array_equal(data["actions"], linear(data["observations"]))
     np.testing.assert_allclose(data["rewards"], data["observations"][:, 0], rtol=1e-6)

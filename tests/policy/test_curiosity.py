@@ -6,6 +6,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, vec
 from parametrization import part
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from stream_envs import counting
 
@@ -63,6 +64,33 @@ def test_the_last_observation_of_an_episode_is_learned_like_the_others(policy):
     model.learn(2_000)
     # The place that an episode begins at follows no other, and is never rewarded.
     assert (errors()[1:] < first[1:] / 2).all()
+
+
+class Pretrained(BaseFeaturesExtractor):
+    def __init__(self, space, backbone):
+        super().__init__(space, 8)
+        self.backbone = backbone
+
+    def forward(self, obs):
+        return self.backbone(obs)
+
+
+def test_what_extractors_are_given_is_the_policys_and_the_target_is_fixed():
+    backbone = th.nn.Sequential(th.nn.Linear(6, 8), th.nn.BatchNorm1d(8))
+    before = backbone[0].weight.detach().clone()
+    extractor = {"features_extractor_class": Pretrained, "features_extractor_kwargs": {"backbone": backbone}}
+    model = make(env=DummyVecEnv([Corridor] * 2), policy_kwargs={**extractor, "ortho_init": False})
+    target = model.policy.streams.parts[0].target
+    assert th.equal(backbone[0].weight, before) and all(weight.requires_grad for weight in backbone.parameters())
+    model.policy.set_training_mode(True)
+    outputs = target(inputs := th.ones(3, 6))
+    model.learn(64).policy.set_training_mode(True)
+    assert not th.equal(backbone[0].weight, before) and th.equal(target(inputs), outputs)
+
+
+def test_pieces_of_a_rollout_may_have_no_transitions(monkeypatch):
+    monkeypatch.setattr("ppo_plus.rollout.streams.AT_ONCE", 8)
+    make(env=gym.make_vec("Pendulum-v1", 4, max_episode_steps=3), n_steps=8).learn(32)
 
 
 def test_it_reads_boxes_that_cannot_be_sampled():

@@ -483,6 +483,9 @@ def test_a_policy_that_could_not_be_built_again_is_not_saved(tmp_path):
         saved(model)
     model.policy.value_net = layer
     assert same_weights(PPO_Plus.load(saved(model)), model)
+    model.policy.optimizer = th.optim.Adam(model.policy.action_net.parameters())
+    with pytest.raises(ValueError, match="'optimizer' has been added, removed, resized or replaced"):
+        saved(model)
 
 
 def test_an_error_of_a_class_is_not_told_as_damage(monkeypatch):
@@ -494,6 +497,30 @@ def test_an_error_of_a_class_is_not_told_as_damage(monkeypatch):
     monkeypatch.setattr(Features, "__init__", fails)
     with pytest.raises(FileNotFoundError, match="^weights.bin$"):
         PPO_Plus.load(file)
+    with pytest.raises(gym.error.NameNotFound):
+        PPO_Plus.load(file, env="NoSuch-v9")
+
+
+class Noted(nn.Flatten):
+    """Has state that is no tensor."""
+
+    features_dim = 4
+
+    def __init__(self, observation_space):
+        super().__init__()
+        self.note = "made"
+
+    def get_extra_state(self):
+        return {"note": self.note}
+
+    def set_extra_state(self, state):
+        self.note = state["note"]
+
+
+def test_modules_may_have_other_state_than_tensors():
+    model = make(policy_kwargs={"features_extractor_class": Noted})
+    model.policy.features_extractor.note = "learned"
+    assert PPO_Plus.load(saved(model)).policy.features_extractor.note == "learned"
 
 
 # --- what cannot be described ----------------------------------------------------------------------------------------
@@ -519,8 +546,11 @@ def test_undescribable_arguments_have_to_be_passed(tmp_path):
 def test_undescribable_custom_attributes_are_left_out():
     model = make()
     model.mine = lambda: 1
+    model.compute_loss = own_schedule  # would replace a method
     file = io.BytesIO()
-    with pytest.warns(UserWarning, match="saved without mine.*; or pass it to load in custom_objects="):
+    with pytest.warns(
+        UserWarning, match="saved without mine and compute_loss.*; or pass it to load in custom_objects="
+    ):
         model.save(file)
     assert not hasattr(PPO_Plus.load(file), "mine")
     loaded = PPO_Plus.load(file, custom_objects={"mine": 3, "num_timesteps": 5})

@@ -132,6 +132,12 @@ READ = [
     ("policy: ppo_plus.MlpPolicy", {"policy": MlpPolicy}),
     ("normalize_observations: {clip: 5.0}", {"hyperparams": {"normalize_observations": {"clip": 5.0}}}),
     ('env_kwargs: "dict(shape=(1, 2))"', {"env_kwargs": {"shape": (1, 2)}}),
+    (
+        "policy_kwargs: {net_arch: '[64, 64]', optimizer_kwargs: dict(weight_decay=0.1)}",
+        {"policy_kwargs": {"net_arch": [64, 64], "optimizer_kwargs": {"weight_decay": 0.1}}},
+    ),
+    ("streams: [\"Cost('cost', limit=1.0)\"]", {"hyperparams": {"streams": [Cost("cost", limit=1.0)]}}),
+    ("monitor_kwargs: {info_keywords: [won]}", {"monitor_kwargs": {"info_keywords": ("won",)}}),
     ('rollout_buffer_kwargs: "dict(a=nn.ReLU)"', {"hyperparams": {"rollout_buffer_kwargs": {"a": nn.ReLU}}}),
     ("gamma: 9e-1, clip_range: lin_2e-1", {"hyperparams": {"gamma": 0.9, "clip_range": "lin_2e-1"}}),
     ("n_steps: 2e3, batch_size: !!float 64", {"hyperparams": {"n_steps": 2000, "batch_size": 64}}),

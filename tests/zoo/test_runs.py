@@ -31,7 +31,7 @@ def test_find(tmp_path):
     assert find_folder(tmp_path, "Foo-v0").path.name == "Foo-v0_12"
     assert find_folder(tmp_path, "Foo-v0", 1).path.name == "Foo-v0_1"
     assert find_folder(tmp_path, "Foo-v0", -1).path == tmp_path
-    with pytest.raises(FileNotFoundError, match="no run of Bar-v0 .* train --env Bar-v0"):
+    with pytest.raises(FileNotFoundError, match=f"no run of Bar-v0 .* train --env Bar-v0 -f {tmp_path}"):
         find_folder(tmp_path, "Bar-v0")
 
 

@@ -459,6 +459,8 @@ def test_everything_else_is_the_environments():
     assert set(env.env_method("get_state")[0]) == {"light", "place"}
     assert env.metadata == Masked.metadata and env.render_mode == "rgb_array"
     assert isinstance(env.envs[0].unwrapped, Masked)
+    resumable = Resumable(gym.make("CartPole-v1"))
+    assert [len(resumable.spec.additional_wrappers) for _ in range(3)] == [1, 1, 1]
     assert env.envs[0].render().max() == 1
     env.seed(5)
     env.reset()

@@ -63,7 +63,7 @@ def test_one_that_hung_says_so_again():
     env.close()
 
 
-def test_only_errors_of_masks_among_methods_are_faults():
+def test_only_errors_of_masks_among_methods_are_faults(monkeypatch):
     env = supervised(*fine_and("mask", cls=Masked), restarts=1)
     env.reset()
     assert equal(env.env_method("action_masks"), [np.array([True, True])] * 3)
@@ -71,6 +71,10 @@ def test_only_errors_of_masks_among_methods_are_faults():
     assert RESTART in env.step(ACTIONS)[3][1]
     with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
         env.env_method("due", mask=1)
+    late = type("Late", (), {"__module__": __name__})
+    monkeypatch.setitem(globals(), "Late", late)
+    with pytest.raises((AttributeError, ImportError)):
+        env.set_attr("task", late())  # the processes do not know the class
     assert env.n_restarts == 1
     assert equal(
         env.env_method("action_masks"), [np.array([False, True]), np.array([True, True]), np.array([False, True])]

@@ -21,6 +21,8 @@ from ppo_plus.envs.tensors.env import UNBOUNDED, bounded
 def test_bounds_that_are_missing_are_added():
     half = spaces.Box(np.float32([-1.0, -np.inf]), np.float32([np.inf, 2.0]))
     assert bounded(half) == spaces.Box(np.float32([-1.0, -UNBOUNDED]), np.float32([UNBOUNDED, 2.0]))
+    far = spaces.Box(np.float32([200.0, -np.inf]), np.float32([np.inf, -200.0]))
+    assert bounded(far) == spaces.Box(np.float32([200.0, -300.0]), np.float32([300.0, -200.0]))
     assert all(bounded(space) == space for space in ACTIONS.values())
 
 

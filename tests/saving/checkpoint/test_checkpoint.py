@@ -100,6 +100,8 @@ class Interrupt(golden.Interrupt):
 
     def _on_step(self):
         random.random(), np.random.random(), th.rand(1)
+        if self.model.use_sde:  # with noise of the policy's own
+            self.model.policy.forward(self.model.policy.obs_to_tensor(self.model._last_obs)[0])
         return super()._on_step()
 
 
@@ -325,6 +327,8 @@ def test_the_newest_are_kept_may_be_moved_and_a_damaged_one_is_passed_over(tmp_p
     newest.write_bytes(newest.read_bytes()[:-1000])
     with pytest.warns(UserWarning, match=f"{names[0]}.*damaged.*the one before"):
         assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 320
+    with pytest.raises(gym.error.NameNotFound):  # which is no damage
+        PPO_Plus.resume(tmp_path, "NoSuch-v9")
 
 
 def steps_of(folder):

@@ -195,7 +195,7 @@ def test_classes_of_libraries_have_to_be_registered(monkeypatch, place):
 def test_a_class_of_main_is_found_where_it_is_now(monkeypatch):
     classes = [type("Moved", (th.nn.Module,), {"__module__": name}) for name in ("one", "two")]
     module(monkeypatch, "one", "/home/me/one.py", Moved=classes[0])
-    assert find("__main__:Moved") is classes[0]
+    assert find("__main__:Moved") is find("__mp_main__:Moved") is classes[0]
     module(monkeypatch, "two", "/home/me/two.py", Moved=classes[1])
     with pytest.raises(Refused, match="may be one:Moved or two:Moved"):
         find("__main__:Moved")

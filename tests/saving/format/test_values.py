@@ -201,9 +201,18 @@ class Decay:
     def __post_init__(self):
         if self.rate < 0:
             raise ValueError("rate")
+        object.__setattr__(self, "twice", 2 * self.rate)
+
+    @functools.cached_property
+    def half(self):
+        return self.rate / 2
 
     def __call__(self, progress):
         return self.rate * progress
+
+
+decay = Decay(2.0)
+assert decay.half == 1.0
 
 
 class Counts:
@@ -224,7 +233,7 @@ counts.n = 3
 
 @pytest.mark.parametrize(
     ("value", "named"),
-    [(Counts, Counts), (my_schedule, my_schedule), (Pair(1, [2]), Pair), (Decay(2.0), Decay)],
+    [(Counts, Counts), (my_schedule, my_schedule), (Pair(1, [2]), Pair), (decay, Decay)],
     ids=["class", "function", "named tuple", "dataclass"],
 )
 def test_unregistered_names_raise_an_error_with_the_remedy(value, named):
@@ -244,6 +253,8 @@ def test_dataclasses_check_what_a_file_says():
     register(Decay)
     with pytest.raises(Damaged, match="rate"):
         restore({f"!{__name__}:Decay": {"rate": -1.0}}, {})
+    with pytest.raises(Refused, match="'__call__', which is not a plain attribute of Decay"):
+        restore({f"!{__name__}:Decay": {"rate": 1.0, "__call__": 1}}, {})
 
 
 # --- what cannot be described ----------------------------------------------------------------------------------------
@@ -287,6 +298,8 @@ UNDESCRIBABLE = {
     "file": (sys.stderr, "cannot be described"),
     "text": (Text("a"), "cannot be described"),
     "pickled": (Pickled(), "cannot be described"),
+    "gradients": (th.zeros(1, requires_grad=True), "requires gradients"),
+    "a layer twice": (th.nn.Sequential(*[th.nn.Linear(1, 1)] * 2), "in several places.*pass a function"),
 }
 
 

@@ -133,8 +133,10 @@ def test_what_sb3_does_not_know_is_named(case, tmp_path):
 
 def test_memory_and_masks_together_raise_an_error(tmp_path):
     model = make("MlpLstmPolicy", vec(ACTIONS["discrete"], env_class=MaskedEnv)).learn(32)
-    with pytest.raises(ValueError, match="does not support action masks with memory"):
-        model.to_sb3(tmp_path / "exported")
+    explores = make("MlpPolicy", vec(ACTIONS["discrete"], env_class=MaskedEnv), use_sde=True).learn(32)
+    for each in (model, explores):
+        with pytest.raises(ValueError, match="does not support action masks with memory or gSDE"):
+            each.to_sb3(tmp_path / "exported")
 
 
 def test_the_learning_rate_is_that_of_now(tmp_path):

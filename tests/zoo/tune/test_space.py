@@ -100,6 +100,11 @@ def test_schedules():
     space = space.including(experiment)
     assert space.params(experiment) == {"clip_range": 0.3, "clip_range_schedule": "cos"}
     assert space.sample(FixedTrial(space.params(experiment))) == {"clip_range": "cos_0.3"}
+    choices = {"clip_range_vf": {"choices": [0.2, None]}, "clip_range_vf_schedule": {"choices": ["constant", "lin"]}}
+    sampled = [settings["clip_range_vf"] for _, _, settings in parse_space(choices).examples()]
+    assert sampled == [0.2, None, 0.2, "lin_0.2"]
+    params = {"clip_range_vf": None, "clip_range_vf_schedule": "lin"}
+    assert parse_space(choices).sample(FixedTrial(params)) == {"clip_range_vf": None}
     assert [split_schedule(value) for value in ("lin_0.1", 0.1, "stop", None, "lin_1e-3_0", "3e-4")] == [
         ("lin", 0.1),
         ("constant", 0.1),

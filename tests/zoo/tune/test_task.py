@@ -126,7 +126,8 @@ def test_sequences_of_memory_stay_long(env_id):
 
 
 def test_what_reads_images_is_in_the_default_baseline_too():
-    reading = {"features_extractor_class": "stable_baselines3.common.torch_layers.FlattenExtractor"}
+    own = {"n_joints": 7}  # an own policy's
+    reading = {"features_extractor_class": "stable_baselines3.common.torch_layers.FlattenExtractor", **own}
     experiment = CARTPOLE.with_hyperparams({"policy_kwargs": {**reading, "net_arch": [8]}})
     default = TuningTask(experiment, SPACE, Plan(50_000)).baselines()["default"]
     assert default.policy_kwargs.keys() == reading.keys()
