@@ -249,6 +249,19 @@ def test_classes_say_whether_they_can_be_replayed():
     class Unknown(Pictures):
         replayable = False
 
+    class Old(Known):
+        def reset(self, *, seed=None, options=None):
+            self.np_random, self.vector = np.random.RandomState(0), np.zeros(3, np.float32)
+            return self.seen(), {}
+
+        def seen(self):
+            return {"image": self.np_random.randint(0, 255, (8, 8, 3), np.uint8), "vector": self.vector}
+
+    old = Resumable(Old())
+    old.reset()
+    generator = old.np_random
+    old.set_episode_state(old.get_episode_state())
+    assert old._base._np_random is generator
     assert Resumable(Windy()).get_episode_state()["reason"] == "Windy has no get_state and set_state"
     assert Resumable(Known()).get_episode_state()["reason"] is None
     assert Resumable(Unknown()).get_episode_state()["reason"] == "Unknown has no get_state and set_state"

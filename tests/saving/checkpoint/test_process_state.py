@@ -13,6 +13,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, CheckpointCallback, EveryNTimesteps
 from stable_baselines3.common.logger import Figure, Logger
 
+from ppo_plus import make_vec
 from ppo_plus.call import Call, tree_of
 from ppo_plus.saving.checkpoint.checkpoint import restore
 from ppo_plus.saving.checkpoint.process_state import (
@@ -243,6 +244,20 @@ def test_nested_callbacks_are_matched_by_class_and_order():
     assert restored(other, states(call)) == []
     assert [each.best for each in fresh] == [0, 1]
     assert other.callbacks[2].hidden == 21
+
+
+def test_environments_of_callbacks_may_be_closed_or_others():
+    def holding(env):
+        callback = Counter()
+        callback.env = env
+        return callback
+
+    root, closed = holding(make_vec("CartPole-v1", 1)), holding(make_vec("CartPole-v1", 1, vec_env="subproc"))
+    state = states(watching(root))
+    (warned,) = restored(holding(make_vec("CartPole-v1", 2)), state)
+    assert "Counter.env does not resume exactly: env has 2 environments" in warned
+    closed.env.close()
+    assert states(watching(closed))[0]["envs"] == {}
 
 
 def test_missing_callbacks_with_state_are_named():

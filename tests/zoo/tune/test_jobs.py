@@ -90,13 +90,19 @@ def test_each_job_is_claimed_once(jobs, url):
     assert sorted(claimed) == list(range(12))
 
 
-def test_several_begin_a_study_at_once(tmp_path):
+@pytest.mark.parametrize("url", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)], indirect=True)
+def test_several_begin_a_study_at_once(url):
     """Each finds a new database, in which one makes the tables."""
     barrier = Barrier(4)
+    if url.startswith("postgresql"):
+        psycopg = pytest.importorskip("psycopg")
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute("CREATE DATABASE empty")
+        url = url.removesuffix("postgres") + "empty"
 
     def begin(_):
         barrier.wait()
-        close(open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+        close(open_storage(url))
 
     with ThreadPoolExecutor(4) as threads:
         assert [*threads.map(begin, range(4))] == [None] * 4
