@@ -84,10 +84,10 @@ class Call:
         """Set the callback of this call, and order it: what takes checkpoints (``comes_first``) comes first, since what
         others do at the start of a rollout is done again after resuming."""
         for part in tree_of(callback):
-            inner = getattr(part, "callback", None) if isinstance(part, EventCallback) else None
-            if getattr(inner, "in_all_processes", False):
-                inside = f"{type(inner).__name__} in {type(part).__name__}"
-                raise ValueError(f"callback: {inside} would not be called between rollouts: pass it to learn itself")
+            for inner in tree_of(part)[1:] if isinstance(part, EventCallback) else ():
+                if getattr(inner, "in_all_processes", False):
+                    inside = f"{type(inner).__name__} in {type(part).__name__}"
+                    raise ValueError(f"callback: {inside} is not called between rollouts: pass it to learn directly")
             if isinstance(part, CallbackList):
                 part.callbacks = sorted(
                     part.callbacks,

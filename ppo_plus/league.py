@@ -209,10 +209,10 @@ class League(BaseCallback):
     """Frozen snapshots of the learner as opponents in :class:`SelfPlay` environments, and their ratings.
 
     The learner plays random actions, the opponents of the environments, and its snapshots, the first of which is taken
-    at the beginning. Ratings are Elo's, with 0 for random actions; a snapshot keeps the rating that the learner had,
-    with which opponents of the environments begin.
-    Checkpoints keep snapshots and ratings. Logged as ``league/…``: the learner's rating, the number of snapshots, and
-    recent rates of winning (a draw is half) against random actions, the first snapshot and the latest.
+    at the beginning. Ratings are Elo's, with 0 for random actions; a snapshot keeps the learner's rating at that time,
+    with which opponents of the environments begin. Checkpoints keep snapshots and ratings. Logged as ``league/…``: the
+    learner's rating, the number of snapshots, and recent rates of winning (a draw is half) against random actions, the
+    first snapshot and the latest.
 
     :param every: rollouts from one snapshot to the next, at least 1
     :param choose: ``"latest"`` snapshot; ``"uniform"``: any; ``"prioritized"``: more often those that win more often,
@@ -304,8 +304,8 @@ class League(BaseCallback):
         change = K * (result - float(expected))
         self.rating += change
         for name, player in zip(opponents, met, strict=True):
-            # The random player and snapshots stay as they are, and so do their ratings.
-            player["rating"] -= 0.0 if name in {RANDOM, *self.snapshots} else change
+            # The first rating of the environments' opponents is a guess; those of the others are known.
+            player["rating"] -= 0.0 if name in {RANDOM, *self.snapshots} else change / len(met)
             player["games"] += 1
             player["win_rate"] += STEP * (result - player["win_rate"])
 

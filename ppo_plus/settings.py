@@ -19,7 +19,7 @@ from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.formulas.exploration import NoiseProcess, WhiteNoise
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
-from ppo_plus.formulas.schedules import FORMULAS, Schedule, ScheduleLike, Unknown, make_schedule, value_at
+from ppo_plus.formulas.schedules import FORMULAS, Constant, Schedule, ScheduleLike, Unknown, make_schedule, value_at
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import SHAPING, check_policy_kwargs
 from ppo_plus.policy.normalization import OPTIONS, normalization_options
@@ -141,10 +141,13 @@ class Settings:
 
     def at(self, progress_remaining: float) -> dict[str, Any]:
         """The values of all schedules, each called once, by name of the argument; ``None`` where the argument is."""
-        return {
-            name: None if schedule is None else value_at(progress_remaining, name, schedule, SCHEDULED[name][0])
-            for name, schedule in self.schedules.items()
-        }
+        values: dict[str, Any] = {}
+        for name, schedule in self.schedules.items():
+            if schedule is None or isinstance(schedule, Constant):
+                values[name] = schedule and float(schedule.value)
+            else:
+                values[name] = value_at(progress_remaining, name, schedule, SCHEDULED[name][0])
+        return values
 
     @property
     def shared_by_processes(self) -> dict[str, Any]:

@@ -15,32 +15,10 @@ PACKAGE = Path(ppo_plus.__file__).parent
 ROOT = PACKAGE.parent
 
 #: The rooms, from the ground floor up. A room imports from lower ones only; inside a room there are no circles.
-ROOMS = [
-    "generators",
-    "process",
-    "public",
-    "require",
-    "trees",
-    "formulas",
-    "policy",
-    "compiling",
-    "update",
-    "envs",
-    "recommendations",
-    "distributed",
-    "model",
-    "rollout",
-    "settings",
-    "demonstrations",
-    "call",
-    "saving",
-    "ppo",
-    "callbacks",
-    "league",
-    "__init__",
-    "zoo",
-    "__main__",
-]
+ROOMS = """
+generators process public require trees formulas policy compiling update envs recommendations distributed model rollout
+settings demonstrations call saving ppo callbacks league __init__ zoo __main__
+""".split()
 #: The rooms of the zoo, likewise; its other modules are one room, below these.
 ZOO = ["", "tune", "cli"]
 
@@ -167,12 +145,8 @@ def test_private_names_of_torch_are_in_one_module():
 
 
 def test_no_class_name_is_defined_twice():
-    names = Counter(
-        node.name
-        for source in SOURCES.values()
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ClassDef)
-    )
+    nodes = [node for source in SOURCES.values() for node in ast.walk(ast.parse(source))]
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, n in names.items() if n > 1] == []
 
 

@@ -33,8 +33,8 @@ def test_what_takes_checkpoints_comes_first():
 
 @pytest.mark.parametrize("inner", [Checkpoints("."), EvalAfterUpdates("CartPole-v1")])
 def test_what_works_between_rollouts_is_not_called_by_other_callbacks(inner):
-    with pytest.raises(ValueError, match="in EveryNTimesteps would not be called.*: pass it to learn itself"):
-        make_model().learn(64, [EveryNTimesteps(16, inner)])
+    with pytest.raises(ValueError, match="in EveryNTimesteps is not called.*: pass it to learn directly"):
+        make_model().learn(64, [EveryNTimesteps(16, CallbackList([inner]))])
 
 
 def test_a_call_is_over_after_an_error():

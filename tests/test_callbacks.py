@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, MaskedEnv, vec
+from models import weights
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
+from training import LogDumps
 
 from ppo_plus import PPO_Plus
 from ppo_plus.callbacks import EvalAfterUpdates, save_with_statistics
@@ -32,7 +33,7 @@ class Snapshot(BaseCallback):
         self.weights, self.means, self.updates = [], [], []
 
     def _on_step(self):
-        self.weights.append(th.nn.utils.parameters_to_vector(self.model.policy.parameters()).detach().clone())
+        self.weights.append(weights(self.model))
         self.means.append(self.eval_env.obs_rms.mean.copy())
         self.updates.append(self.model._n_updates)
         return True
@@ -52,22 +53,8 @@ def test_evaluations_follow_updates_including_the_last_one(tmp_path):
     # Rollouts end at 64, 128, …, 320: the first after each multiple of 100, and the last.
     assert callback.evaluations_timesteps == [128, 256, 320]
     assert snapshot.updates == [2 * 2, 4 * 2, 5 * 2]
-    final = th.nn.utils.parameters_to_vector(model.policy.parameters())
-    th.testing.assert_close(snapshot.weights[-1], final, rtol=0, atol=0)
+    th.testing.assert_close(snapshot.weights[-1], weights(model), rtol=0, atol=0)
     assert not th.equal(snapshot.weights[0], snapshot.weights[1])
-
-
-class RecordingWriter(KVWriter):
-    """Keeps the logged values of evaluations."""
-
-    def __init__(self):
-        self.rows = []
-
-    def write(self, key_values, key_excluded, step=0):
-        self.rows.append((step, {key: value for key, value in key_values.items() if key.startswith("eval/")}))
-
-    def close(self):
-        pass
 
 
 class Falling(gym.Wrapper):
@@ -80,26 +67,23 @@ class Falling(gym.Wrapper):
 
 @pytest.mark.slow
 def test_evaluations_are_recorded_as_sb3_records_them(tmp_path, capsys):
-    writer = RecordingWriter()
-    model = make_model(EXPERIMENT, make_envs(EXPERIMENT).venv)
-    model.set_logger(Logger(None, [writer]))
+    model, log = make_model(EXPERIMENT, make_envs(EXPERIMENT).venv), LogDumps()
 
     def callback(cls, folder, **kwargs):
         env = make_vec_env("CartPole-v1", 2, seed=3, wrapper_class=Falling)
         return cls(env, n_eval_episodes=5, log_path=folder, best_model_save_path=folder, verbose=1, **kwargs)
 
-    ours, theirs = (
-        callback(EvalAfterUpdates, tmp_path / "ours"),
-        callback(EvalCallback, tmp_path / "theirs", eval_freq=1),
-    )
-    model.learn(64, log_interval=None, callback=ours)
+    ours = callback(EvalAfterUpdates, tmp_path / "ours")
+    theirs = callback(EvalCallback, tmp_path / "theirs", eval_freq=1)
+    model.learn(64, log_interval=None, callback=[log, ours])
     printed = capsys.readouterr().err
     theirs.init_callback(model)
     theirs.on_training_start({}, {})
     theirs.on_step()
     mean, best = ours.last_mean_reward, "over 5 episodes (new best)"
     assert f"evaluation after 64 timesteps: mean return {mean:.2f} +/- " in printed and best in printed
-    assert writer.rows[-2] == writer.rows[-1] and len(writer.rows[-1][1]) == 3
+    names = ["eval/mean_reward", "eval/mean_ep_length", "eval/success_rate", "time/total_timesteps"]
+    assert [log.dumps[-2][name] for name in names] == [log.dumps[-1][name] for name in names]
     assert ours.best_mean_reward == theirs.best_mean_reward == ours.last_mean_reward
     with np.load(tmp_path / "ours/evaluations.npz") as saved, np.load(tmp_path / "theirs/evaluations.npz") as expected:
         assert saved.files == expected.files and len(saved.files) == 4
@@ -227,9 +211,6 @@ def test_evaluation_without_masks_gives_a_warning():
 
 @pytest.mark.parametrize("eval_freq", [0, -1])
 def test_without_a_frequency_nothing_is_evaluated(eval_freq):
-    model, callback = (
-        PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16),
-        EvalAfterUpdates("CartPole-v1", eval_freq),
-    )
-    model.learn(32, callback)
+    callback = EvalAfterUpdates("CartPole-v1", eval_freq)
+    PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16).learn(32, callback)
     assert callback.n_calls and not callback.evaluations_timesteps

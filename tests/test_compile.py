@@ -29,32 +29,16 @@ pytestmark = needs_compiler
 
 
 PIXELS_AND_NUMBERS = spaces.Dict(image=spaces.Box(0, 255, (1, 36, 36), np.uint8), count=spaces.Discrete(3, start=1))
+DECAYING = dict(batch_size=60, learning_rate="lin_3e-4", ent_coef="lin_0.1", clip_range_vf=0.2, target_kl=0.002)
+SQUASHED = dict(use_sde=True, ent_coef=0.01, policy_kwargs=dict(squash_output=True, log_std_init=2.0))
 CASES = {
     "mixed, masked, gSDE": (ACTIONS["mixed"], None, dict(use_sde=True, ent_coef=0.01)),
     "Dict, image, colored, truncated, decaying, stop, RMSprop": (
         spaces.MultiDiscrete([3, 2]),
         PIXELS_AND_NUMBERS,
-        dict(
-            exploration=ColoredNoise(),
-            batch_size=60,
-            learning_rate="lin_3e-4",
-            ent_coef="lin_0.1",
-            clip_range_vf=0.2,
-            target_kl=0.002,
-            policy_kwargs=dict(optimizer_class=th.optim.RMSprop),
-        ),
+        DECAYING | dict(exploration=ColoredNoise(), policy_kwargs=dict(optimizer_class=th.optim.RMSprop)),
     ),
-    "squashed gSDE, entropy, penalty": (
-        spaces.Box(-1, 1, (2,)),
-        None,
-        dict(
-            use_sde=True,
-            ent_coef=0.01,
-            kl_control="penalty",
-            target_kl=0.01,
-            policy_kwargs=dict(squash_output=True, log_std_init=2.0),
-        ),
-    ),
+    "squashed gSDE, entropy, penalty": (ACTIONS["box"], None, SQUASHED | dict(kl_control="penalty", target_kl=0.01)),
 }
 
 
@@ -63,21 +47,11 @@ CASES = {
 def test_compiled_and_eager_train_the_same(case):
     action_space, observation_space, arguments = CASES[case]
     policy = "MultiInputPolicy" if observation_space is not None else "MlpPolicy"
-    models = [
-        without_kinks(
-            PPO_Plus(
-                policy,
-                vec(action_space, observation_space or VECTOR, 4, MaskedEnv if "masked" in case else RandomEnv),
-                n_steps=32,
-                n_epochs=3,
-                seed=1,
-                device="cpu",
-                compile=compile,
-                **arguments,
-            )
-        ).learn(256)
-        for compile in (False, True)
-    ]
+    models = []
+    for compile in (False, True):
+        env = vec(action_space, observation_space or VECTOR, 4, MaskedEnv if "masked" in case else RandomEnv)
+        kwargs = dict(n_steps=32, n_epochs=3, seed=1, device="cpu", compile=compile, **arguments)
+        models.append(without_kinks(PPO_Plus(policy, env, **kwargs)).learn(256))
     assert_trained_alike(*models)
 
 

@@ -124,10 +124,8 @@ def test_with_an_address_the_description_has_whole_links(sdist, tmp_path):
     folder = tmp_path / done.stdout.decode().splitlines()[-1]
     metadata = message_from_string((folder / "METADATA").read_text(encoding="utf-8"))
     assert metadata["Home-page"] == "https://host/ppo_plus"
-    links, start = (
-        re.findall(r"\]\(([^)]*)\)", metadata.get_payload()),
-        f"https://host/ppo_plus/{{}}/v{ppo_plus.__version__}/",
-    )
+    links = re.findall(r"\]\(([^)]*)\)", metadata.get_payload())
+    start = f"https://host/ppo_plus/{{}}/v{ppo_plus.__version__}/"
     assert start.format("raw") + "docs/pictures/learning.svg" in links
     assert start.format("blob") + "docs/quickstart.md" in links
     assert all(link.startswith(("https://", "http://", "#")) for link in links)

@@ -120,8 +120,7 @@ def test_ratio_is_one_with_separate_actor_and_critic_keys(memory, case):
 
 
 @pytest.mark.parametrize(
-    ("kind", "masks", "exploration", "memory"),
-    all_pairs(MASKABLE, [None, "method", "key"], EXPLORATIONS, MEMORIES),
+    ("kind", "masks", "exploration", "memory"), all_pairs(MASKABLE, [None, "method", "key"], EXPLORATIONS, MEMORIES)
 )
 def test_ratio_is_one_and_kl_zero_in_tensors(kind, masks, exploration, memory):
     env = TensorTwin(2, ACTIONS[kind], masks)

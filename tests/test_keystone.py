@@ -163,11 +163,7 @@ TRAINED = {
     },
     "cnn": {"observation": IMAGE, "policy": "CnnPolicy"},
     "unsorted_dict": {"observation": UNSORTED_DICT, "policy": "MultiInputPolicy"},
-    "unshared": {
-        "observation": DICT,
-        "policy": "MultiInputPolicy",
-        "policy_kwargs": {"share_features_extractor": False},
-    },
+    "unshared": dict(observation=DICT, policy="MultiInputPolicy", policy_kwargs={"share_features_extractor": False}),
     "not_normalized": {"normalize_advantage": False},
     "value_clip": {"clip_range_vf": 0.05},
     "one_in_the_last_minibatch": {"batch_size": 51},

@@ -250,7 +250,7 @@ def test_ratings_are_elos():
     league._record(0.0, ["a"])
     assert league.rating < 16 * 10 / 11 and league.players["a"] == {"rating": 400.0, "games": 2, "win_rate": 0.49875}
     before = league.rating
-    league._record(1.0, ["own"])  # whose strength nobody knows
+    league._record(1.0, ["own", "own"])  # whose strength nobody knows
     assert league.players["own"]["rating"] == pytest.approx(400.0 + before - league.rating)
 
 

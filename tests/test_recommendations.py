@@ -13,8 +13,11 @@ NUMBERS, CHOICES = spaces.Box(-1.0, np.array([1.0, 1.0, 1.1]), dtype=np.float64)
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 ALWAYS = {"gamma": 0.995, "normalize_values": True}
 FAR, MOST = spaces.Box(0, 50, (2,)), np.finfo(np.float32).max
+MLP, CNN, MULTI = ({"policy": f"{name}Policy"} for name in ("Mlp", "Cnn", "MultiInput"))
 #: Of continuous actions.
 LESS_NOISE = {"log_std_init": -0.5}
+CURIOUS, CALM = {"ent_coef": 0.005}, {"policy_kwargs": LESS_NOISE}
+SCALED, MASKED = {"normalize_observations": True}, {"action_mask_key": "action_mask"}
 
 
 class Untouched(gym.Env):
@@ -41,46 +44,22 @@ gym.register("Untouched-v0", Untouched)
 @pytest.mark.parametrize(
     ("observations", "actions", "expected"),
     [
-        (NUMBERS, CHOICES, {"policy": "MlpPolicy", "normalize_observations": True, "ent_coef": 0.005}),
-        (
-            NUMBERS,
-            spaces.Box(-1, 1, (2,)),
-            {"policy": "MlpPolicy", "normalize_observations": True, "policy_kwargs": LESS_NOISE},
-        ),
-        (CHOICES, spaces.MultiBinary(2), {"policy": "MlpPolicy", "ent_coef": 0.005}),
-        (spaces.Box(-1.0, 1.0, (3,)), CHOICES, {"policy": "MlpPolicy", "ent_coef": 0.005}),
-        (spaces.Box(0, 1, (10, 10, 4), bool), CHOICES, {"policy": "MlpPolicy", "ent_coef": 0.005}),
-        (
-            spaces.Box(-0.04, 0.04, (3,)),
-            CHOICES,
-            {"policy": "MlpPolicy", "normalize_observations": True, "ent_coef": 0.005},
-        ),
-        (PICTURE, spaces.MultiDiscrete([2, 3]), {"policy": "CnnPolicy", "ent_coef": 0.005}),
-        (PICTURE, spaces.Box(-1, 1, (2,)), {"policy": "CnnPolicy", "policy_kwargs": LESS_NOISE}),
+        (NUMBERS, CHOICES, MLP | SCALED | CURIOUS),
+        (NUMBERS, spaces.Box(-1, 1, (2,)), MLP | SCALED | CALM),
+        (CHOICES, spaces.MultiBinary(2), MLP | CURIOUS),
+        (spaces.Box(-1.0, 1.0, (3,)), CHOICES, MLP | CURIOUS),
+        (spaces.Box(0, 1, (10, 10, 4), bool), CHOICES, MLP | CURIOUS),
+        (spaces.Box(-0.04, 0.04, (3,)), CHOICES, MLP | SCALED | CURIOUS),
+        (PICTURE, spaces.MultiDiscrete([2, 3]), CNN | CURIOUS),
+        (PICTURE, spaces.Box(-1, 1, (2,)), CNN | CALM),
         (
             spaces.Dict(picture=PICTURE, numbers=NUMBERS),
             spaces.Dict(a=CHOICES, b=spaces.Tuple([spaces.Box(-1, 1, (1,))])),
-            {
-                "policy": "MultiInputPolicy",
-                "normalize_observations": True,
-                "policy_kwargs": LESS_NOISE,
-                "ent_coef": 0.005,
-            },
+            MULTI | SCALED | CURIOUS | CALM,
         ),
-        (spaces.Tuple([CHOICES, PICTURE]), CHOICES, {"policy": "MultiInputPolicy", "ent_coef": 0.005}),
+        (spaces.Tuple([CHOICES, PICTURE]), CHOICES, MULTI | CURIOUS),
     ],
-    ids=[
-        "numbers",
-        "continuous",
-        "choices",
-        "unit-bounds",
-        "bits",
-        "small",
-        "picture",
-        "continuous-picture",
-        "mixed",
-        "tuple",
-    ],
+    ids="numbers continuous choices unit-bounds bits small picture continuous-picture mixed tuple".split(),
 )
 def test_they_follow_from_the_spaces_and_make_a_model(observations, actions, expected):
     """The environment is neither reset nor stepped, and stays open."""
@@ -97,17 +76,9 @@ def test_they_follow_from_the_spaces_and_make_a_model(observations, actions, exp
         # MiniGrid's without its mission: the image is too small for SB3's NatureCNN.
         (spaces.Dict(image=spaces.Box(0, 255, (7, 7, 3), np.uint8), direction=CHOICES), CHOICES, {}),
         (spaces.Tuple([spaces.Box(0, 255, (9, 40, 1), np.uint8), CHOICES]), CHOICES, {}),
-        (
-            spaces.Dict(state=CHOICES, action_mask=spaces.Box(0, 1, (3,), np.int8)),
-            spaces.Discrete(3),
-            {"action_mask_key": "action_mask"},
-        ),
+        (spaces.Dict(state=CHOICES, action_mask=spaces.Box(0, 1, (3,), np.int8)), spaces.Discrete(3), MASKED),
         # No choice is masked: an entry of that name is an observation.
-        (
-            spaces.Dict(state=CHOICES, action_mask=spaces.Box(0, 3, (3,), np.int8)),
-            spaces.Box(-1, 1, (3,)),
-            {"normalize_observations": True},
-        ),
+        (spaces.Dict(state=CHOICES, action_mask=spaces.Box(0, 3, (3,), np.int8)), spaces.Box(-1, 1, (3,)), SCALED),
     ],
     ids=["small-image", "narrow-image", "mask-alone", "no-mask"],
 )

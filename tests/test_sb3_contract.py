@@ -127,14 +127,9 @@ class OneEach(RandomEnv):
 
 def test_callbacks_of_sb3_save_evaluate_and_log_together(tmp_path):
     checkpoints = callbacks.CheckpointCallback(8, str(tmp_path), name_prefix="at", save_vecnormalize=True)
-    evaluation = callbacks.EvalCallback(
-        VecNormalize(monitored(1), training=False),
-        eval_freq=8,
-        n_eval_episodes=2,
-        best_model_save_path=str(tmp_path / "best"),
-        log_path=str(tmp_path),
-        verbose=0,
-    )
+    folders = {"best_model_save_path": str(tmp_path / "best"), "log_path": str(tmp_path)}
+    env = VecNormalize(monitored(1), training=False)
+    evaluation = callbacks.EvalCallback(env, eval_freq=8, n_eval_episodes=2, verbose=0, **folders)
     log, inner = LogDumps(), Hooks()
     every = callbacks.EveryNTimesteps(n_steps=8, callback=inner)
     model = make(env=VecNormalize(monitored()))
@@ -396,10 +391,7 @@ def test_load_and_resume_take_only_known_names(tmp_path):
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
     model.save(tmp_path / "model")
     model.save_checkpoint(tmp_path)
-    loads = [
-        partial(PPO_Plus.load, tmp_path / "model"),
-        partial(PPO_Plus.resume, tmp_path, env="CartPole-v1"),
-    ]
+    loads = [partial(PPO_Plus.load, tmp_path / "model"), partial(PPO_Plus.resume, tmp_path, env="CartPole-v1")]
     for load in loads:
         with pytest.raises(TypeError, match=r"^gama=0.9 is not an argument of PPO_Plus: did you mean gamma\?$"):
             load(gama=0.9)
@@ -529,13 +521,10 @@ def test_a_custom_rollout_buffer_class_is_used(observation):
             super().compute_returns_and_advantage(last_values, dones)
             self.advantages *= self.sign
 
+    own = {"rollout_buffer_class": Negated}
     found = [
         make_for("discrete", observation, n_epochs=1, **given).learn(16).rollout_buffer.advantages.copy()
-        for given in (
-            {},
-            {"rollout_buffer_class": Negated},
-            {"rollout_buffer_class": Negated, "rollout_buffer_kwargs": {"sign": 2}},
-        )
+        for given in ({}, own, {**own, "rollout_buffer_kwargs": {"sign": 2}})
     ]
     np.testing.assert_array_equal(found[0], -found[1])
     np.testing.assert_array_equal(2 * found[0], found[2])

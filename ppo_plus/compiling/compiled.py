@@ -57,7 +57,7 @@ class Compiled:
     :param reads: what it reads besides its arguments; a call must not change it
     :param strict: raise :class:`CompileError` if it cannot be compiled, instead of warning and running uncompiled
     :param constants: what it was compiled for, in a form that can be compared
-    :param shown: a context manager that shows that it is compiled now
+    :param shown: makes the context in which it is compiled, which shows that
     """
 
     function: Callable[..., Any]
@@ -341,7 +341,7 @@ class CompileStatus:
 class Compilation:
     """Decisions and compiled functions of a model; a saved model keeps the decision, and compiles again."""
 
-    #: A context manager that shows that a function is compiled now.
+    #: Makes the context in which functions are compiled, which shows that.
     shown: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __init__(self) -> None:

@@ -146,7 +146,7 @@ class _Walk:
             _refuse_volatile(getattr(owner, "__name__", ""), path)
             return kind, value
         if isinstance(value, (enum.Enum, np.dtype, spaces.Space)):
-            return kind, copy.deepcopy(value)
+            return kind, copy.deepcopy(value)  # a space may be changed in place
         content = self._content(value, path)
         if content is not None and not _custom_bases(kind):
             return kind, content

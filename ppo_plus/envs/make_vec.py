@@ -164,7 +164,7 @@ class ModelEnvs(OnPolicyAlgorithm):
         env = self._wrap_env(env, self.verbose)
         require_spaces(env, self.observation_space, self.action_space)
         if env.num_envs != self.n_envs:
-            raise ValueError(f"env has {env.num_envs} environments, and the model {self.n_envs}: make as many")
+            raise ValueError(f"env has {env.num_envs} environments, not {self.n_envs}: make as many")
         require_one_normalization(env, self.normalize_observations, self.normalize_values)
         warn_of_statistics(self._trained_normalized, env)
         # SB3 compares them again, and knows fewer that are the same.

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
+from ppo_plus.formulas.exploration import NoiseState
 from ppo_plus.policy.arguments import SHAPING
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
 from ppo_plus.policy.observations import as_dict, canonical_space
@@ -139,6 +140,7 @@ class SB3Interface(sb3.ActorCriticPolicy):
     init_memory = ActorCriticPolicy.init_memory
     before_update, after_update = ActorCriticPolicy.before_update, ActorCriticPolicy.after_update
     observation_normalizer = value_normalizer = streams = None
+    _noise: NoiseState = {}
 
     def prepare_rollout(self, rollout: Any) -> Any:
         return rollout

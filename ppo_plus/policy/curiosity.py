@@ -59,7 +59,7 @@ class Distillation(StreamPart):
         # Which sorts its entries: files have the moments in this order.
         boxes = spaces.Dict(boxes) if isinstance(boxes, dict) else boxes
         self.normalizer = ObservationNormalizer([boxes], True, 1e-8, 5.0, None)
-        # Copies, since the arguments of extractors may have networks, which the policy's own learns with.
+        # Copies: networks in the arguments of an extractor are the policy's, too.
         target, predictor = (copy.deepcopy(policy.make_features_extractor()) for _ in range(2))
         self.target = nn.Sequential(target, nn.Linear(target.features_dim, n), nn.ReLU(), nn.Linear(n, n))
         hidden = nn.Linear(target.features_dim, n), nn.ReLU(), nn.Linear(n, n), nn.ReLU()
@@ -68,7 +68,7 @@ class Distillation(StreamPart):
         self.target.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Self:
-        """Neither network has batches' statistics or dropout: the target is the same in updates and rewards."""
+        """Stay in evaluation mode, so that the target is the same in updates and rewards."""
         return super().train(False)
 
     def observe(self, next_observations: PyTorchObs, pool: Pool) -> None:

@@ -190,13 +190,13 @@ def state_of(model: SavedModel, exclude: Collection[str] = ()) -> dict[str, Any]
         saved["state"]["compile_decision"] = [*astuple(saved["state"]["compile_decision"])]
     if isinstance(saved["arguments"].get("tensorboard_log"), os.PathLike):
         saved["arguments"]["tensorboard_log"] = os.fspath(saved["arguments"]["tensorboard_log"])
-    missing = {}
+    missing, weights = {}, set[int]()
     for part in ("arguments", "state", "attributes"):
         for name, value in [*saved[part].items()]:
             try:
                 if part == "arguments" and name in SCHEDULED:
                     value = saved[part][name] = storable(name, value)
-                describe(value, name)
+                describe(value, name, weights)
                 if part == "attributes":
                     names.require_attributes(type(model), [name])
             except (Undescribable, Refused) as error:
@@ -229,6 +229,8 @@ def storable(name: str, schedule: Schedule | str | float | None) -> Any:
         if first != again:
             raise ValueError("it returns different numbers for the same progress")
         values = [value_at(point, name, function, -math.inf) for point in POINTS]
+        if values[-1] != first:
+            raise ValueError("it depends on more than the remaining progress")
     except Exception as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise Undescribable(f"{name} ({schedule!r:.200}) cannot be saved by its values, {problem}: {remedy}") from error
@@ -287,10 +289,11 @@ def assemble(
     _require_complete(cls, saved["missing"], changes)
     with decoding():
         names.require_attributes(cls, saved["attributes"])
-        in_file, weights = _by_attribute(cls, saved, changes), saved["parameters"]["policy"]
+        in_file, policy = _by_attribute(cls, saved, changes), saved["parameters"]["policy"]
+        weights = {name: part for name, part in policy.items() if isinstance(part, th.Tensor)}
         unknown = {name: Unknown(reason) for name, reason in saved["missing"].items() if name in SCHEDULED}
         values = unknown | in_file | changes
-        if spaces.flatdim(values["action_space"]) > names.n_numbers(weights):
+        if spaces.flatdim(values["action_space"]) > sum(tensor.numel() for tensor in weights.values()):
             raise Damaged("it has more actions than its weights could choose from")
         if "policy_kwargs" not in changes:
             _require_harmless(values.get("policy_kwargs", {}))

@@ -370,7 +370,7 @@ class UpdateRule:
         return [*self.policy.buffers(), *(weight for weight in self.policy.parameters() if not weight.requires_grad)]
 
     def keeping_buffers(self) -> AbstractContextManager[Any]:
-        """In the block, what a module assigns in place of a buffer is written into it, as compiled."""
+        """In the block, what a module assigns in place of a buffer is written into it, as in compiled code."""
         others = self.list_others() if self.may_change_buffers else []
         return swapped(self.policy, others, others) if others else nullcontext()
 

@@ -215,7 +215,7 @@ class Update:
         self._answer_interrupt()
 
     def run(self, epoch: Iterable[tuple[Batch, th.Tensor]]) -> None:
-        """Learn from the minibatches of an epoch, until the KL control stops the update, which may be at its end."""
+        """Learn from the minibatches of an epoch, until the KL control, which is also asked at its end, stops."""
         for rollout, indices in epoch:
             self.step(rollout, indices)
             if self.stopped:

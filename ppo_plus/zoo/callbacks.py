@@ -18,7 +18,7 @@ LAST_EPISODES = 20
 
 
 class Evaluations(EvalAfterUpdates):
-    """The evaluations of a run. The last model plays :data:`LAST_EPISODES`, of which the file has the usual number."""
+    """The evaluations of a run. The last model plays :data:`LAST_EPISODES` or more; the file has the usual number."""
 
     #: The returns of the last model, once training has ended.
     returns: tuple[float, ...] = ()

@@ -248,7 +248,7 @@ def _normalize(name: str, value: Value) -> dict[str, Any] | None:
 
 
 def _monitor_kwargs(name: str, value: Value) -> dict[str, Any]:
-    # `Monitor` has tuples.
+    # `Monitor` adds tuples to these.
     return {key: tuple(item) if isinstance(item, list) else item for key, item in read_arguments(name, value).items()}
 
 
@@ -269,11 +269,9 @@ def _hyperparameter(packages: Packages, name: str, value: Value) -> Value:
 
 def _policy_kwargs(packages: Packages, name: str, value: Value) -> dict[str, Any]:
     arguments = read_arguments(name, value, packages)
-    texts = {key: item for key, item in arguments.items() if isinstance(item, str)}
-    for key, item in texts.items():
-        # PPO_Plus refuses other text.
-        is_dotted = "." in item and str(key).endswith(("_fn", "_class"))
-        if is_dotted or "(" in item or item.startswith(("[", "{")):
+    for key, item in arguments.items():
+        is_class = str(key).endswith(("_fn", "_class")) and "." in str(item)
+        if isinstance(item, str) and (is_class or item.startswith(("[", "{", "dict("))):
             arguments[key] = read_literal(name, item, packages)
     return arguments
 

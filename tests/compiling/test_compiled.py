@@ -9,15 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch as th
 
-from ppo_plus.compiling.compiled import (
-    MAX_TRACES,
-    WORTH_COMPILING,
-    Compilation,
-    Compiled,
-    CompileError,
-    CompileStatus,
-    _close,
-)
+from ppo_plus import CompileError
+from ppo_plus.compiling.compiled import MAX_TRACES, WORTH_COMPILING, Compilation, Compiled, CompileStatus, _close
 from ppo_plus.compiling.constants import Reads
 
 CPU = th.device("cpu")

@@ -198,7 +198,7 @@ def require_same(ranks, *facts):
 
 @in_each
 def test_statistics_episodes_and_steps_are_those_of_all(ranks):
-    """Statistics, episodes and steps are those of all; weights stay the same over rollouts and calls."""
+    """Weights stay the same over rollouts and calls."""
     trained = make_normalized(learning_rate="lin_1e-3").learn(256)
     assert trained.num_timesteps == 256
     trained.learn(128, reset_num_timesteps=False)
@@ -216,7 +216,6 @@ def test_statistics_episodes_and_steps_are_those_of_all(ranks):
 
 @in_each
 def test_a_callback_of_one_stops_all(ranks):
-    """A callback on one of them ends all."""
     steps = []
 
     def stop(locals_, _):
@@ -283,8 +282,6 @@ def test_multipliers_and_moments_of_streams_are_those_of_all(ranks):
 
 @in_each
 def test_frozen_statistics_do_not_change(ranks):
-    """Statistics that no longer learn."""
-
     def freeze(locals_, _):
         locals_["env"].training = locals_["self"].num_timesteps < 40
         return True

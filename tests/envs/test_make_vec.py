@@ -15,10 +15,8 @@ from ppo_plus.envs.vec_env import GymVectorEnv
 @pytest.mark.slow
 def test_make_vec_is_the_same_in_processes_or_not():
     given = {"n_envs": 2, "seed": 1, "env_kwargs": {"sutton_barto_reward": True}}
-    apart, here = (
-        make_vec("CartPole-v1", vec_env="subproc", **given),
-        make_vec("CartPole-v1", **given | {"seed": np.int64(1)}),
-    )
+    apart = make_vec("CartPole-v1", vec_env="subproc", **given)
+    here = make_vec("CartPole-v1", **given | {"seed": np.int64(1)})
     assert type(apart) is SupervisedVecEnv and type(here) is LeanVecEnv
     assert apart.env_method("class_name") == here.env_method("class_name") == ["Monitor"] * 2
     np.testing.assert_array_equal(apart.reset(), here.reset())

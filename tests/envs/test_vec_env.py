@@ -210,20 +210,9 @@ def test_other_observations(space, kind):
     assert_same_as_dummy(env, observation_space=space)
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Discrete(3, start=-1),
-        spaces.Box(-1, 1, (2,), np.float32),
-        spaces.Box(-1, 1, (2, 2), np.float64),
-        spaces.MultiDiscrete([3, 2]),
-        spaces.MultiBinary(3),
-        spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,)))),
-        spaces.Dict(a=spaces.Discrete(3), b=spaces.MultiBinary(2)),
-    ],
-    ids=str,
-)
-def test_actions_arrive_as_they_are(space):
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_actions_arrive_as_they_are(kind):
+    space = ACTIONS[kind]
     assert_same_as_dummy(GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, action_space=space)), 30, action_space=space)
 
 
@@ -488,6 +477,7 @@ def test_other_ways_to_give_infos():
     _, _, dones, infos = env.step(np.zeros(2, int))
     assert first.max() == 1.0 and dones.tolist() == [True, False]
     np.testing.assert_array_equal(infos[0]["terminal_observation"], [7.0] * 3)
+    assert rows_of({"joints": {0: np.zeros(2)}}, 2) == [{"joints": {0: 0.0}}] * 2
     assert infos[1] == {"fps": 30, "pair": "right"} and env.reset_infos[0] == {"fps": 30, "pair": "left"}
 
 

@@ -5,17 +5,14 @@ import math
 import pytest
 import torch as th
 
-from ppo_plus.formulas.kl_control import (
-    KL_CONTROLS,
-    AdaptiveLearningRate,
-    AdaptivePenalty,
-    EarlyStop,
-    KLControl,
-    make_kl_control,
-)
+from ppo_plus import AdaptiveLearningRate, AdaptivePenalty, EarlyStop, KLControl
+from ppo_plus.formulas.kl_control import KL_CONTROLS, make_kl_control
 
 TARGET = th.tensor(0.01)
 HOOKS = ("after_minibatch", "after_epoch", "after_update")
+STOPS = [(EarlyStop(), "after_minibatch"), (EarlyStop(per="epoch"), "after_epoch")]
+#: Each control with its own hook.
+OWN = [*STOPS, (AdaptivePenalty(), "after_update"), (AdaptiveLearningRate(), "after_update")]
 
 
 def after(control, hook, *kls, state=None):
@@ -40,26 +37,12 @@ def test_no_control_ignores_every_kl(hook):
     assert after(KLControl(), hook, 1e9, float("nan")) == KLControl().init()
 
 
-@pytest.mark.parametrize(
-    ("control", "hook"),
-    [
-        (EarlyStop(), "after_epoch"),
-        (EarlyStop(), "after_update"),
-        (EarlyStop(per="epoch"), "after_minibatch"),
-        (EarlyStop(per="epoch"), "after_update"),
-        (AdaptivePenalty(), "after_minibatch"),
-        (AdaptivePenalty(), "after_epoch"),
-        (AdaptiveLearningRate(), "after_minibatch"),
-        (AdaptiveLearningRate(), "after_epoch"),
-    ],
-)
+@pytest.mark.parametrize(("control", "hook"), [(each, hook) for each, own in OWN for hook in HOOKS if hook != own])
 def test_a_control_acts_at_its_own_hook_only(control, hook):
     assert after(control, hook, 1e9, 0.0) == control.init()
 
 
 # --- early stop -------------------------------------------------------------------------------------------------------
-
-STOPS = [(EarlyStop(), "after_minibatch"), (EarlyStop(per="epoch"), "after_epoch")]
 
 
 @pytest.mark.parametrize(("control", "hook"), STOPS)

@@ -8,17 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ppo_plus.formulas.losses import (
-    Coefficients,
-    Losses,
-    PPOLoss,
-    approx_kl,
-    clip_fraction,
-    gae,
-    normalize,
-    policy_loss,
-    value_loss,
-)
+from ppo_plus import Coefficients, Losses, PPOLoss
+from ppo_plus.formulas.losses import approx_kl, clip_fraction, gae, normalize, policy_loss, value_loss
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.update.minibatch import Batch
 

@@ -5,7 +5,7 @@ import copy
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 from ppo_plus.policy.observations import as_dict
 
@@ -177,13 +177,6 @@ class MaskedEnv(RandomEnv):
         return super().step(action)
 
 
-class StructuredMaskedEnv(MaskedEnv):
-    """A :class:`MaskedEnv` whose mask has the structure of the action space."""
-
-    def action_masks(self):
-        return structured(self.action_space, super().action_masks())
-
-
 class KeyMaskedEnv(MaskedEnv):
     """A :class:`MaskedEnv` whose mask is in the observations only."""
 
@@ -245,6 +238,20 @@ def subspaces(space):
 def vec(action_space, observation_space=VECTOR, n_envs=2, env_class=RandomEnv, **kwargs):
     """``n_envs`` environments in a ``DummyVecEnv``."""
     return DummyVecEnv([lambda: env_class(action_space, observation_space, **kwargs) for _ in range(n_envs)])
+
+
+class Edited(VecEnvWrapper):
+    """Returns in each step what ``edit(obs, rewards, dones, infos)`` makes of its results."""
+
+    def __init__(self, venv, edit=lambda *results: results):
+        super().__init__(venv)
+        self.edit = edit
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        return self.edit(*self.venv.step_wait())
 
 
 #: Parts of Tuple observations.

@@ -141,10 +141,7 @@ MODELS = {
     "masks": (
         lambda: envs(env=MaskedWalk, action_space=spaces.MultiDiscrete([3, 3])),
         PPO_Plus,
-        dict(
-            policy="MlpPolicy",
-            policy_kwargs=dict(net_arch=dict(pi=[8], vf=[6])),
-        ),
+        dict(policy="MlpPolicy", policy_kwargs=dict(net_arch=dict(pi=[8], vf=[6]))),
     ),
     "custom": (
         envs,
@@ -272,12 +269,7 @@ def counts(model):
 
 def facts(model):
     """All that a file of a model must give again."""
-    return {
-        "digest": digest(model),
-        "counts": counts(model),
-        "weights": weights(model),
-        "predictions": predictions(model),
-    }
+    return dict(digest=digest(model), counts=counts(model), weights=weights(model), predictions=predictions(model))
 
 
 def moments(found):

@@ -71,10 +71,6 @@ class Pictures(gym.Env):
         return {"image": self.np_random.integers(0, 255, (8, 8, 3), np.uint8), "vector": self.vector}
 
 
-class Forgetful(gym.Wrapper):
-    """A wrapper that nobody knows."""
-
-
 def made(env_class, max_episode_steps=9):
     """As ``gym.make`` makes it, in its wrappers."""
     return gym.make(EnvSpec("Own-v0", entry_point=env_class, max_episode_steps=max_episode_steps))

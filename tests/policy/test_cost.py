@@ -4,8 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from training import At, logged
 
 from ppo_plus import Cost, PPO_Plus
 from ppo_plus.policy.cost import Multiplier
@@ -54,16 +54,12 @@ def test_with_its_defaults_a_limit_is_reached_and_kept():
     """The reward rises from 0 as far as five of fifty steps may cost something."""
     means = []
 
-    class Noting(BaseCallback):
-        def _on_step(self):
-            return True
-
-        def _on_rollout_end(self):
-            means.append(self.logger.name_to_value["rollout/ep_cost_mean"])
+    def note(model):
+        means.append(logged(model)["rollout/ep_cost_mean"])
 
     env = make_vec_env(Tempting, 8, seed=0)
     model = PPO_Plus("MlpPolicy", env, n_steps=256, streams=[Cost("cost", limit=5.0)], seed=0, device="cpu")
-    model.learn(60_000, Noting())
+    model.learn(60_000, At(note, hooks=["rollout_end"]))
     assert means[0] > 12
     assert 2.5 < np.mean(means[-5:]) < 6.5
     rewards = [episode["r"] for episode in model.ep_info_buffer]

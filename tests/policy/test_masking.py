@@ -9,19 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch as th
-from envs import (
-    ACTIONS,
-    OBSERVATIONS,
-    VECTOR,
-    KeyMaskedEnv,
-    MaskedEnv,
-    RandomEnv,
-    StructuredMaskedEnv,
-    choices,
-    chosen,
-    structured,
-    vec,
-)
+from envs import ACTIONS, OBSERVATIONS, VECTOR, KeyMaskedEnv, MaskedEnv, RandomEnv, choices, chosen, structured, vec
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from hypothesis import given, settings
@@ -214,6 +202,13 @@ NESTED = {
     "mixed": ACTIONS["mixed"],
     "dicts_in_a_tuple": spaces.Tuple([spaces.Dict(a=spaces.Discrete(3)), spaces.Dict(b=spaces.Discrete(2))]),
 }
+
+
+class StructuredMaskedEnv(MaskedEnv):
+    """A :class:`MaskedEnv` whose mask has the structure of the action space."""
+
+    def action_masks(self):
+        return structured(self.action_space, super().action_masks())
 
 
 @pytest.mark.parametrize("kind", NESTED)

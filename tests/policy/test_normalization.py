@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from compiled import assert_trained_alike, needs_compiler
-from envs import ACTIONS, OBSERVATIONS, VECTOR, vec
+from envs import ACTIONS, OBSERVATIONS, VECTOR, Edited, vec
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import preprocess_obs
-from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import twins
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -339,23 +339,12 @@ def test_statistics_that_do_not_fit():
         make(normalize_observations=False).absorb_normalization(other)
 
 
-class Shrunk(VecEnvWrapper):
-    """Changes observations."""
-
-    def reset(self):
-        return 0.1 * self.venv.reset()
-
-    def step_wait(self):
-        obs, *rest = self.venv.step_wait()
-        return 0.1 * obs, *rest
-
-
 def test_a_vec_normalize_inside_other_wrappers_stays_there(tmp_path):
     normalize = VecNormalize(make_vec_env(Scaled, 2), norm_reward=False)
-    model = make(Shrunk(normalize), **dict.fromkeys(BOTH, False)).learn(64)
+    model = make(Edited(normalize, lambda obs, *rest: (0.1 * obs, *rest)), **dict.fromkeys(BOTH, False)).learn(64)
     write_statistics(normalize, tmp_path / "statistics")
     for source in (None, normalize, tmp_path / "statistics"):
-        with pytest.raises(ValueError, match="VecNormalize is inside Shrunk, and so cannot be a part of the policy"):
+        with pytest.raises(ValueError, match="VecNormalize is inside Edited, and so cannot be a part of the policy"):
             model.absorb_normalization(source)
     assert model.policy.observation_normalizer is None and normalize.norm_obs
 

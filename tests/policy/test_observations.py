@@ -219,8 +219,5 @@ def test_other_numbers_are_named_with_their_environment_and_step(bad, dtype):
     for shape in ((3,), (3, 2), (3, 2, 4)):
         values = np.ones(shape, dtype=dtype)
         values[(1, *[-1] * (values.ndim - 1))] = bad
-        with pytest.raises(
-            FloatingPointError,
-            match=r"(?s)reward .* is not finite: .* in environment 1 at step 42",
-        ):
+        with pytest.raises(FloatingPointError, match=r"(?s)reward .* is not finite: .* in environment 1 at step 42"):
             require_finite("reward", values, 42)

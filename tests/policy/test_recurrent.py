@@ -15,6 +15,7 @@ from parametrization import sample
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
+from training import At
 
 from ppo_plus import Carry, PPO_Plus
 from ppo_plus.formulas.losses import Coefficients, normalize
@@ -128,20 +129,7 @@ def test_predict_remembers_through_its_state_only(policy, n_parts):
         model.predict(first, state)
 
 
-class Echo(RandomEnv):
-    """Episodes of exactly ``max_steps`` steps."""
-
-    def __init__(self, *args, max_steps=6, **kwargs):
-        super().__init__(*args, max_steps=max_steps, p_end=0.0, **kwargs)
-
-
 # --- sequences -----------------------------------------------------------------------------------------------------
-
-
-def rollout(model):
-    """A collected rollout in one batch, as training sees it."""
-    (batch,) = model.rollout_buffer.get()
-    return batch
 
 
 @pytest.mark.parametrize(
@@ -157,7 +145,7 @@ def test_the_loss_is_that_of_each_episode_by_itself(policy, structure):
     with th.no_grad():
         for weight in model.policy.parameters():
             weight.add_(0.02 * th.randn_like(weight))
-    batch = rollout(model)
+    (batch,) = model.rollout_buffer.get()
     coefficients = Coefficients(th.tensor(0.2), None, th.tensor(0.01), th.tensor(0.5))
     loss = model.compute_loss(batch, coefficients).total
     grads = th.autograd.grad(loss, list(model.policy.parameters()), allow_unused=True)
@@ -200,10 +188,8 @@ def by_episode(policy, observations, memory, starts):
         if not policy.enable_critic_lstm:
             critic = outputs["actor"].detach() if policy.shared_lstm else policy.critic(features[first:end])
             outputs["critic"] = critic
-        yield (
-            policy.mlp_extractor.forward_actor(outputs["actor"]),
-            policy.mlp_extractor.forward_critic(outputs["critic"]),
-        )
+        networks = policy.mlp_extractor
+        yield networks.forward_actor(outputs["actor"]), networks.forward_critic(outputs["critic"])
 
 
 # --- collecting ----------------------------------------------------------------------------------------------------
@@ -254,7 +240,7 @@ def test_memory_is_kept_between_rollouts_and_noise_renewals():
 
 def test_timeouts_and_the_last_value_see_what_is_remembered():
     """The value of an episode's final observation is that under the memory of this episode."""
-    env = vec(ACTIONS["discrete"], env_class=Echo, n_envs=2, max_steps=5)
+    env = vec(ACTIONS["discrete"], max_steps=5, p_end=0.0)
     model = make_recurrent(env=env, n_steps=8, batch_size=8)
     model.train = lambda: None
     finals, rewards, observations = {}, [], []
@@ -387,25 +373,6 @@ def test_evaluation_passes_masks_and_memory():
         assert states[0] is None and all(part.any() for state in states[1:] for part in state)
 
 
-class Assigns(BaseCallback):
-    """Assigns sizes to the model at the start or at the end of its first rollout."""
-
-    def __init__(self, at, **sizes):
-        super().__init__()
-        self.at, self.sizes = at, sizes
-
-    def _on_rollout_start(self):
-        if self.at == "start":
-            vars(self.model).update(self.sizes)
-
-    def _on_rollout_end(self):
-        if self.at == "end":
-            vars(self.model).update(self.sizes)
-
-    def _on_step(self):
-        return True
-
-
 @pytest.mark.parametrize(
     ("at", "sizes"),
     [("end", {"batch_size": size}) for size in (8, 24, 40)]
@@ -425,6 +392,6 @@ def test_sizes_that_a_callback_assigns_leave_memories_with_their_sequences(at, s
 
     env, small = vec(ACTIONS["discrete"], n_envs=2), {"n_epochs": 1, "policy_kwargs": {"lstm_hidden_size": 8}}
     model = Compared("MlpLstmPolicy", env, n_steps=64, batch_size=64, learning_rate=0.0, seed=0, device="cpu", **small)
-    model.learn(200, Assigns(at, **sizes))
+    model.learn(200, At(lambda model: vars(model).update(sizes), hooks=[f"rollout_{at}"]))
     assert model.largest < 1e-5
     assert {name: getattr(model, name) for name in sizes} == sizes

@@ -7,8 +7,7 @@ import torch as th
 from envs import ACTIONS, OBSERVATIONS, RandomEnv, vec
 from models import weights
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
-from training import make
+from training import At, make
 
 from ppo_plus import AdaptiveLearningRate, AdaptivePenalty, ColoredNoise, Cost, EarlyStop, PPO_Plus, WhiteNoise
 
@@ -127,16 +126,12 @@ def test_arguments_that_the_model_is_built_with_cannot_change(name, value):
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
     before, rollouts = getattr(model, name), []
 
-    class Change(BaseCallback):
-        def _on_rollout_end(self):
-            rollouts.append(self.num_timesteps)
-            setattr(model, name, value)
-
-        def _on_step(self):
-            return True
+    def change(model):
+        rollouts.append(model.num_timesteps)
+        setattr(model, name, value)
 
     with pytest.raises(ValueError, match=f"{name}=.* the model is built with {name}="):
-        model.learn(96, Change())
+        model.learn(96, At(change, hooks=["rollout_end"]))
     # Nothing is learned with arguments that do not hold.
     assert rollouts == [32] and model._n_updates == 0
     with pytest.raises(ValueError, match=f"{name}=.* the model is built with {name}="):

@@ -28,10 +28,7 @@ def test_early_stop_comes_before_the_step_beyond_the_limit():
 
 @pytest.mark.parametrize(
     ("arguments", "n_steps", "stopped"),
-    [
-        (dict(target_kl=1e-12, kl_control=EarlyStop(per="epoch"), n_epochs=3), 4, 1.0),
-        (dict(target_kl=100.0), 8, 0.0),
-    ],
+    [(dict(target_kl=1e-12, kl_control=EarlyStop(per="epoch"), n_epochs=3), 4, 1.0), (dict(target_kl=100.0), 8, 0.0)],
 )
 def test_stop_finishes_the_epoch_if_asked_or_all_within_the_limit(arguments, n_steps, stopped):
     model = make(**arguments)

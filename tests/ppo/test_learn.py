@@ -16,6 +16,7 @@ import torch as th
 from envs import ACTIONS, RandomEnv, vec
 from gymnasium import spaces
 from models import make_model, weights
+from parametrization import EXHAUSTIVE
 from stable_baselines3 import PPO
 from stable_baselines3.common import on_policy_algorithm
 from stable_baselines3.common.callbacks import BaseCallback
@@ -72,11 +73,7 @@ def pickled(model):
 
 @pytest.mark.parametrize(
     ("kind", "duplicate"),
-    [
-        ("arrays", pickled),
-        ("tensors", copy.deepcopy),
-        pytest.param("compiled", copy.deepcopy, marks=pytest.mark.exhaustive),
-    ],
+    [("arrays", pickled), ("tensors", copy.deepcopy), pytest.param("compiled", copy.deepcopy, marks=EXHAUSTIVE)],
 )
 def test_callbacks_copy_a_model_in_every_hook(kind, duplicate, request):
     if kind == "compiled":  # Inductor would take many seconds for each copy
@@ -195,15 +192,8 @@ def test_environments_that_a_callback_copies_at_the_start_are_their_own():
 
 def test_a_callback_may_change_the_discounts_of_the_buffer():
     """As in SB3, where assigning ``model.gae_lambda`` changes nothing."""
-
-    class Anneals(BaseCallback):
-        def _on_rollout_start(self):
-            self.model.rollout_buffer.gae_lambda = 0.5
-
-        def _on_step(self):
-            return True
-
-    one, other = make_model().learn(16, Anneals()), make_model(gae_lambda=0.5).learn(16)
+    assign = At(lambda model: setattr(model.rollout_buffer, "gae_lambda", 0.5), hooks=["rollout_start"])
+    one, other = make_model().learn(16, assign), make_model(gae_lambda=0.5).learn(16)
     np.testing.assert_array_equal(one.rollout_buffer.advantages, other.rollout_buffer.advantages)
 
 
@@ -301,28 +291,18 @@ def test_explained_variance_counts_what_is_learned_from():
 
 @pytest.mark.parametrize(
     ("hook", "n_steps", "policy"),
-    [
-        ("_on_rollout_start", 8, "MlpPolicy"),
-        ("_on_step", 32, "MlpPolicy"),
-        ("_on_step", 8, "MlpLstmPolicy"),
-        ("_on_rollout_end", 32, "MlpLstmPolicy"),
-    ],
+    [("rollout_start", 8, "Mlp"), ("step", 32, "Mlp"), ("step", 8, "MlpLstm"), ("rollout_end", 32, "MlpLstm")],
 )
 def test_a_callback_may_change_the_length_of_the_next_rollout(hook, n_steps, policy):
-    class Changing(BaseCallback):
-        def _on_step(self):
-            return True
-
-    lengths = []
-    setattr(Changing, hook, lambda self: setattr(self.model, "n_steps", n_steps) is None)
+    lengths, change = [], At(lambda model: setattr(model, "n_steps", n_steps) is None, hooks=[hook])
 
     class Recording(PPO_Plus):
         def train(self):
             lengths.append(self.rollout_buffer.buffer_size)
             super().train()
 
-    model = Recording(policy, vec(ACTIONS["discrete"]), n_steps=16, batch_size=8, n_epochs=1, device="cpu")
-    model.learn(2 * (16 + 2 * n_steps), Changing())
+    model = Recording(f"{policy}Policy", vec(ACTIONS["discrete"]), n_steps=16, batch_size=8, n_epochs=1, device="cpu")
+    model.learn(2 * (16 + 2 * n_steps), change)
     assert lengths == [16, n_steps, n_steps]
 
 

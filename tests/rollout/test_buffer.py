@@ -34,18 +34,11 @@ def random_steps(n_steps, n_envs, seed=0, obs_space=BOX, action_space=DISCRETE):
     def floats(*shape):
         return rng.normal(size=shape).astype(np.float32)
 
-    steps = [
-        (
-            stack(obs_space),
-            stack(action_space).reshape(n_envs, -1),
-            floats(n_envs),
-            rng.random(n_envs) < 0.2,
-            floats(n_envs),
-            floats(n_envs),
-            floats(n_envs, 4),
-        )
-        for _ in range(n_steps)
-    ]
+    steps = []
+    for _ in range(n_steps):
+        obs, actions = stack(obs_space), stack(action_space).reshape(n_envs, -1)
+        rewards, starts, estimates = floats(n_envs), rng.random(n_envs) < 0.2, (floats(n_envs), floats(n_envs))
+        steps.append((obs, actions, rewards, starts, *estimates, floats(n_envs, 4)))
     return steps, (th.from_numpy(floats(n_envs, 1)), rng.random(n_envs) < 0.2)
 
 

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, VECTOR, MaskedEnv, vec
+from envs import ACTIONS, VECTOR, Edited, MaskedEnv, vec
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from models import SMALL, spoil, weights
@@ -155,25 +155,16 @@ def test_what_an_environment_writes_into_again_is_kept(kind):
     assert rollouts[0].masks is not None and rollouts[0].episode_starts.sum() > 8
 
 
-class OneFinal(VecEnvWrapper):
-    """All final observations of an environment are written into one array."""
+def test_final_observations_in_one_array_are_kept():
+    final, advantages = np.zeros((2, 3), np.float32), []
 
-    final = np.zeros((2, 3), np.float32)
-
-    def reset(self):
-        return self.venv.reset()
-
-    def step_wait(self):
-        obs, rewards, dones, infos = self.venv.step_wait()
+    def overwrite(obs, rewards, dones, infos):
         for i in np.flatnonzero(dones):
-            self.final[i] = infos[i]["terminal_observation"]
-            infos[i]["terminal_observation"] = self.final[i]
+            final[i] = infos[i]["terminal_observation"]
+            infos[i]["terminal_observation"] = final[i]
         return obs, rewards, dones, infos
 
-
-def test_final_observations_in_one_array_are_kept():
-    advantages = []
-    for wrap in (lambda env: env, OneFinal):
+    for wrap in (lambda env: env, lambda env: Edited(env, overwrite)):
         env = wrap(make_vec_env(lambda: gym.make("Pendulum-v1", max_episode_steps=5), 2, seed=0))
         model = PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=32, n_epochs=1, seed=0, device="cpu")
         advantages.append(model.learn(32).rollout_buffer.advantages)
@@ -278,24 +269,12 @@ def test_copies_of_a_model_evaluate_and_learn_alike(in_tensors, policy, duplicat
     assert results[0] == results[1] and th.equal(weights(copies[0]), weights(copies[1]))
 
 
-class Incomplete(VecEnvWrapper):
-    """Leaves an entry of infos out."""
-
-    def __init__(self, venv, missing):
-        super().__init__(venv)
-        self.missing = missing
-
-    def reset(self):
-        return self.venv.reset()
-
-    def step_wait(self):
-        *results, infos = self.venv.step_wait()
-        return *results, [{name: value for name, value in info.items() if name != self.missing} for info in infos]
-
-
 @pytest.mark.parametrize("missing", ["terminal_observation", "TimeLimit.truncated"])
 def test_time_limits_that_infos_do_not_tell_give_one_warning(missing):
-    env = Incomplete(vec(ACTIONS["discrete"], max_steps=5), missing)
+    def leave_out(obs, rewards, dones, infos):
+        return obs, rewards, dones, [{key: info[key] for key in info if key != missing} for info in infos]
+
+    env = Edited(vec(ACTIONS["discrete"], max_steps=5), leave_out)
     model = PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, seed=0, device="cpu")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("default")
@@ -315,11 +294,7 @@ def test_a_policy_that_is_not_finite_takes_no_action(kind, policy, what):
         pytest.skip("no standard deviation")
     spoil(model.policy, what)
     before = weights(model)
-    said = {
-        "actor": "[1-9]\\d* of its .* weights are not finite",
-        "log_std": "log_std is from 100 to 100",
-        "critic": "1 of",
-    }
+    said = dict(actor="[1-9]\\d* of its .* weights are not finite", log_std="log_std is from 100 to 100", critic="1 of")
     message = f"the policy, not the environment.* at step 16, so no action was taken: .*{said[what]}"
     env.step_async = None
     with pytest.raises(FloatingPointError, match=message):
@@ -341,32 +316,17 @@ def test_alternatives_of_minus_infinity_are_never_chosen():
     assert 1 not in actions and 1 not in model.rollout_buffer.actions
 
 
-class Silent(VecEnvWrapper):
-    """Returns infos only where an episode ends, as SB3 accepts it."""
-
-    def reset(self):
-        return self.venv.reset()
-
-    def step_wait(self):
-        *result, dones, infos = self.venv.step_wait()
-        return *result, dones, infos if dones.any() else []
-
-
-class Restarting(BaseCallback):
-    """Has the environments start new episodes after the fifth step."""
-
-    def _on_step(self):
-        if self.n_calls == 5:
-            self.model._last_obs = None
-        return True
-
-
 def test_steps_without_infos_are_collected():
+    """Infos only where an episode ends, as SB3 accepts it, and new episodes after the fifth step."""
     models = []
-    for wrap in (lambda env: env, Silent):
+
+    def silence(obs, rewards, dones, infos):
+        return obs, rewards, dones, infos if dones.any() else []
+
+    for wrap in (lambda env: env, lambda env: Edited(env, silence)):
         env = wrap(vec(ACTIONS["discrete"]))
         model = PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, seed=0, device="cpu")
-        models.append(model.learn(128, Restarting()))
+        models.append(model.learn(128, At(lambda model: setattr(model, "_last_obs", None), [5])))
     assert models[0].rollout_buffer.episode_starts.sum() > 2
     for ours, theirs in zip(*(model.policy.parameters() for model in models), strict=True):
         assert th.equal(ours, theirs)

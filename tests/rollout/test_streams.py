@@ -19,18 +19,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from stream_envs import COST, CURIOSITY, ENERGY, PROGRESS, STREAMS, Counting, counting, progress
 from tensor_envs import TensorTwin
 
-from ppo_plus import (
-    Carry,
-    Cost,
-    PPO_Plus,
-    RandomNetworkDistillation,
-    RolloutBuffer,
-    Stream,
-    TensorEnv,
-    Transition,
-    as_vec_env,
-)
+from ppo_plus import Carry, Cost, PPO_Plus, RandomNetworkDistillation, RolloutBuffer, Stream, as_vec_env
 from ppo_plus.envs.supervised.vec_env import RESTART
+from ppo_plus.envs.tensors.env import TensorEnv, Transition
 from ppo_plus.rollout.streams import discounted_sums
 
 T, N = 32, 3

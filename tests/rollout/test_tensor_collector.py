@@ -12,7 +12,7 @@ from parametrization import all_pairs, in_turn, sample
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin, Twin, twins
-from training import At, Noting
+from training import At, Noting, logged
 
 from ppo_plus import ColoredNoise, PPO_Plus, TensorEnv, Transition, as_vec_env
 from ppo_plus.rollout import tensor_collector
@@ -413,14 +413,7 @@ def test_a_mask_of_another_structure_says_the_layout():
 
 
 def test_simulator_logs_are_averaged_and_logged():
-    class Keeping(BaseCallback):
-        def _on_rollout_end(self):
-            self.logged = self.logger.name_to_value["env/speed"]
-
-        def _on_step(self):
-            return True
-
-    env, speeds, callback = TensorTwin(3, ACTIONS["discrete"]), [], Keeping()
+    env, speeds, seen = TensorTwin(3, ACTIONS["discrete"]), [], []
     step = env.step
 
     def listening(actions):
@@ -429,8 +422,8 @@ def test_simulator_logs_are_averaged_and_logged():
         return made
 
     env.step = listening
-    make(env).learn(48, callback)
-    assert callback.logged == pytest.approx(np.mean(speeds), rel=1e-4)
+    make(env).learn(48, At(lambda model: seen.append(logged(model)["env/speed"]), hooks=["rollout_end"]))
+    assert seen[-1] == pytest.approx(np.mean(speeds), rel=1e-4)
 
 
 def test_a_model_can_switch_between_numpy_and_tensors():

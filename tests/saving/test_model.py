@@ -22,17 +22,8 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from ppo_plus import (
-    AdaptivePenalty,
-    ColoredNoise,
-    KLControl,
-    MlpPolicy,
-    PPO_Plus,
-    WhiteNoise,
-    cosine,
-    load_statistics,
-    register,
-)
+from ppo_plus import ColoredNoise, MlpPolicy, PPO_Plus, WhiteNoise, cosine, load_statistics, register
+from ppo_plus.formulas.kl_control import AdaptivePenalty, KLControl
 from ppo_plus.saving.format import names
 from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, read
 from ppo_plus.saving.format.names import Refused
@@ -486,6 +477,15 @@ def test_a_policy_that_could_not_be_built_again_is_not_saved(tmp_path):
     model.policy.optimizer = th.optim.Adam(model.policy.action_net.parameters())
     with pytest.raises(ValueError, match="'optimizer' has been added, removed, resized or replaced"):
         saved(model)
+
+
+def test_an_attribute_that_shares_weights_with_an_argument_is_left_out():
+    net = nn.Linear(5, 3)
+    model = make(policy_kwargs={"actor": net})
+    model.net = net
+    with pytest.warns(UserWarning, match="saved without net: .*in another place, too"):
+        file = saved(model)
+    assert same_weights(PPO_Plus.load(file), model)
 
 
 def test_an_error_of_a_class_is_not_told_as_damage(monkeypatch):

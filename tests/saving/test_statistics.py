@@ -98,12 +98,8 @@ def test_statistics_are_found_under_the_names_that_people_use(files, expected, t
 
 
 def test_statistics_that_may_be_several_are_named(tmp_path):
-    for name in (
-        "vec_normalize.pkl",
-        "vecnormalize.pkl",
-        "rl_model_vecnormalize_64_steps.pkl",
-        "rl_model_64_steps.zip",
-    ):
+    files = "vec_normalize.pkl vecnormalize.pkl rl_model_vecnormalize_64_steps.pkl rl_model_64_steps.zip"
+    for name in files.split():
         (tmp_path / name).touch()
     assert find_statistics(tmp_path / "rl_model_64_steps.zip").name == "rl_model_vecnormalize_64_steps.pkl"
     with pytest.raises(ValueError, match=r"\['vec_normalize.pkl', 'vecnormalize.pkl'\].*absorb_normalization\('.*'\)"):

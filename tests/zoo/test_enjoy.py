@@ -1,11 +1,8 @@
 """Playing and recording."""
 
-import base64
-import json
 import os
 import pickle
 import sys
-import zipfile
 from collections import OrderedDict
 
 import gymnasium as gym
@@ -14,7 +11,7 @@ import pytest
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
 from PIL import Image, ImageSequence
-from poison import Evil
+from poison import Evil, poison
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
@@ -83,10 +80,8 @@ def test_a_model_with_memory_remembers_the_steps_before():
 
 
 def test_each_model_has_its_own_statistics(run):
-    counts = [
-        make_player(run.folder, run.folder.saved_model(n)).model.get_vec_normalize_env().obs_rms.count
-        for n in (256, 512)
-    ]
+    models = [make_player(run.folder, run.folder.saved_model(n)).model for n in (256, 512)]
+    counts = [model.get_vec_normalize_env().obs_rms.count for model in models]
     assert counts[0] < counts[1]
 
 
@@ -195,17 +190,6 @@ def test_a_model_of_rl_zoo3_continues_with_its_statistics(tmp_path):
 
 
 # --- what is not trusted ---------------------------------------------------------------------------------------------
-
-
-def poison(path, attribute, evil):
-    """Put a pickle in place of an attribute of a model of SB3."""
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    data = json.loads(members["data"])
-    data[attribute] = {":type:": "x", ":serialized:": base64.b64encode(pickle.dumps(evil)).decode()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in (members | {"data": json.dumps(data).encode()}).items():
-            archive.writestr(name, content)
 
 
 def enjoy_by_hand(folder, *flags):

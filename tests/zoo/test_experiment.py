@@ -10,13 +10,8 @@ import yaml
 from parametrization import SLOW, sample
 from stable_baselines3.common.atari_wrappers import AtariWrapper, MaxAndSkipEnv
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
-from stable_baselines3.common.vec_env import (
-    DummyVecEnv,
-    VecFrameStack,
-    VecNormalize,
-    VecTransposeImage,
-    unwrap_vec_normalize,
-)
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env.vec_transpose import VecTransposeImage
 from torch import nn, optim
 
 from ppo_plus import Cost, MlpPolicy, RandomNetworkDistillation, SupervisedVecEnv
@@ -61,6 +56,7 @@ Foo-v0:
 
 def test_splits_an_entry(settings):
     wrappers = "stable_baselines3.common.atari_wrappers."
+    stop = "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes"
     assert load_experiment("Foo-v0", settings(FULL), seed=7, vec_env="subproc") == Experiment(
         env_id="Foo-v0",
         n_timesteps=100_000,
@@ -73,13 +69,7 @@ def test_splits_an_entry(settings):
             Part(f"{wrappers}AtariWrapper", AtariWrapper, {}),
         ),
         vec_env_wrapper=(Part("stable_baselines3.common.vec_env.VecFrameStack", VecFrameStack, {"n_stack": 2}),),
-        callback=(
-            Part(
-                "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes",
-                StopTrainingOnMaxEpisodes,
-                {"max_episodes": 5},
-            ),
-        ),
+        callback=(Part(stop, StopTrainingOnMaxEpisodes, {"max_episodes": 5}),),
         env_kwargs={"size": 3},
         monitor_kwargs={"info_keywords": ("is_success",)},
         policy_kwargs={"net_arch": [8], "activation_fn": nn.ReLU},

@@ -39,12 +39,8 @@ def test_contents(wheel):
 def test_metadata(wheel):
     archive = zipfile.ZipFile(wheel)
     names = {name.split(".dist-info/")[1]: name for name in archive.namelist() if ".dist-info/" in name}
-    assert archive.read(names["entry_points.txt"]).decode().split() == [
-        "[console_scripts]",
-        "ppo-plus",
-        "=",
-        "ppo_plus.zoo.cli:main",
-    ]
+    written = archive.read(names["entry_points.txt"]).decode()
+    assert written.split() == ["[console_scripts]", "ppo-plus", "=", "ppo_plus.zoo.cli:main"]
     assert any(name.endswith("LICENSE") for name in names)
 
 

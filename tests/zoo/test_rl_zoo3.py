@@ -51,12 +51,8 @@ def test_the_variant_lstm_is_rl_zoo3s():
         assert plain(name, ours[name]) == plain(name, wanted[name]), name
 
 
-ENTRIES = [
-    (file, name)
-    for file in ("ppo.yml", "ppo_lstm.yml")
-    if SPEC
-    for name in yaml.safe_load((ZOO_FILES / file).read_bytes())
-]
+FILES = ("ppo.yml", "ppo_lstm.yml") if SPEC else ()
+ENTRIES = [(file, name) for file in FILES for name in yaml.safe_load((ZOO_FILES / file).read_bytes())]
 
 
 @pytest.mark.filterwarnings("ignore:.*is out of date", "ignore:.*swig", "ignore:builtin type", "ignore:.*Box")

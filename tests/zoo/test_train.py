@@ -172,17 +172,13 @@ def test_interruptions_and_errors_leave_a_model_and_the_latest_checkpoint(tmp_pa
     assert steps == [256, 0] and made.folder.last_model.is_file()
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        SHORT.replace(env_kwargs={"nope": 1}),
-        SHORT.replace(eval_env_kwargs={"nope": 1}),
-        SHORT.replace(hyperparams={"learning_rate": "lin_x"}),
-    ],
-)
+BROKEN = {"env_kwargs": {"nope": 1}, "eval_env_kwargs": {"nope": 1}, "hyperparams": {"learning_rate": "lin_x"}}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
 def test_failed_set_up_leaves_no_folder(tmp_path, broken):
     with pytest.raises(Exception):  # noqa: B017  # each layer below has exceptions of its own
-        set_up(broken, Options(log_folder=str(tmp_path)))
+        set_up(SHORT.replace(**{broken: BROKEN[broken]}), Options(log_folder=str(tmp_path)))
     assert list(tmp_path.glob("ppo_plus/*")) == []
 
 

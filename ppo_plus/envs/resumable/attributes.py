@@ -228,7 +228,7 @@ def same_kind(old: Plain, new: Plain) -> bool:
 
 
 def get_generator(env: gym.Env) -> State | None:
-    """The generator ``np_random`` of an environment; ``None``: it has not made one, or uses an older kind."""
+    """The generator ``np_random`` of an environment; ``None``: it has none that can be restored."""
     generator = env._np_random
     if not isinstance(generator, np.random.Generator):
         return None
@@ -238,7 +238,8 @@ def get_generator(env: gym.Env) -> State | None:
 def set_generator(env: gym.Env, state: State | None) -> None:
     """Put back what :func:`get_generator` returned; raises as :func:`~ppo_plus.generators.make_bit_generator`."""
     if state is None:
-        env._np_random = None if isinstance(env._np_random, np.random.Generator) else env._np_random
+        if isinstance(env._np_random, np.random.Generator):
+            env._np_random = None
         return
     bits, generator = make_bit_generator(state["state"]), env._np_random
     if generator is not None and type(generator.bit_generator) is type(bits):

@@ -54,7 +54,8 @@ class Transition(NamedTuple):
 class TensorEnv:
     """``N`` environments in tensors; the base class for your own.
 
-    The step that ends an episode starts the next one.
+    The step that ends an episode starts the next one. ``reset`` and ``step`` are called without gradients: a simulator
+    that differentiates uses :class:`torch.enable_grad`.
 
     :param num_envs: ``N``
     :param observation_space: of one environment

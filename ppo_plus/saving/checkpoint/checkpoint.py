@@ -171,16 +171,15 @@ def _resumed(
         for name, buffer in model.policy.named_buffers():
             if name in checkpoint["policy"]["buffers"]:
                 buffer.data = checkpoint["policy"]["buffers"][name].to(buffer.device)
-        noise = checkpoint["policy"].get("noise", model.policy._noise)  # older files lack it
-        model.policy._noise = tree_map(lambda part: part.to(model.policy.device), noise)
+        if "exploration" not in kwargs and "noise" in checkpoint["policy"]:  # older files lack it
+            noise = checkpoint["policy"]["noise"]
+            model.policy._noise = tree_map(lambda part: part.to(model.policy.device), noise)
         states = checkpoint["env"]
         try:
             reason = env_state.set_state(model.env, states)
-        except NotResumableError as error:
+        except (NotResumableError, ValueError) as error:
             raise ValueError(str(error)) from error
         except Exception as error:
-            if isinstance(error, ValueError):
-                raise
             raise ValueError(f"env: its set_state raised {error!r}") from error
     with decoding():
         if model._last_obs is not None:

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,8 @@ def get_callback(callback: BaseCallback, configured: dict[str, bytes]) -> dict[s
         return {"class": title, "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
     now = plain_attributes(callback)
     changed = {name: copy.deepcopy(vars(callback)[name]) for name in now if now[name] != configured.get(name)}
-    envs = {}
-    for name, env in _envs(callback).items():
-        with suppress(ValueError, OSError, EOFError):  # it is closed
-            envs[name] = get_state(env)
+    # Those that are closed have no state.
+    envs = {name: get_state(env) for name, env in _envs(callback).items() if not getattr(env, "closed", False)}
     kept = SET_BY_SB3 | constructor_arguments(type(callback)).keys() | now.keys()
     values = {name: value for name, value in vars(callback).items() if name not in kept}
     # A container that was plain when training began, such as an empty list, has other values in it now.
@@ -215,13 +213,14 @@ def _is_plain(value: Any) -> bool:
     if kind is np.ndarray or isinstance(value, np.generic):
         return value.dtype.isnative and value.dtype.name in NATIVE
     if kind in (th.Tensor, th.nn.Parameter):
-        return value.layout == th.strided and value.dtype in STORED
+        return value.layout == th.strided and value.dtype in STORED and not (kind is th.Tensor and value.requires_grad)
     return value is None or kind in (bool, int, float)
 
 
 def _is_lost(value: object) -> bool:
-    """Whether a value is, or contains, a random generator or a container of numbers that is not plain."""
+    """Whether a value is, or contains, a generator, a learned tensor or a container of numbers that is not plain."""
     if isinstance(value, CONTAINERS) and not _is_plain(value):
         parts = value.values() if isinstance(value, dict) else value
         return _is_plain({**value} if isinstance(value, dict) else [*value]) or any(map(_is_lost, parts))
-    return isinstance(value, (np.random.Generator, np.random.RandomState, random.Random))
+    generators = (np.random.Generator, np.random.RandomState, random.Random)
+    return isinstance(value, generators) or (type(value) is th.Tensor and value.requires_grad)

@@ -23,7 +23,7 @@ from ppo_plus.saving.files import replacing
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.format.values import describe, restore
 
-#: The version of the format. It changes whenever what files of any kind contain does.
+#: The version of the format. It changes when older files can no longer be read.
 VERSION = 3
 DESCRIPTION, ARRAYS = MEMBERS = ("description.json", "arrays.safetensors")
 #: Packages whose versions are noted, for people.

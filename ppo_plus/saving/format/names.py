@@ -130,7 +130,7 @@ def find(name: str) -> Any:
     else:
         known = [named for named in _registered.values() if named.__qualname__ == title]
         known = known or [*_classes_of_the_program(title)]
-        # What was in the main module, which processes name otherwise, may be in another one now.
+        # A class of the main module (`__mp_main__` in started processes) may be in another module now.
         main = {"__main__", "__mp_main__"}
         candidates = {name_of(named): named for named in known if module in main | {named.__module__}}
     if name in candidates:
@@ -219,17 +219,12 @@ MOST_NUMBERS, MOST_TIMES = 2**25, 16
 LEAST = 256
 
 
-def n_numbers(weights: dict[str, Any]) -> int:
-    """How many numbers are in the weights of a file, beside which modules may have other state."""
-    return sum(part.numel() for part in weights.values() if isinstance(part, th.Tensor))
-
-
 class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raise :class:`MemoryError` before torch makes many more numbers in this thread than a file has in its weights."""
 
-    def __init__(self, weights: dict[str, Any]):
+    def __init__(self, weights: dict[str, th.Tensor]):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.left = MOST_NUMBERS + MOST_TIMES * n_numbers(weights)
+        self.left = MOST_NUMBERS + MOST_TIMES * sum(tensor.numel() for tensor in weights.values())
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -33,10 +33,10 @@ class Undescribable(TypeError):
     """Raised for a value that has no description; the message has its path, the value and the remedy."""
 
 
-def describe(value: object, name: str = "value") -> tuple[Json, dict[str, th.Tensor]]:
+def describe(value: object, name: str = "value", weights: set[int] | None = None) -> tuple[Json, dict[str, th.Tensor]]:
     """A value as JSON, and the arrays that it names; ``name`` is for messages. Values that several places share are
-    written several times, and weights only once. Raises :class:`Undescribable`."""
-    writer = _Writer()
+    written several times; given ids of weights, these raise an error, too. Raises :class:`Undescribable`."""
+    writer = _Writer(weights)
     return writer.write(value, name), writer.arrays
 
 
@@ -50,9 +50,9 @@ def restore(description: Json, arrays: Mapping[str, th.Tensor]) -> Any:
 class _Writer:
     """Writes one value; notes its ``arrays``."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: set[int] | None) -> None:
         self.arrays: dict[str, th.Tensor] = {}
-        self._weights: set[int] = set()
+        self._weights = weights
         self._depth = 0
 
     def write(self, value: Any, path: str) -> Json:
@@ -74,9 +74,10 @@ class _Writer:
         if cls in (dict, OrderedDict):
             return {f"!{cls.__name__}": self._pairs(value, path)}
         if cls is nn.Parameter:
-            if id(value) in self._weights:
-                raise _undescribable(path, cls, "is in several places of a network: pass a function that makes it")
-            self._weights.add(id(value))
+            if self._weights is not None and id(value) in self._weights:
+                raise _undescribable(path, cls, "is in another place, too, with which it is shared: pass a function")
+            if self._weights is not None:
+                self._weights.add(id(value))
             return {"!parameter": [self._write(value.data, path), value.requires_grad]}
         if isinstance(value, (type, FunctionType)):
             return {"!name": _name(value, path)}

@@ -288,7 +288,7 @@ def _train(run: "Run", args: argparse.Namespace) -> None:
                 from ppo_plus.saving.statistics import statistics_path
 
                 model = run.folder.last_model
-                artifact = wandb.Artifact(run.folder.path.name, "model")
+                artifact = wandb.Artifact(f"{run.folder.path.name}-{getattr(wandb.run, 'id', '')}", "model")
                 for path in filter(Path.is_file, (model, statistics_path(model))):
                     artifact.add_file(str(path))
                 wandb.log_artifact(artifact)

@@ -104,7 +104,7 @@ def _open_database(url: str) -> BaseStorage:
     # Two processes that begin a study would both make its tables: in PostgreSQL, the second one tries again.
     alone = get_lock_file(JournalFileOpenLock(address.database)) if sqlite and address.database else nullcontext()
     with alone:
-        make = _robust(RDBStorage, TIMEOUT, (IntegrityError, ProgrammingError))
+        make = _robust(RDBStorage, 10, (IntegrityError, ProgrammingError))
         database = make(address.render_as_string(hide_password=False), {"connect_args": connection})
     if sqlite:
         # A transaction takes the lock at its first statement, not at its first *write*: two processes that read a
@@ -142,9 +142,9 @@ def _cause(error: BaseException) -> BaseException:
 def _robust(
     method: Callable[P, R], patience: float, kinds: tuple[type[Exception], ...] = (OperationalError, InterfaceError)
 ) -> Callable[P, R]:
-    """A method of a storage that is called again, for ``patience`` seconds, if its connection is lost or refused. What
-    a call did before is done twice, which is safe: of two trials of one job one counts, a running trial that no process
-    owns counts as dead after the grace period, and one that has ended stays unchanged."""
+    """A method of a storage that is called again for ``patience`` seconds after errors of some kinds (lost and refused
+    connections). What a call did before is done twice, which is safe: of two trials of one job one counts, a running
+    trial that no process owns counts as dead after the grace period, and one that has ended stays unchanged."""
 
     @wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> R:

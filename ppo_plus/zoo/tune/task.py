@@ -127,9 +127,8 @@ class TuningTask:
         kept = {"action_mask_key", "compile", "n_threads", "streams"}
         needed = {name: value for name, value in self.experiment.hyperparams.items() if name in kept}
         reading = {"actor_keys", "features_extractor_class", "features_extractor_kwargs", "normalize_images"}
-        policies = PPO_Plus.policy_aliases.values()
-        others = {name for policy in policies for name in constructor_arguments(policy)} - reading
-        # An own policy's arguments are a part of it.
+        others = set[str]().union(*map(constructor_arguments, PPO_Plus.policy_aliases.values())) - reading
+        # Arguments of a custom policy belong to it.
         read_by = {name: value for name, value in self.experiment.policy_kwargs.items() if name not in others}
         default = self.experiment.replace(n_envs=1, normalize=None, policy_kwargs=read_by, hyperparams=needed)
         return {"default": default} | ({"settings file": self.experiment} if default != self.experiment else {})
@@ -200,7 +199,7 @@ class TuningTask:
             adjusted["sde_sample_freq"] = -1
         if setting(sampled, "target_kl") is None:
             adjusted["kl_control"] = "stop"
-        inside = [option for name, option in IN_POLICY.items() if setting(sampled, name)]
+        inside = [option for name, option in IN_POLICY.items() if setting(sampled, name) is not False]
         if sampled.normalize is not None and inside:
             # What the policy normalizes itself, VecNormalize does not.
             adjusted["normalize"] = {**sampled.normalize, **dict.fromkeys(inside, False)}

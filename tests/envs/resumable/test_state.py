@@ -8,27 +8,15 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import Edited
 from gymnasium import spaces, wrappers
-from resumable_envs import (
-    FORKED,
-    Fading,
-    Forgetful,
-    Pictures,
-    actions_of,
-    bits,
-    carried,
-    check_goes_on,
-    gone,
-    made,
-    vectorized,
-)
+from resumable_envs import FORKED, Fading, Pictures, actions_of, bits, carried, check_goes_on, gone, made, vectorized
 from stable_baselines3.common.atari_wrappers import MaxAndSkipEnv, StickyActionEnv
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     VecCheckNan,
-    VecEnvWrapper,
     VecExtractDictObs,
     VecFrameStack,
     VecMonitor,
@@ -103,17 +91,7 @@ def test_vector_wrappers_resume(name):
     check_goes_on(lambda: wrap(vectorized(make)), 100, 100)
 
 
-class Noisy(VecEnvWrapper):
-    """A vector wrapper that nobody knows."""
-
-    def reset(self):
-        return self.venv.reset()
-
-    def step_wait(self):
-        return self.venv.step_wait()
-
-
-class Telling(Noisy):
+class Telling(Edited):
     """One that speaks for all that it wraps."""
 
     def get_state(self):
@@ -128,11 +106,11 @@ def test_a_vector_wrapper_with_state_covers_what_it_wraps():
 
 
 def test_an_unknown_vector_wrapper_is_the_reason():
-    env, other = (VecNormalize(Noisy(vectorized(lambda: gym.make("Pendulum-v1")))) for _ in range(2))
+    env, other = (VecNormalize(Edited(vectorized(lambda: gym.make("Pendulum-v1")))) for _ in range(2))
     env.reset()
     gone(env, actions_of(env, 30))
     state = carried(get_state(env))
-    assert state["reason"] == "Noisy has no get_state and set_state"
+    assert state["reason"] == "Edited has no get_state and set_state"
     assert set_state(other, state) == state["reason"]
     # What lasts is there all the same.
     assert bits(vars(other.obs_rms)) == bits(vars(env.obs_rms))
@@ -175,6 +153,10 @@ class Silent(Fading):
     """The same without a word."""
 
     get_state = set_state = None
+
+
+class Forgetful(gym.Wrapper):
+    """A wrapper that nobody knows."""
 
 
 class Careful(Forgetful):
@@ -269,8 +251,7 @@ def test_classes_say_whether_they_can_be_replayed():
 
 @pytest.mark.parametrize("kind", [DummyVecEnv, FORKED], ids=["dummy", "subproc"])
 @pytest.mark.parametrize(
-    ("returned", "reason"),
-    [(object(), "<object object"), (KeyError("place"), "raised KeyError('place')")],
+    ("returned", "reason"), [(object(), "<object object"), (KeyError("place"), "raised KeyError('place')")]
 )
 def test_errors_of_get_state_do_not_end_a_process(kind, returned, reason, monkeypatch):
     class Odd(Fading):

@@ -17,6 +17,7 @@ from parametrization import EXHAUSTIVE
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 from stream_envs import STREAMS, counting, progress
 from training import At
@@ -244,6 +245,16 @@ class Rowing(th.nn.Module):
         return self.linear(features) / self.n
 
 
+class OfSB3(ActorCriticPolicy):
+    def forward(self, obs, deterministic=False):
+        return super().forward(obs, deterministic)
+
+
+def test_policies_that_override_sb3s_methods_resume(tmp_path):
+    model = PPO_Plus(OfSB3, envs(), n_steps=32, batch_size=32, n_epochs=1).learn(64, Checkpoints(tmp_path))
+    assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 0 and model.num_timesteps == 64
+
+
 def test_frozen_weights_and_non_persistent_buffers_resume(tmp_path):
     ppo_plus.register(Rowing)
     arguments = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", policy_kwargs=dict(actor=Rowing))
@@ -329,6 +340,21 @@ def test_the_newest_are_kept_may_be_moved_and_a_damaged_one_is_passed_over(tmp_p
         assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 320
     with pytest.raises(gym.error.NameNotFound):  # which is no damage
         PPO_Plus.resume(tmp_path, "NoSuch-v9")
+
+
+class NotReady(DummyVecEnv):
+    def get_state(self):
+        return {}
+
+    def set_state(self, state):
+        raise RuntimeError("not ready")
+
+
+def test_an_error_of_the_environment_is_no_damage_of_the_file(tmp_path):
+    env = NotReady([lambda: gym.make("CartPole-v1")])
+    PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1).learn(32, Checkpoints(tmp_path, save_freq=16))
+    with pytest.raises(ValueError, match=r"^env: its set_state raised RuntimeError\('not ready'\)$"):
+        PPO_Plus.resume(tmp_path, env)
 
 
 def steps_of(folder):

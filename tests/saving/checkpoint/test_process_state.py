@@ -30,6 +30,9 @@ from ppo_plus.saving.checkpoint.process_state import (
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Refused
 
+#: The state of a logger that has nothing.
+NO_LOG = {"values": {}, "counts": {}, "excluded": {}}
+
 
 def draw():
     return random.random(), random.gauss(0, 1), np.random.random(), np.random.standard_normal(), th.rand(2).tolist()
@@ -87,13 +90,7 @@ def test_a_file_does_not_say_where_to_log(tmp_path, monkeypatch, tensorboard_log
     victim = tmp_path / "run_1" / "events.out.tfevents.1"
     victim.parent.mkdir()
     victim.write_text("precious")
-    state = {
-        "values": {},
-        "counts": {},
-        "excluded": {},
-        "run_folder": str(victim.parent),
-        "event_files": {victim.name: 0},
-    }
+    state = {**NO_LOG, "run_folder": str(victim.parent), "event_files": {victim.name: 0}}
     with pytest.warns(UserWarning, match="not continued: tensorboard_log=.*Pass the tensorboard_log of that run"):
         assert reopen(state, tensorboard_log, "run", verbose=0) is None
     assert victim.read_text() == "precious"
@@ -199,10 +196,7 @@ def states(call):
 def restored(callback, states):
     """Restore states into a callback; what was warned of."""
     call = watching(callback)
-    call.resumed = {
-        "call": {"callbacks": states, "logger": {"values": {}, "counts": {}, "excluded": {}}},
-        "folder": "there",
-    }
+    call.resumed = {"call": {"callbacks": states, "logger": NO_LOG}, "folder": "there"}
     call.resumed["generators"] = get_generators()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -291,7 +285,8 @@ def test_texts_and_paths_are_neither_saved_nor_restored(value):
     assert (other.limit, other.best) == (1, 1.0)
 
 
-STATES = [tallies({"a": 2}), np.random.default_rng(0), np.ones(2, np.complex64), [random.Random(0)]]
+LEARNED = th.zeros(1, requires_grad=True)
+STATES = [tallies({"a": 2}), np.random.default_rng(0), np.ones(2, np.complex64), [random.Random(0)], LEARNED]
 
 
 @pytest.mark.parametrize("value", STATES, ids=lambda each: type(each).__name__)
@@ -303,7 +298,7 @@ def test_other_kinds_of_state_are_left_out_and_generators_and_containers_named(v
         warnings.simplefilter("always")
         (state,) = states(call)
     assert "mine" not in state["changed"]
-    is_named = isinstance(value, (dict, list, tuple, np.random.Generator, random.Random))
+    is_named = isinstance(value, (dict, list, tuple, np.random.Generator, random.Random, th.Tensor))
     messages = [str(each.message) for each in warned]
     said = "checkpoints lack Counter.mine: define get_state and set_state in the callback to keep it"
     assert messages == [said] * is_named
@@ -327,9 +322,7 @@ def test_a_checkpoint_does_not_redirect_callbacks(tmp_path):
     callback = CheckpointCallback(10, str(tmp_path))
     configured = {name: value for name, value in vars(callback).items() if name != "n_calls"}
     warned = restored(callback, [{"class": "CheckpointCallback", "own": None, "changed": changed, "envs": {}}])
-    assert {each.partition(" ")[0].partition(".")[2] for each in warned} == changed.keys() - {
-        "n_calls",
-        "best_mean_reward",
-    }
+    named = {each.partition(" ")[0].partition(".")[2] for each in warned}
+    assert named == changed.keys() - {"n_calls", "best_mean_reward"}
     assert {name: value for name, value in vars(callback).items() if name in configured} == configured
     assert callback.n_calls == 3

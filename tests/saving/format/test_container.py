@@ -80,10 +80,7 @@ def test_people_and_other_programs_can_read_it(written):
         head = json.loads(archive.read(DESCRIPTION))
         arrays = safetensors.torch.load(archive.read(ARRAYS))
     assert head["format"] == "ppo_plus test" and head["version"] == VERSION and "torch" in head["packages"]
-    assert head["value"]["!dict"][3] == [
-        "schedule",
-        {"!ppo_plus:Linear": {"start": 0.1, "end": 0.0}},
-    ]
+    assert head["value"]["!dict"][3] == ["schedule", {"!ppo_plus:Linear": {"start": 0.1, "end": 0.0}}]
     assert th.equal(arrays["test['weights']['policy']['0.weight']"], VALUE["weights"]["policy"]["0.weight"])
 
 

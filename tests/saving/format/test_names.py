@@ -17,19 +17,10 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from torch import nn
 
 import ppo_plus
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, Refused, register
 from ppo_plus.formulas.schedules import Linear
 from ppo_plus.saving.format import names
-from ppo_plus.saving.format.names import (
-    Bounded,
-    Refused,
-    find,
-    find_class_of_objects,
-    name_of,
-    register,
-    require_activation,
-    require_attributes,
-)
+from ppo_plus.saving.format.names import find, find_class_of_objects, name_of, require_activation, require_attributes
 from ppo_plus.saving.format.values import restore
 
 
@@ -234,7 +225,7 @@ class Squares(nn.Module):
 )
 def test_nothing_larger_than_its_weights_is_built(build, monkeypatch):
     monkeypatch.setattr(names, "MOST_NUMBERS", 2**18)
-    with pytest.raises(MemoryError, match="larger than its weights"), Bounded({"a": th.zeros(3)}):
+    with pytest.raises(MemoryError, match="larger than its weights"), names.Bounded({"a": th.zeros(3)}):
         build()
 
 
@@ -247,7 +238,7 @@ def test_what_weights_explain_is_built_once(monkeypatch):
             super().__init__(2**18 // 4, 5)
 
     monkeypatch.setattr(names, "MOST_NUMBERS", 2**18)
-    with Bounded({"a": th.zeros(2**18)}):
+    with names.Bounded({"a": th.zeros(2**18)}):
         before = th.get_rng_state()
         th.zeros(3).uniform_().sum().item()
         layer = Once()

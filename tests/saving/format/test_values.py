@@ -101,12 +101,11 @@ def test_arrays_and_scalars_come_back(data):
         assert same(again(array.flat[0]), array.flat[0])
 
 
-TENSORS = [*map(th.tensor, (1, True, -0.0, float("nan")))] + [
-    th.ones(2, 3).to(dtype)
-    for dtype in (
-        *(th.bfloat16, th.float16, th.float64, th.int8, th.uint64),
-    )
-] + [th.zeros(0, 2), th.arange(6).reshape(2, 3).T, th.arange(3)[1:]]  # fmt: skip
+TENSORS = [
+    *map(th.tensor, (1, True, -0.0, float("nan"))),
+    *(th.ones(2, 3).to(dtype) for dtype in (th.bfloat16, th.float16, th.float64, th.int8, th.uint64)),
+    *(th.zeros(0, 2), th.arange(6).reshape(2, 3).T, th.arange(3)[1:]),
+]
 
 
 @pytest.mark.parametrize("tensor", TENSORS, ids=lambda each: f"{each.dtype} {tuple(each.shape)}")
@@ -299,7 +298,7 @@ UNDESCRIBABLE = {
     "text": (Text("a"), "cannot be described"),
     "pickled": (Pickled(), "cannot be described"),
     "gradients": (th.zeros(1, requires_grad=True), "requires gradients"),
-    "a layer twice": (th.nn.Sequential(*[th.nn.Linear(1, 1)] * 2), "in several places.*pass a function"),
+    "a layer twice": (th.nn.Sequential(*[th.nn.Linear(1, 1)] * 2), "in another place, too.*pass a function"),
 }
 
 
@@ -307,7 +306,7 @@ UNDESCRIBABLE = {
 def test_what_has_no_description_is_named_with_its_place(kind):
     value, message = UNDESCRIBABLE[kind]
     with pytest.raises(Undescribable, match=message) as raised:
-        describe({"a": [0, {"f": value}]}, "policy_kwargs")
+        describe({"a": [0, {"f": value}]}, "policy_kwargs", set())
     assert str(raised.value).startswith("policy_kwargs['a'][1]['f']")
 
 

@@ -37,14 +37,10 @@ def text_of(value):
     return json.dumps(description), {name: each.tolist() for name, each in arrays.items()}
 
 
+ROWS = np.arange(6.0).reshape(2, 3)
 VALUES = {
     "plain": {"a": [1, -5, 2**80, 0.5, None, True], "b": (b"x" * 300, "ü" * 300), 3: ((1, 2), ())},
-    "arrays": [
-        np.arange(6.0).reshape(2, 3),
-        np.arange(6.0).reshape(2, 3).T,
-        np.ones((), bool),
-        np.zeros((0, 3), np.int16),
-    ],
+    "arrays": [ROWS, ROWS.T, np.ones((), bool), np.zeros((0, 3), np.int16)],
     "scalars": [np.float64(0.5), np.int8(-3), np.bool_(True)],
     "containers": [deque([{"r": 1.5}], maxlen=3), deque([1]), OrderedDict(b=1, a=2)],
     "schedules": [FloatSchedule(0.1), FloatSchedule(LinearSchedule(1.0, 0.0, 0.5))],

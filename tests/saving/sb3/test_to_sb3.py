@@ -101,6 +101,7 @@ class OwnPolicy(MlpPolicy):
 
 
 OTHER = "cannot have this policy"
+KEYS = {"policy": "MultiInputPolicy", "action_mask_key": "mask", "policy_kwargs": {"actor_keys": list(DICT)[:1]}}
 UNKNOWN = {
     "memory": ({"policy": "MlpGruPolicy"}, "does not support policy=MlpGruPolicy"),
     "policy": ({"policy": OwnPolicy}, "does not support policy=OwnPolicy"),
@@ -108,15 +109,7 @@ UNKNOWN = {
     "start of observations": ({"env": vec(ACTIONS["discrete"], Discrete(3, start=1))}, OTHER),
     "start": ({"env": vec(ACTIONS["discrete_start"])}, OTHER),
     "integers": ({"env": vec(ACTIONS["box_int"])}, OTHER),
-    "keys": (
-        {
-            "env": vec(ACTIONS["multibinary"], DICT, env_class=KeyMaskedEnv),
-            "policy": "MultiInputPolicy",
-            "action_mask_key": "mask",
-            "policy_kwargs": {"actor_keys": list(DICT)[:1]},
-        },
-        OTHER,
-    ),
+    "keys": ({"env": vec(ACTIONS["multibinary"], DICT, env_class=KeyMaskedEnv), **KEYS}, OTHER),
     "gsde": ({"use_sde": True}, OTHER),
     "exploration": ({"env": vec(ACTIONS["box"]), "exploration": StateDependentNoise()}, OTHER),
     "squashed": ({"env": vec(ACTIONS["box"]), "policy_kwargs": {"squash_output": True}}, OTHER),
@@ -155,16 +148,9 @@ class OwnPPO(PPO_Plus):
 
 
 def test_what_sb3_learns_without_is_said(tmp_path):
-    model = make(
-        algorithm=OwnPPO,
-        rollout_buffer_class=OwnBuffer,
-        env=vec(ACTIONS["box"]),
-        kl_control="penalty",
-        target_kl="lin_0.1",
-        exploration=ColoredNoise(0.5, 16),
-        clip_range=None,
-        sde_sample_freq="episode",
-    )
+    options = dict(kl_control="penalty", target_kl="lin_0.1", clip_range=None, sde_sample_freq="episode")
+    options |= dict(rollout_buffer_class=OwnBuffer, exploration=ColoredNoise(0.5, 16))
+    model = make(env=vec(ACTIONS["box"]), algorithm=OwnPPO, **options)
     message = "learns without clip_range=None, exploration=.*kl_control='penalty', rollout_buffer_class.*OwnBuffer.*"
     message += "sde_sample_freq='episode', target_kl=.*, the methods of OwnPPO"
     with pytest.warns(UserWarning, match=message):

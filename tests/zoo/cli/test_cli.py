@@ -22,7 +22,6 @@ from ppo_plus.zoo.installation import command
 @pytest.mark.slow
 def test_scripts(folder, monkeypatch, capsys):
     """Train, enjoy, record and plot, one after the other."""
-
     monkeypatch.setattr("ppo_plus.zoo.cli.experiments.has_screen", lambda: False)
 
     def script(name, *arguments):

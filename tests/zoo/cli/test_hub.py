@@ -40,13 +40,8 @@ def forget():
 def hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with serving() as server:
-        variables = {
-            "ENDPOINT": server.address,
-            "HOME": str(tmp_path / "cache"),
-            "TOKEN": "hf_right",
-            "HUB_DISABLE_PROGRESS_BARS": "1",
-        }
-        for name, value in variables.items():
+        variables = {"HOME": str(tmp_path / "cache"), "TOKEN": "hf_right", "HUB_DISABLE_PROGRESS_BARS": "1"}
+        for name, value in {"ENDPOINT": server.address, **variables}.items():
             monkeypatch.setenv(f"HF_{name}", value)
         forget()
         yield server
@@ -90,16 +85,9 @@ def test_pushed_and_loaded(hub, train, capsys):
     (result,) = card.data.eval_results
     returns = np.load(f"{run}/evaluations.npz")["results"][-1]
     assert result.metric_value == f"{returns.mean():.2f} +/- {returns.std():.2f}"
-    assert (result.dataset_name, result.metric_type, card.data.library_name) == (
-        "CartPole-v1",
-        "mean_reward",
-        "ppo_plus",
-    )
-    assert (
-        "normalize: true" in card.text
-        and files["CartPole-v1/command.txt"].decode().strip() in card.text
-        and "torch" in card.text
-    )
+    assert (result.dataset_name, result.metric_type) == ("CartPole-v1", "mean_reward")
+    assert card.data.library_name == "ppo_plus" and "normalize: true" in card.text and "torch" in card.text
+    assert files["CartPole-v1/command.txt"].decode().strip() in card.text
 
     loaded = PPO_Plus.from_hub(REPO, device="cpu")
     env = VecNormalize.load(f"{run}/CartPole-v1/vecnormalize.pkl", DummyVecEnv([lambda: gym.make("CartPole-v1")]))
@@ -201,8 +189,7 @@ def test_models_of_sb3_and_rl_zoo3_are_read(hub, normalize, capsys):
 
 
 @pytest.mark.parametrize(
-    "name",
-    sample(["ppo-CartPole-v1_vecnormalize.pkl", "vecnormalize.pkl", "CartPole-v1/vecnormalize.pkl"], 3, SLOW),
+    "name", sample(["ppo-CartPole-v1_vecnormalize.pkl", "vecnormalize.pkl", "CartPole-v1/vecnormalize.pkl"], 3, SLOW)
 )
 def test_statistics_are_found_under_other_names_and_missed_aloud(hub, name, recwarn, capsys):
     repository = hub.repositories.setdefault(REPO, {})

@@ -140,10 +140,7 @@ def tuned(tmp_path_factory):
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "tuned"
     folder.mkdir(exist_ok=True)
     experiment = load_experiment("Aiming-v0", overrides={"n_envs": 8, "n_steps": 8})
-    space = {
-        "learning_rate": {"choices": [0.01, 0.012]},
-        "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}},
-    }
+    space = {"learning_rate": {"choices": [0.01, 0.012]}, "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}}}
     plan = Plan(512, n_evals=1, last_evals=1, n_eval_episodes=3, n_finalists=1, seed=3)
     study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
     allowed = {"packages": (*ALLOWED_PACKAGES, "tuning_envs"), "gym_packages": ("tuning_envs",)}

@@ -31,12 +31,8 @@ def shifted(scores, by):
 def test_the_best_of_the_significantly_better_ones_wins():
     verdict = against(finalist(LOW), finalist(LOW, 1), finalist(shifted(LOW, 5), 2), finalist(HIGH, 3))
     assert verdict.winner is verdict.finalists[2]
-    assert (
-        verdict.finalists[0].gains["default"].low
-        < 0
-        < verdict.finalists[1].gains["default"].low
-        < verdict.finalists[2].gains["default"].low
-    )
+    lows = [each.gains["default"].low for each in verdict.finalists]
+    assert lows[0] < 0 < lows[1] < lows[2]
     assert verdict.confidence == pytest.approx(1 - 0.05 / 3)
     assert str(verdict).startswith("Confirmed: trial 3 reaches 21.0 [")
     assert "over the default (confidence 98.3 %)." in str(verdict)
@@ -112,11 +108,8 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
     assert export(won.trial, against(finalist(LOW), won), task, "my study", path) == path
     assert load_experiment("CartPole-v1", path) == candidate
     text = path.read_text()
-    assert (
-        "study my study, trial 7" in text
-        and "return was 1.25" in text
-        and "train --env CartPole-v1 -conf CartPole-v1.yml" in text
-    )
+    shown = ["study my study, trial 7", "return was 1.25", "train --env CartPole-v1 -conf CartPole-v1.yml"]
+    assert [each for each in shown if each not in text] == []
     # rl_zoo3 wants policy_kwargs as Python text.
     assert isinstance(yaml.safe_load(text)["CartPole-v1"]["policy_kwargs"], str)
     assert "NOT CONFIRMED" not in text

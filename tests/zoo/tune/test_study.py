@@ -9,18 +9,10 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.tune import Study
 from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, open_storage
 from ppo_plus.zoo.tune.report import decide, estimate, export_best
-from ppo_plus.zoo.tune.study import (
-    BUDGET,
-    ERROR,
-    RECORDED,
-    SCORES,
-    Study,
-    create,
-    prepare_confirmation,
-    prepare_screening,
-)
+from ppo_plus.zoo.tune.study import BUDGET, ERROR, RECORDED, SCORES, create, prepare_confirmation, prepare_screening
 from ppo_plus.zoo.tune.task import Plan, TuningTask
 from ppo_plus.zoo.tune.tuner import StudyStopped, TuningWorker, tune
 
