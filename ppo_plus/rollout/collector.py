@@ -350,14 +350,10 @@ class Collector:
     def complete_streams(self, total: Callable[[Moments], Moments]) -> dict[str, float]:
         """Compute the streams of the rollout; the mean sum of each over the episodes that have ended, by name.
         ``total`` returns the moments of all processes together, given those of this one."""
-        policy, position = self._plan.policy, self.position
-        sums, means = complete_streams(policy, self._plan.buffer, self._stream_sums, self.dones(), total)
-        position.stream_sums = sums
+        plan, dones = self._plan, th.stack([*map(th.as_tensor, self._dones)])
+        sums, means = complete_streams(plan.policy, plan.buffer, self._stream_sums, dones, total)
+        self.position.stream_sums = sums
         return means
-
-    def dones(self) -> th.Tensor:
-        """Which episodes have ended in each step of the rollout, booleans ``(T, N)``."""
-        return th.from_numpy(np.stack(self._dones))
 
 
 def restart(position: Position, env: VecEnv, checked: CheckedEnvs) -> None:

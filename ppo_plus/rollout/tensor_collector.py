@@ -171,6 +171,7 @@ class TensorCollector(Collector):
         rewards = self._here(th.from_numpy(self._seen.value)) if seen else stepped.rewards
         chosen = (step.chosen.actions, rewards, step.starts, *step.chosen[1:], step.masks)
         self._plan.buffer.add(step.obs, *chosen, final_obs, self._stream_rewards)
+        self._dones.append(dones)
         self._episodes.append((dones, timeouts, known, stepped.returns, stepped.lengths))
         self.n_steps += 1
         self.pending = None
@@ -216,9 +217,6 @@ class TensorCollector(Collector):
         logged_episodes = [self._simulator.episode(*numbers) for there, *numbers in episodes.T[::-1].tolist() if there]
         names = [name if "/" in name else f"env/{name}" for name in self._log]
         return [{"episode": episode} for episode in logged_episodes], dict(zip(names, means.tolist(), strict=True))
-
-    def dones(self) -> th.Tensor:
-        return self._here(th.stack([dones for dones, *_ in self._episodes]))  # type: ignore[no-any-return]
 
     def _suspicious(self, known: th.Tensor) -> th.Tensor:
         """Whether there may be something in the rollout that :meth:`_explain` finds, 0-d."""
