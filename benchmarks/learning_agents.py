@@ -1,9 +1,8 @@
-"""Many agents: returns on simple_spread, self-play on Connect Four and tic-tac-toe, and the cost of a row.
+"""Many agents: returns on simple_spread, and self-play on Connect Four and tic-tac-toe.
 
     python benchmarks/learning_agents.py tictactoe --seed 0
     python benchmarks/learning_agents.py connect_four --seed 0
     python benchmarks/learning_agents.py spread --arm central_critic --seed 0
-    python benchmarks/learning_agents.py speed
 
 Each appends a line to ``benchmarks/results/agents.jsonl``. The arm ``supersuit`` needs SuperSuit.
 """
@@ -253,40 +252,9 @@ def spread(arm: str, seed: int, timesteps: int = 100_000, n_envs: int = 8) -> di
     return {"timesteps": model.num_timesteps, "cpu_seconds": seconds, "return": player.evaluate(600, evaluated)[0]}
 
 
-def speed(n_envs: int = 16, n_steps: int = 500) -> dict[str, Any]:
-    """Microseconds of the processor for a row of simple_spread, without a policy."""
-
-    def row(env: VecEnv) -> float:
-        env.reset()
-        actions = np.zeros(env.num_envs, dtype=np.int64)
-        best = np.inf
-        for _ in range(5):
-            start = time.process_time()
-            for _ in range(n_steps // 5):
-                env.step(actions)
-            best = min(best, time.process_time() - start)
-        return best / (n_steps // 5) / env.num_envs * 1e6
-
-    found = {"ppo_plus": row(make_agents("mpe2.simple_spread_v3", n_envs, 0))}
-    try:
-        found["supersuit"] = row(supersuit_rows(n_envs))
-    except ImportError:
-        pass
-    from mpe2 import simple_spread_v3
-
-    game = simple_spread_v3.parallel_env()
-    game.reset(seed=0)
-    start = time.process_time()
-    for _ in range(n_steps):
-        if not game.agents:
-            game.reset()
-        game.step(dict.fromkeys(game.agents, 0))
-    return found | {"the game alone": (time.process_time() - start) / n_steps / 3 * 1e6}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=["connect_four", "tictactoe", "spread", "speed"])
+    parser.add_argument("task", choices=["connect_four", "tictactoe", "spread"])
     parser.add_argument("--arm", choices=["shared", "central_critic", "supersuit"], default="shared")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -296,10 +264,8 @@ def main() -> None:
         found = play_itself(args.task, {"random": None, "lookahead": blocks}, args.seed, 500)
     elif args.task == "tictactoe":
         found = play_itself(args.task, {"random": None}, args.seed, 1000)
-    elif args.task == "spread":
-        found = spread(args.arm, args.seed)
     else:
-        found = speed()
+        found = spread(args.arm, args.seed)
     run = {"task": args.task, "arm": args.arm, "seed": args.seed, **found, "versions": versions("pettingzoo", "mpe2")}
     append_line(FILE, run)
     print(run, flush=True)

@@ -176,6 +176,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: those of its task)")
     arguments = parser.parse_args()
+    if arguments.steps and arguments.results == FILE:
+        parser.error("--steps needs --results: a shorter run would count as done")
     file = arguments.results.resolve()
     if arguments.run:
         arm, task, seed = arguments.run

@@ -19,7 +19,8 @@ def read(file: Path) -> Any:
 
 
 def runs(file: Path) -> returns.Runs:
-    return returns.grouped(returns.results(file))
+    """Those of the tables."""
+    return returns.grouped(returns.results(file, returns.REPORTED))
 
 
 def draw_speed(file: Path, picture: Path) -> None:

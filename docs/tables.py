@@ -244,18 +244,18 @@ def compared() -> Lines:
         return f"{median(times[speed.COMPILED].speed_ups(times[speed.REFERENCE])):.2f}"
 
     def number(rows: Lines, settings: str, column: int) -> str:
-        ours = f"| {ARMS[settings].name} | "
+        ours = f"| {settings} | "
         (line,) = (row for row in rows if row.startswith(ours))
-        return line.split(" | ")[column].split()[0]
+        return line.split(" | ")[column]
 
     mujoco_rows = returns.comparison(reported())
     unseen_rows = recommended.over_tasks(returns.results(stages=["unseen"]))
 
-    def mujoco(settings: str) -> str:
-        return number(mujoco_rows, settings, 5)
+    def mujoco(arm: str, where: str = "") -> str:
+        return number(mujoco_rows, ARMS[arm].name + where, 5)
 
-    def unseen(settings: str) -> str:
-        return number(unseen_rows, settings, 3)
+    def unseen(arm: str) -> str:
+        return number(unseen_rows, ARMS[arm].name, 3)
 
     def score(file: str, task: str, contender: str) -> float:
         runs = results(file)
@@ -284,14 +284,15 @@ def compared() -> Lines:
         ],
         [
             "[return on six MuJoCo tasks](docs/results.md), SB3's defaults = 1",
-            f"1 (SB3's), {mujoco('rl_zoo3')} (rl_zoo3's, five tasks)",
-            f"{mujoco('mujoco-shared')} (shared settings), {mujoco('mujoco')} (own settings for four tasks)",
+            f"1 (SB3's), {mujoco('rl_zoo3')} (rl_zoo3's)",
+            f"{mujoco('mujoco-shared')} (shared settings; {mujoco('mujoco-shared', ', elsewhere')} on the three tasks "
+            f"that did not choose them), {mujoco('mujoco')} (own settings for four tasks)",
             "`python benchmarks/learning_returns.py --report`",
         ],
         [
-            f"[score on {number(unseen_rows, 'recommended', 1)} tasks]"
-            "(docs/results.md#settings-for-an-environment-that-nobody-has-tuned) that were not used to choose "
-            "settings, tuned settings = 1",
+            f"[score on {number(unseen_rows, ARMS['recommended'].name, 1)} tasks]"
+            "(docs/results.md#settings-for-an-environment-that-nobody-has-tuned) that were not searched, tuned "
+            "settings = 1",
             f"{unseen('untuned')} (defaults), {unseen('untuned-normalized')} (normalized)",
             f"{unseen('recommended')} (recommended)",
             "`python benchmarks/learning_returns.py --queue --stage unseen --results FILE`",
@@ -369,8 +370,11 @@ def returns_about() -> Lines:
     """The versions of all runs."""
     facts = [result["versions"] for result in returns.results()]
     (line,) = described(joined(facts))
-    states = {each["package"] for each in facts}
-    return [f"{line} {len(states)} states of the package; each run names one."]
+    states = [each["package"] for each in facts]
+    unknown = states.count(None)
+    return [
+        f"{line} {len({*states} - {None})} states of the package; {unknown} runs name none, since it was not committed."
+    ]
 
 
 IMAGES = {

@@ -77,7 +77,7 @@ def by_task(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> list
 
 def over_tasks(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> list[str]:
     """A line for each contender: its score over the tasks that all have run often enough for an interval, and how
-    probable it is that a run is better than one of SB3's defaults."""
+    probable it is that a run is better than one of SB3's defaults, and of these with normalization."""
     found = returns(results)
     random = {line["task"]: line["return"] for line in read_lines(RANDOM)}
     tasks = [
@@ -92,8 +92,11 @@ def over_tasks(results: Sequence[Mapping[str, Any]], stage: str = "unseen") -> l
     rows = []
     for arm in COMPARED:
         each = [scores(found, arm, task, random[task]) for task in tasks]
-        others = [scores(found, "untuned", task, random[task]) for task in tasks]
-        better = "" if arm == "untuned" else f"{improvement_interval(each, others):.0%}"
+        better = []
+        for other in COMPARED[1:]:
+            others = [scores(found, other, task, random[task]) for task in tasks]
+            better.append("" if arm == other else f"{improvement_interval(each, others):.0%}")
         n_runs = str(sum(map(len, each)))
-        rows.append([ARMS[arm].name, str(len(tasks)), n_runs, f"{interval(tuple(each), pooled, 0.95):.2f}", better])
-    return markdown(["settings", "tasks", "runs", "score, tuned settings = 1", "better than SB3's defaults"], rows)
+        rows.append([ARMS[arm].name, str(len(tasks)), n_runs, f"{interval(tuple(each), pooled, 0.95):.2f}", *better])
+    than = ["better than SB3's defaults", "than these, normalized"]
+    return markdown(["settings", "tasks", "runs", "score, tuned settings = 1", *than], rows)

@@ -64,6 +64,8 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 REFERENCE, SHARED = "sb3-defaults", "mujoco-shared"
+#: The tasks that chose the shared settings.
+SEARCHED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
 #: Contenders of the pictures and of the comparison over tasks, and their colors.
 CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
 #: Runs by contender and task.
@@ -118,17 +120,16 @@ def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each contender: over the tasks of which it and SB3's settings have enough runs, with settings that
-    differ, how many times their return it has, and how probable it is that a run of it is better than one of theirs."""
+    """A line for each contender: over the tasks of which it and SB3's settings have enough runs, how many times their
+    return it has, and how probable it is that a run of it is better than one of theirs. Two more lines have
+    the shared settings on the tasks that chose them, and on the others."""
     results = list(results)
     runs, rows = {**grouped(results), SHARED: shared(results)}, []
-    for arm in runs:
-        tasks = [
-            task
-            for task in enough(runs, arm)
-            if task in enough(runs, REFERENCE)
-            and runs[arm][task][0]["settings"] != runs[REFERENCE][task][0]["settings"]
-        ]
+    lines = [(arm, "", TASKS) for arm in runs if arm != REFERENCE]
+    lines += [(SHARED, ", where they were searched", SEARCHED)]
+    lines += [(SHARED, ", elsewhere", tuple(task for task in TASKS if task not in SEARCHED))]
+    for arm, where, among in lines:
+        tasks = [task for task in enough(runs, arm) if task in enough(runs, REFERENCE) and task in among]
         if not tasks:
             continue
         cells = []
@@ -137,7 +138,7 @@ def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
             cells.append(f"{ratio_interval(own, others):.2f}")
             cells.append(f"{improvement_interval(own, others):.0%}")
         n_runs = sum(len(runs[arm][task]) for task in tasks)
-        rows.append([ARMS[arm].name, f"{len(tasks)} of {len(TASKS)}", str(n_runs), *cells])
+        rows.append([ARMS[arm].name + where, f"{len(tasks)} of {len(TASKS)}", str(n_runs), *cells])
     named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
     return markdown(["settings", "tasks", "runs", *named], rows)
 

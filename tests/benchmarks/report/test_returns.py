@@ -31,22 +31,16 @@ def test_comparison_says_how_much_and_how_probable(results):
     assert len(returns.comparison([each for each in fewer if each not in of_trpo[1:]])) == 2
 
 
-def test_settings_of_the_reference_are_not_compared_with_it(results):
-    for each in results:
-        if (each["arm"], each["task"]) == ("trpo", "Ant-v5"):
-            each["settings"] = {"of": "sb3-defaults"}
-    (line,) = returns.comparison(results)[2:]
-    assert line.startswith("| TRPO (sb3-contrib) | 5 of 6 | 15 |")
-
-
 def test_shared_settings_are_not_those_of_single_tasks(results):
     results += [result("mujoco", task, 400.0) for task in returns.TASKS for _ in range(2)]
     overridden = "Ant-v5", "Hopper-v5", "Humanoid-v5", "Swimmer-v5"
     results += [result("mujoco-shared", task, 200.0) for task in overridden for _ in range(2)]
-    own, shared = returns.comparison(results)[-2:]
+    own, shared, searched, elsewhere = returns.comparison(results)[-4:]
     assert own.startswith("| ppo_plus's settings | 6 of 6 | 12 | 2.00 [")
     # Two tasks have 400, four 200, whose middle is closer to 200.
     assert shared.startswith("| ppo_plus's shared settings | 6 of 6 | 12 | 1.17 [")
+    assert searched.startswith("| ppo_plus's shared settings, where they were searched | 3 of 6 | 6 | 1.75 [")
+    assert elsewhere.startswith("| ppo_plus's shared settings, elsewhere | 3 of 6 | 6 | 1.00 [")
 
 
 @pytest.mark.slow
