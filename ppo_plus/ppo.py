@@ -328,7 +328,7 @@ class PPO_Plus(ModelFiles):
 
     def _fit_buffer(self) -> None:
         """Make the buffer again if ``n_steps`` was assigned, and store it where the environments' tensors are."""
-        if self.rollout_buffer.buffer_size != self.n_steps:
+        if self.rollout_buffer.stored("rewards").shape != (self.n_steps, self.n_envs):
             del self.rollout_buffer
         storage = self.device if isinstance(self.env, TensorVecEnv) else th.device("cpu")
         if self.rollout_buffer.storage != storage:
@@ -483,8 +483,9 @@ class PPO_Plus(ModelFiles):
         control, reduction = settings.control, self.shared.reduction
         reads = Reads(objects={"loss": settings.loss, "batch_size": settings.batch_size}, changing=[self])
         rule = UpdateRule(policy, self.compute_loss, control, settings.max_grad_norm, reduction, reads, policy.streams)
-        utils.update_learning_rate(policy.optimizer, numbers["learning_rate"])
-        if type(self)._update_learning_rate is not OnPolicyAlgorithm._update_learning_rate:
+        if getattr(self._update_learning_rate, "__func__", None) is OnPolicyAlgorithm._update_learning_rate:
+            utils.update_learning_rate(policy.optimizer, numbers["learning_rate"])
+        else:
             self._update_learning_rate(policy.optimizer)
         scaled = numbers if policy.value_normalizer is None else policy.value_normalizer.in_units_of_values(numbers)
         estimate = self._estimate if settings.recompute_advantages else None

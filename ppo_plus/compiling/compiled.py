@@ -436,7 +436,8 @@ class Compilation:
             return None
         # Kernels are compiled for a number of threads.
         autocast = [th.is_autocast_enabled(kind) and th.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
-        precision = th.get_default_dtype(), th.get_float32_matmul_precision()
+        products = (getattr(backend, "matmul", None) for backend in (th.backends.cuda, th.backends.mkldnn))
+        precision = th.get_default_dtype(), [getattr(each, "fp32_precision", None) for each in products]
         settings = th.get_num_threads(), precision, autocast, self.strict
         everything = replace(reads, objects={"settings": settings, **reads.objects})
         try:

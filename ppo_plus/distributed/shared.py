@@ -267,8 +267,10 @@ class SharedTraining(SingleProcess):
     def end_update(self, policy: BasePolicy) -> None:
         for buffer in policy.buffers():
             if buffer.is_floating_point():
-                # Divided first, so that nothing becomes infinite.
-                self.ranks.sum(buffer.div_(self.ranks.size))
+                # Divided first, so that nothing becomes infinite; a buffer may be a view with gaps.
+                whole = (buffer / self.ranks.size).contiguous()
+                self.ranks.sum(whole)
+                buffer.copy_(whole)
 
     def explained_variance(self, values: th.Tensor, returns: th.Tensor) -> float:
         residual, whole = self.total(Moments.of(th.stack([returns - values, returns], dim=1))).var.tolist()
@@ -276,5 +278,5 @@ class SharedTraining(SingleProcess):
 
 
 def _moments(running: RunningMeanStd) -> Moments:
-    count, mean, var = (th.tensor(number, dtype=th.double) for number in (running.count, running.mean, running.var))
+    count, mean, var = (th.from_numpy(np.array(part, float)) for part in (running.count, running.mean, running.var))
     return Moments(count, mean, var * count)

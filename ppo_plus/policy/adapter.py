@@ -7,6 +7,7 @@ so these have no exact KL, no masks and no memory, gSDE for Box actions only, an
 import warnings
 from collections.abc import Callable
 from functools import cache
+from inspect import isfunction
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -175,10 +176,13 @@ class SB3Interface(sb3.ActorCriticPolicy):
 
 
 def overridden(policy_class: type) -> list[str]:
-    """The methods of :data:`CALLED_BY_SB3` that the user's part of a policy class overrides."""
+    """Methods of a user's policy class that replace :data:`CALLED_BY_SB3`, or for SB3, use its distribution."""
     custom = policy_class.__mro__[: policy_class.__mro__.index(sb3.ActorCriticPolicy)]
     custom = tuple(base for base in custom if not base.__module__.startswith("ppo_plus."))
-    return [name for name in CALLED_BY_SB3 if any(name in vars(base) for base in custom)]
+    attribute = "" if issubclass(policy_class, ActorCriticPolicy) else "action_dist"
+    parts = {name: part for base in custom for name, part in vars(base).items()}
+    using = [name for name, part in parts.items() if isfunction(part) and attribute in part.__code__.co_names]
+    return [*dict.fromkeys([name for name in CALLED_BY_SB3 if name in parts] + using)]
 
 
 def warn_of_overrides(policy_class: type) -> None:

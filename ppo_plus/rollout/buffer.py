@@ -322,7 +322,8 @@ class RolloutBuffer:
         n_transitions = self.buffer_size * self.n_envs
         length = self.buffer_size // len(self.memories) if self.memories else 1
         # SB3 numbers transitions environment by environment.
-        order = self._permutation(n_transitions // length)
+        n, on_cpu = n_transitions // length, self.storage.type == "cpu"
+        order = th.from_numpy(np.random.permutation(n)) if on_cpu else th.randperm(n, device=self.storage)
         if self.valid is not None:
             order = order[th.from_numpy(self.valid.T.reshape(-1, length).any(axis=1))[order]]
         if not self.memories:  # the storage is step by step
@@ -373,11 +374,6 @@ class RolloutBuffer:
         if not self.full:
             done = f"{self.pos} of {self.buffer_size}"
             raise RuntimeError(f"the rollout has {done} steps: call collect_rollouts before train")
-
-    def _permutation(self, n: int) -> th.Tensor:
-        if self.storage.type == "cpu":
-            return th.from_numpy(np.random.permutation(n))
-        return th.randperm(n, device=self.storage)
 
     def get(self, batch_size: int | None = None) -> Iterator[Batch]:
         """:meth:`minibatches`, each as a batch of its rows."""

@@ -228,7 +228,7 @@ class Collector:
         """The carry of the next step, whose noise is drawn again if it is due; ``starts`` as of :class:`Position`."""
         policy, carry, freq = self._plan.policy, self.position.carry, self._plan.sde_sample_freq
         if carry is None:
-            carry = policy.init_carry(len(starts))
+            carry = tree_map(th.Tensor.contiguous, policy.init_carry(len(starts)))
         elif not isinstance(freq, str):
             if self.n_steps == 0 or (freq > 0 and self.n_steps % freq == 0):
                 carry = policy.renew_noise(carry, np.arange(len(starts)))
@@ -350,7 +350,7 @@ class Collector:
     def complete_streams(self, total: Callable[[Moments], Moments]) -> dict[str, float]:
         """Compute the streams of the rollout; the mean sum of each over the episodes that have ended, by name.
         ``total`` returns the moments of all processes together, given those of this one."""
-        plan, dones = self._plan, th.stack([*map(th.as_tensor, self._dones)])
+        plan, dones = self._plan, th.stack([*map(as_tensor, self._dones)])
         sums, means = complete_streams(plan.policy, plan.buffer, self._stream_sums, dones, total)
         self.position.stream_sums = sums
         return means

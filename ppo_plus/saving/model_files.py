@@ -42,6 +42,7 @@ from ppo_plus.saving.sb3.from_sb3 import read_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.statistics import move_into, statistics_path, write_statistics
 from ppo_plus.settings import Settings
+from ppo_plus.update.update import torch_defaults
 
 #: A copy of a model has no environments that contain one of these, which cannot be copied.
 NOT_COPIED = (VecEnvWrapper, SubprocVecEnv, SupervisedVecEnv, AsyncVectorEnv)
@@ -309,6 +310,7 @@ class ModelFiles(SavedModel):
         super().set_parameters(dict(load_path_or_dict), exact_match, device)
         check_optimizer_state(self.policy.optimizer)
 
+    @torch_defaults()
     def absorb_normalization(self, source: str | Path | VecNormalize | None = None) -> Self:
         """Move the statistics of a ``VecNormalize`` into the policy. From then on it takes raw observations, and acts
         on them as it did on normalized ones; a ``VecNormalize`` of the model normalizes rewards at most.

@@ -205,7 +205,10 @@ def parse_settings(
         "frame_stack": lambda name, value: None if value is None else positive_int(name, value),
         **dict.fromkeys(PARTS, partial(_parts, packages)),
         "env_kwargs": read_arguments,
-        "monitor_kwargs": _monitor_kwargs,
+        # `Monitor` adds tuples to these.
+        "monitor_kwargs": lambda name, value: {
+            key: tuple(item) if isinstance(item, list) else item for key, item in read_arguments(name, value).items()
+        },
         "policy_kwargs": partial(_policy_kwargs, packages),
     }
     # In quotes, None is text.
@@ -245,11 +248,6 @@ def _normalize(name: str, value: Value) -> dict[str, Any] | None:
     if value is None or isinstance(value, bool):
         return {} if value else None
     return read_arguments(name, value)
-
-
-def _monitor_kwargs(name: str, value: Value) -> dict[str, Any]:
-    # `Monitor` adds tuples to these.
-    return {key: tuple(item) if isinstance(item, list) else item for key, item in read_arguments(name, value).items()}
 
 
 def _hyperparameter(packages: Packages, name: str, value: Value) -> Value:

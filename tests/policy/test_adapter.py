@@ -11,6 +11,7 @@ import torch as th
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from gymnasium import spaces
 from stable_baselines3 import PPO
+from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.policies import ActorCriticCnnPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
@@ -46,7 +47,16 @@ class Calm(SB3Policy):
         return distribution
 
 
+class Squashed(SB3Policy):
+    """Has another distribution."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.action_dist = SquashedDiagGaussianDistribution(self.action_space.shape[0])
+
+
 CASES = {
+    "another distribution": (Squashed, "box", "box", {}),
     "discrete": (Scaled, "discrete", "box", {}),
     "multibinary": (Scaled, "multibinary", "box", {}),
     "box": (Scaled, "box", "box", dict(ent_coef=0.01)),

@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from tensor_envs import twins
 from training import At, CopiesInHooks, make
 
-from ppo_plus import ColoredNoise, PPO_Plus, Stream, as_vec_env
+from ppo_plus import ColoredNoise, PPO_Plus, RandomNetworkDistillation, Stream, as_vec_env
 
 
 @pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.NEXT_STEP])
@@ -129,13 +129,18 @@ def used(kind):
     """The weights of a model that has been made, trained, loaded and used for all that a user does with one."""
     policy = "MlpLstmPolicy" if kind == "memory" else "MlpPolicy"
     env = VecNormalize(vec(ACTIONS["box"], spaces.Box(-1, 1, (2,), np.float64), env_class=Tiny))
-    model = make_model(env=env, policy=policy, use_sde=kind == "gSDE", compile=kind == "compiled").learn(32)
+    streams = [RandomNetworkDistillation()] if kind == "streams" else []
+    options = dict(env=env, policy=policy, use_sde=kind == "gSDE", compile=kind == "compiled", streams=streams)
+    model = make_model(**options).learn(32)
     assert np.isfinite(model.evaluate(1)).all()
     model.predict(env.reset())
     file = io.BytesIO()
     model.save(file)
     file.seek(0)
-    return weights(PPO_Plus.load(file, env=env, device="cpu").learn(16))
+    learned = weights(PPO_Plus.load(file, env=env, device="cpu").learn(16))
+    if kind != "streams":
+        model.absorb_normalization().predict(env.reset())
+    return learned
 
 
 @contextmanager
@@ -161,6 +166,7 @@ def in_double():
     ("kind", "settings"),
     [
         ("plain", on_meta),
+        ("streams", on_meta),
         ("plain", th.inference_mode),
         ("plain", partial(np.errstate, all="raise")),
         ("plain", partial(warnings.catch_warnings, action="error")),
@@ -304,6 +310,16 @@ def test_a_callback_may_change_the_length_of_the_next_rollout(hook, n_steps, pol
     model = Recording(f"{policy}Policy", vec(ACTIONS["discrete"]), n_steps=16, batch_size=8, n_epochs=1, device="cpu")
     model.learn(2 * (16 + 2 * n_steps), change)
     assert lengths == [16, n_steps, n_steps]
+
+
+def test_a_buffer_may_be_resized_as_in_sb3():
+    returns = []
+    for cls in (PPO, PPO_Plus):
+        model = cls("MlpPolicy", "Pendulum-v1", n_steps=32, batch_size=16, n_epochs=1, seed=0, device="cpu").learn(32)
+        model.n_steps = model.rollout_buffer.buffer_size = 16
+        model.rollout_buffer.reset()
+        returns.append(model.learn(16, reset_num_timesteps=False).rollout_buffer.returns.reshape(16))
+    np.testing.assert_allclose(*returns, rtol=1e-4)
 
 
 def test_a_model_that_is_set_up_again_has_a_buffer_for_its_environments():

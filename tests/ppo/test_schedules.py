@@ -34,6 +34,13 @@ class OwnRates(PPO_Plus):
             group["lr"] = rate
 
 
+def test_an_override_may_keep_the_rates_of_the_optimizer():
+    model = make()
+    model._update_learning_rate = lambda optimizers: None
+    model.policy.optimizer.param_groups[0]["lr"] = 1e-5
+    assert logged(model.learn(16))["train/learning_rate"] == 1e-5
+
+
 class TwoGroups(MlpPolicy):
     def _build(self, lr_schedule):
         super()._build(lr_schedule)

@@ -170,7 +170,7 @@ def _resumed(
             weight.requires_grad_(name not in checkpoint["policy"]["frozen"])
         for name, buffer in model.policy.named_buffers():
             if name in checkpoint["policy"]["buffers"]:
-                buffer.data = checkpoint["policy"]["buffers"][name].to(buffer.device)
+                buffer.copy_(checkpoint["policy"]["buffers"][name])
         if "exploration" not in kwargs and "noise" in checkpoint["policy"]:  # older files lack it
             noise = checkpoint["policy"]["noise"]
             model.policy._noise = tree_map(lambda part: part.to(model.policy.device), noise)

@@ -181,7 +181,8 @@ def _set_callback(callback: Any, state: dict[str, Any]) -> None:
             why = "it is an argument, or not a number where there was one (define get_state and set_state to keep it)"
             warnings.warn(f"{title}.{name} is not restored: {why}", stacklevel=5)
         else:
-            setattr(callback, name, copy.deepcopy(value))
+            are_tensors = isinstance(value, th.Tensor) and isinstance(present, th.Tensor)
+            setattr(callback, name, value.to(present.device, copy=True) if are_tensors else copy.deepcopy(value))
     for name, env in _envs(callback).items():
         try:
             reason = set_state(env, state["envs"][name]) if name in state["envs"] else None
