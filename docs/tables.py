@@ -241,7 +241,8 @@ def compared() -> Lines:
 
     def times_as_fast(file: str, workload: str) -> str:
         times = measured(file)[workload]
-        return f"{median(times[speed.COMPILED].speed_ups(times[speed.REFERENCE])):.2f}"
+        ratios = times[speed.COMPILED].speed_ups(times[speed.REFERENCE])
+        return f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
 
     def number(rows: Lines, settings: str, column: int) -> str:
         ours = f"| {settings} | "
@@ -274,7 +275,7 @@ def compared() -> Lines:
         ],
         [
             "[speed of training with memory](docs/capabilities/memory.md#speed), two networks of 256 units, "
-            "minibatches of 256, `RecurrentPPO` = 1",
+            "minibatches of 256, sequences of 16 steps, `RecurrentPPO` (whole minibatches) = 1",
             "1 (LSTM)",
             times_as_fast("memory_speed", "CartPole-v1-LSTM-x8-batch-256")
             + " (LSTM), "
