@@ -68,7 +68,7 @@ class Distillation(StreamPart):
         self.target.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode, so that the target is the same in updates and rewards."""
+        """Stay in evaluation mode, so that the target is the same in updates as in rewards."""
         return super().train(False)
 
     def observe(self, next_observations: PyTorchObs, pool: Pool) -> None:

@@ -35,7 +35,7 @@ class Undescribable(TypeError):
 
 def describe(value: object, name: str = "value", weights: set[int] | None = None) -> tuple[Json, dict[str, th.Tensor]]:
     """A value as JSON, and the arrays that it names; ``name`` is for messages. Values that several places share are
-    written several times; given ids of weights, these raise an error, too. Raises :class:`Undescribable`."""
+    written several times. Raises :class:`Undescribable`, also for a weight whose id is in ``weights`` already."""
     writer = _Writer(weights)
     return writer.write(value, name), writer.arrays
 

@@ -54,7 +54,7 @@ def to_sb3(model: SavedModel, path: PathOrFile) -> None:
     trainer: type[PPO] = getattr(import_module("sb3_contrib"), name) if name else PPO
     policy = _policy_for_sb3(model, trainer)
     statistics = _vec_normalize_of(model)
-    # Random numbers for weights that are then replaced must not be used up.
+    # Drawing weights that are then replaced must not change training.
     with th.random.fork_rng(devices=[]):
         try:
             exported = _export(model, policy, trainer)
