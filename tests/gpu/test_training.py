@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, KeyMaskedEnv, MaskedEnv, vec
@@ -21,7 +22,6 @@ from ppo_plus import (
     PPO_Plus,
     RandomNetworkDistillation,
     Resumable,
-    RolloutBuffer,
     Stream,
     as_vec_env,
     record_demonstrations,
@@ -131,7 +131,7 @@ def difference(one, other):
 @pytest.fixture
 def same_order(monkeypatch):
     """On a GPU, torch draws the order of minibatches of environments in tensors: here on the CPU, too."""
-    monkeypatch.setattr(RolloutBuffer, "_permutation", lambda self, n: th.randperm(n, device=self.storage))
+    monkeypatch.setattr(np.random, "permutation", lambda n: th.randperm(n, device="cpu").numpy())
 
 
 @pytest.mark.parametrize("name", ["dict", "lstm", "tensors, normalized", "tensors, masks"])
