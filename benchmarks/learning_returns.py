@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: those of its arm)")
     arguments = parser.parse_args()
-    if arguments.steps and arguments.results == FILE:
+    if arguments.steps and arguments.results.resolve() == FILE.resolve():
         parser.error("--steps needs --results: a shorter run would count as done")
     file, jobs = arguments.results.resolve(), in_order(STAGES[stage] for stage in arguments.stage)
     if arguments.run:

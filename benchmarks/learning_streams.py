@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: those of its task)")
     arguments = parser.parse_args()
-    if arguments.steps and arguments.results == FILE:
+    if arguments.steps and arguments.results.resolve() == FILE.resolve():
         parser.error("--steps needs --results: a shorter run would count as done")
     file = arguments.results.resolve()
     if arguments.run:

@@ -19,7 +19,7 @@ def read(file: Path) -> Any:
 
 
 def runs(file: Path) -> returns.Runs:
-    """Those of the tables."""
+    """The runs that the tables show."""
     return returns.grouped(returns.results(file, returns.REPORTED))
 
 

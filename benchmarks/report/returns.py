@@ -121,8 +121,8 @@ def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
 
 def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
     """A line for each contender: over the tasks of which it and SB3's settings have enough runs, how many times their
-    return it has, and how probable it is that a run of it is better than one of theirs. Two more lines have
-    the shared settings on the tasks that chose them, and on the others."""
+    return it has, and how probable it is that a run of it is better than one of theirs. Two more lines
+    compare the shared settings on the tasks that chose them, and on the others."""
     results = list(results)
     runs, rows = {**grouped(results), SHARED: shared(results)}, []
     lines = [(arm, "", TASKS) for arm in runs if arm != REFERENCE]

@@ -57,7 +57,7 @@ class Compiled:
     :param reads: what it reads besides its arguments; a call must not change it
     :param strict: raise :class:`CompileError` if it cannot be compiled, instead of warning and running uncompiled
     :param constants: what it was compiled for, in a form that can be compared
-    :param shown: makes the context in which it is compiled, which shows that
+    :param shown: returns a context manager that shows that code is being compiled
     """
 
     function: Callable[..., Any]
@@ -341,7 +341,7 @@ class CompileStatus:
 class Compilation:
     """Decisions and compiled functions of a model; a saved model keeps the decision, and compiles again."""
 
-    #: Makes the context in which functions are compiled, which shows that.
+    #: Returns a context manager that shows that code is being compiled.
     shown: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __init__(self) -> None:

@@ -461,7 +461,7 @@ def test_a_pretrained_model_is_saved(tmp_path):
 
 def test_a_function_is_recorded():
     class Expert:
-        env = Follow()  # of its own
+        env = Follow()  # models have such an attribute, too
 
         def __call__(self, obs):
             return linear(obs)
