@@ -5,6 +5,7 @@ resumes where it was, and starts again the run that it was stopped in. A run hol
 several queues can share the work; the system releases the lock when the process ends, however it ends.
 """
 
+import argparse
 import fcntl
 import os
 import subprocess
@@ -92,6 +93,12 @@ def _package() -> str | None:
 def git(*words: str) -> str | None:
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
     return None if done.returncode else done.stdout.strip()
+
+
+def check_steps(parser: argparse.ArgumentParser, arguments: argparse.Namespace, file: Path) -> None:
+    """An error if ``--steps`` would shorten runs in the file that ships, where they would count as done."""
+    if arguments.steps and arguments.results.resolve() == file.resolve():
+        parser.error("--steps needs --results: a shorter run would count as done")
 
 
 def python(script: str) -> list[str]:

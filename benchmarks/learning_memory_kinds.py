@@ -21,7 +21,7 @@ from typing import Any
 import learning_memory as velocities
 import learning_together as together
 import torch as th
-from campaign import claim, lock_path, python, versions, work
+from campaign import check_steps, claim, lock_path, python, versions, work
 from learning_actions import Unmasked
 from learning_returns import Episodes, curve
 from memory_tasks import RepeatPrevious, TMaze
@@ -130,8 +130,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: the task's)")
     arguments = parser.parse_args()
-    if arguments.steps and arguments.results.resolve() == FILE.resolve():
-        parser.error("--steps needs --results: a shorter run would count as done")
+    check_steps(parser, arguments, FILE)
     file = arguments.results.resolve()
     if arguments.run:
         arm, task, seed = arguments.run

@@ -39,7 +39,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch as th
-from campaign import claim, is_claimed, lock_path, python, versions, work  # the modules beside this one
+from campaign import check_steps, claim, is_claimed, lock_path, python, versions, work  # the modules beside this one
 from report.plan import ARMS, STAGES, Job, in_order, read
 from report.recommended import RANDOM
 from report.results import append_line, read_lines
@@ -265,8 +265,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: those of its arm)")
     arguments = parser.parse_args()
-    if arguments.steps and arguments.results.resolve() == FILE.resolve():
-        parser.error("--steps needs --results: a shorter run would count as done")
+    check_steps(parser, arguments, FILE)
     file, jobs = arguments.results.resolve(), in_order(STAGES[stage] for stage in arguments.stage)
     if arguments.run:
         try:

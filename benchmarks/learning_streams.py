@@ -23,7 +23,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch as th
-from campaign import claim, is_claimed, lock_path, python, versions, work  # the modules beside this one
+from campaign import check_steps, claim, is_claimed, lock_path, python, versions, work  # the modules beside this one
 from gymnasium import spaces
 from gymnasium.wrappers import FlattenObservation
 from report.plan import Job, read
@@ -176,8 +176,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: those of its task)")
     arguments = parser.parse_args()
-    if arguments.steps and arguments.results.resolve() == FILE.resolve():
-        parser.error("--steps needs --results: a shorter run would count as done")
+    check_steps(parser, arguments, FILE)
     file = arguments.results.resolve()
     if arguments.run:
         arm, task, seed = arguments.run
