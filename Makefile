@@ -95,8 +95,10 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PyTorch first and pinned: left to the resolver, a newer build with gigabytes of GPU libraries may be chosen.
+# Python brings an older pip, which takes twice as long to find out what to install.
 $(TORCH): constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --upgrade pip
 	$(INSTALL) torch
 	touch $@
 
