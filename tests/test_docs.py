@@ -29,7 +29,7 @@ import pytest
 from parametrization import EXHAUSTIVE, SLOW
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
-from training import LogDumps
+from training import LogDumps, shorten_rollouts
 
 import ppo_plus
 from ppo_plus import PPO_Plus
@@ -90,9 +90,8 @@ def stop_early(patch: pytest.MonkeyPatch) -> None:
         return learn(self, total_timesteps, CallbackList([*given, StopAfterUpdate()]), *args, **kwargs)
 
     patch.setattr(PPO_Plus, "learn", learn_shortly)
-    init = inspect.unwrap(PPO_Plus.__init__)
-    patch.setattr(init, "__defaults__", tuple(256 if default == 2048 else default for default in init.__defaults__))
-    patch.setitem(init.__kwdefaults__, "compile", False)
+    shorten_rollouts(patch, 256)
+    patch.setitem(inspect.unwrap(PPO_Plus.__init__).__kwdefaults__, "compile", False)
 
 
 def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:

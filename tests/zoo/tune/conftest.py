@@ -15,6 +15,7 @@ import optuna
 import pytest
 import sqlalchemy
 from storages import close
+from training import shorten_rollouts
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, load_experiment
 from ppo_plus.zoo.tune import Plan, Study, open_storage, tune
@@ -134,7 +135,7 @@ def free_port():
 @pytest.fixture(scope="session")
 def tuned(tmp_path_factory):
     """A whole study, search and confirmation, whose jobs the processes of pytest share. The baselines have little
-    chance: the default has one update, the settings file's entry a low learning rate."""
+    chance: the default has few updates, the settings file's entry a low learning rate."""
     import_module("tuning_envs")
     root = tmp_path_factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "tuned"
@@ -144,5 +145,7 @@ def tuned(tmp_path_factory):
     plan = Plan(512, n_evals=1, last_evals=1, n_eval_episodes=3, n_finalists=1, seed=3)
     study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
     allowed = {"packages": (*ALLOWED_PACKAGES, "tuning_envs"), "gym_packages": ("tuning_envs",)}
-    verdict = tune(experiment, space, study, plan, 3, folder, **allowed)
+    with pytest.MonkeyPatch.context() as patch:
+        shorten_rollouts(patch, 256)
+        verdict = tune(experiment, space, study, plan, 3, folder, **allowed)
     return study, verdict, folder, TuningTask(experiment, space, plan, **allowed).fitted()
