@@ -1,6 +1,5 @@
 """A call of ``learn``: its progress and its callbacks. :mod:`ppo_plus.saving.checkpoint.checkpoint` resumes one."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
 
 from ppo_plus.model import Model
-from ppo_plus.process import assigned, keep_freed_memory
+from ppo_plus.process import keep_freed_memory
 
 #: Attributes that SB3 sets on every callback.
 SET_BY_SB3 = frozenset({"model", "logger", "training_env", "locals", "globals", "parent"})
@@ -69,8 +68,7 @@ class Call:
         """The call while it runs. An error ends training in the other processes, too."""
         keep_freed_memory()
         try:
-            with assigned(model.compilation, shown=self.compiling):
-                yield self
+            yield self
         except BaseException:
             for bar in self.bars():  # rich draws one at a time
                 bar.close()
@@ -105,20 +103,3 @@ class Call:
         names = ("pbar", "progress_bar", "bar")  # SB3's, rl_zoo3's, and ours
         found = [getattr(callback, name, None) for callback in self.callbacks for name in names]
         return [bar for bar in found if isinstance(getattr(bar, "start_t", None), float)]
-
-    @contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Progress bars of tqdm say that training is being compiled, and leave out the time that it takes."""
-        begun, bars = time.time(), self.bars()
-        texts = [bar.desc for bar in bars]
-        for bar in bars:
-            bar.set_description("compiling")
-        try:
-            yield
-        finally:
-            seconds = time.time() - begun
-            for bar, text in zip(bars, texts, strict=True):
-                bar.start_t, bar.last_print_t = bar.start_t + seconds, bar.last_print_t + seconds
-                bar.set_description_str(text)
-                if "_prog" in vars(bar):  # rich counts by itself
-                    vars(bar)["_prog"].reset(vars(bar)["_task_id"], completed=bar.n)

@@ -267,7 +267,7 @@ class PPO_Plus(ModelFiles):
             )
             # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
             iteration = call.iteration
-            callback.on_training_start(LazyLocals(locals()), globals())
+            callback.on_training_start(LazyLocals(locals()), globals())  # type: ignore[arg-type]
             checkpoint.restore(self)
             while self.num_timesteps < total_timesteps:
                 self._fit_buffer()
@@ -312,7 +312,7 @@ class PPO_Plus(ModelFiles):
         facts = {name: getattr(self, name) for name in names} | {"total_timesteps": total_timesteps}
         facts["kl_control"] = self.trainer.kl_memory and self.trainer.kl_memory[1]
         self.shared.begin(self, self.settings.shared_by_processes | facts)
-        if self.verbose >= 1 and self.compilation.notice:
+        if (self.verbose >= 1 or progress_bar) and self.compilation.notice:
             print(self.compilation.notice)
         checked = CheckedEnvs(self.env, self._steps)
         with checked:

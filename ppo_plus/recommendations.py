@@ -1,6 +1,5 @@
 """Settings for an environment that nobody has tuned, chosen by what is known of it before training."""
 
-from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from typing import Any
 
@@ -64,7 +63,7 @@ def settings_for(env: gym.Env | VecEnv, n_envs: int, n_timesteps: int | None = N
     numbers = [part for key, part in seen if key != mask_key and isinstance(part, spaces.Box)]
     if (wrapper is None or not wrapper.norm_obs) and not all(map(_is_near_unit, numbers)):
         arguments["normalize_observations"] = True
-    actions = list(_single_spaces(env.action_space))
+    actions = _single_spaces(env.action_space)
     boxes = [space for space in actions if isinstance(space, spaces.Box)]
     # A simulator without bounds is given some, which say nothing of the scale of its actions.
     unbounded = isinstance(env, TensorVecEnv) and env.env.unbounded
@@ -115,10 +114,8 @@ def _is_far_from_unit(space: spaces.Box) -> bool:
     return bool(np.any((abs(center) > half / 2) | (half > 5.0) | (half < 0.1)))
 
 
-def _single_spaces(space: spaces.Space) -> Iterator[spaces.Space]:
+def _single_spaces(space: spaces.Space) -> list[spaces.Space]:
     """The spaces in a nesting of Dict and Tuple."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        for part in named_parts(space).values():
-            yield from _single_spaces(part)
-    else:
-        yield space
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [space]
+    return [single for part in named_parts(space).values() for single in _single_spaces(part)]

@@ -7,7 +7,6 @@ import pytest
 from models import make_model
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EveryNTimesteps
 from tqdm import tqdm
-from tqdm.rich import tqdm_rich
 
 from ppo_plus import Checkpoints, EvalAfterUpdates
 from ppo_plus.call import Call
@@ -99,16 +98,3 @@ def test_a_second_learn_shows_sb3s_progress_bar_after_an_error():
         with pytest.raises(KeyError, match="the kite"):
             model.learn(64, callback=fail, progress_bar=True)
     model.learn(64, progress_bar=True)
-
-
-def test_progress_bars_say_that_training_is_compiled_and_leave_its_time_out(monkeypatch):
-    bars = {"std": tqdm(total=64, file=StringIO(), desc="mine"), "rich": tqdm_rich(total=64)}
-    callbacks = [SimpleNamespace(bar=bars["std"]), SimpleNamespace(pbar=bars["rich"]), SimpleNamespace(bar=None)]
-    call, start = Call(callbacks=callbacks), bars["std"].start_t
-    seconds = iter([100.0, 130.0])
-    monkeypatch.setattr("ppo_plus.call.time.time", seconds.__next__)
-    with call.compiling():
-        assert [bar.desc for bar in bars.values()] == ["compiling: "] * 2
-    assert bars["std"].start_t == start + 30 and [bar.desc for bar in bars.values()] == ["mine", ""]
-    for bar in bars.values():
-        bar.close()

@@ -3,7 +3,6 @@
 import signal
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -57,7 +56,6 @@ class Compiled:
     :param reads: what it reads besides its arguments; a call must not change it
     :param strict: raise :class:`CompileError` if it cannot be compiled, instead of warning and running uncompiled
     :param constants: what it was compiled for, in a form that can be compared
-    :param shown: returns a context manager that shows that code is being compiled
     """
 
     function: Callable[..., Any]
@@ -65,7 +63,6 @@ class Compiled:
     reads: Reads = Reads()
     strict: bool = False
     constants: dict[str, Any] | str | None = None
-    shown: Callable[[], AbstractContextManager[Any]] = nullcontext
     n_traces: int = field(default=0, init=False)
     #: Why it is not compiled; ``None``: it is, or will be at its first call.
     failure: str | None = field(default=None, init=False)
@@ -143,7 +140,7 @@ class Compiled:
                 raise CompileError(keeps_changing("what it reads"))
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
-            with self.shown(), ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
+            with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
                 self._run = self._trace_and_compile(args, n_static)
                 if not self.agrees(*args):
                     raise CompileError(
@@ -341,9 +338,6 @@ class CompileStatus:
 class Compilation:
     """Decisions and compiled functions of a model; a saved model keeps the decision, and compiles again."""
 
-    #: Returns a context manager that shows that code is being compiled.
-    shown: Callable[[], AbstractContextManager[Any]] = nullcontext
-
     def __init__(self) -> None:
         #: Gradient steps that all calls of ``learn`` have planned since the model was made or loaded.
         self.n_planned = 0
@@ -357,7 +351,7 @@ class Compilation:
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies compile for themselves.
-        return vars(self) | {"functions": {}, "shown": nullcontext}
+        return vars(self) | {"functions": {}}
 
     def plan(self, requested: bool | str, n_steps: int, device: th.device, unsupported: str | None = None) -> None:
         """Decide for a call of ``learn`` that plans ``n_steps`` gradient steps: on the arguments alone, never on time.
@@ -449,7 +443,7 @@ class Compilation:
             if self.strict and known.failure:
                 known.fail(known.failure)
             return known
-        compiled = Compiled(function, name, reads, self.strict, constants, lambda: self.shown())
+        compiled = Compiled(function, name, reads, self.strict, constants)
         self.functions[name] = compiled
         if isinstance(constants, str):
             compiled.fail(constants)

@@ -7,7 +7,6 @@ Nothing stands between ``envs[i]`` and the wrappers of the user: the vector envi
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -29,7 +28,10 @@ class LeanVecEnv(DummyVecEnv):
     """
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]]):
-        super().__init__([partial(_supported, make) for make in env_fns])
+        envs = [make() for make in env_fns]
+        for env in envs:
+            check_spaces(env)
+        super().__init__([lambda env=env: env for env in envs])  # type: ignore[misc]
         self._known, self._resumables = [*self.envs], [as_resumable(env) for env in self.envs]
 
     def recorded(self) -> list[Resumable]:
@@ -52,12 +54,6 @@ class LeanVecEnv(DummyVecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         return step_each(self, self.recorded())
-
-
-def _supported(make: Callable[[], gym.Env]) -> gym.Env:
-    env = make()
-    check_spaces(env)
-    return env
 
 
 def faster_methods(env: DummyVecEnv) -> dict[str, Callable[[], Any]]:

@@ -295,8 +295,6 @@ def make_object(cls: type, state: dict[str, Any]) -> Any:
         values = {name: state[name] for name in SPACES[name_of(cls)][1] if name in state}
         if cls is spaces.Dict:
             values["spaces"] = list(values["spaces"].items())  # pairs: Gymnasium would sort the keys of a dict
-        if cls is spaces.Discrete and values.get("dtype") == np.int64:
-            del values["dtype"]  # older Gymnasium has no other
         return cls(**values)
     if issubclass(cls, tuple):
         return cls(**state)

@@ -22,9 +22,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import optuna
 import sqlalchemy
@@ -47,9 +46,6 @@ from ppo_plus.zoo.interrupts import check
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
-#: Arguments and result of a storage's method.
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class StorageError(ValueError):
@@ -140,14 +136,15 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _robust(
-    method: Callable[P, R], patience: float, kinds: tuple[type[Exception], ...] = (OperationalError, InterfaceError)
-) -> Callable[P, R]:
+    method: Callable[..., Any],
+    patience: float,
+    kinds: tuple[type[Exception], ...] = (OperationalError, InterfaceError),
+) -> Callable[..., Any]:
     """A method of a storage that is called again for ``patience`` seconds after errors of some kinds (lost and refused
     connections). What a call did before is done twice, which is safe: of two trials of one job one counts, a running
     trial that no process owns counts as dead after the grace period, and one that has ended stays unchanged."""
 
-    @wraps(method)
-    def call(*args: P.args, **options: P.kwargs) -> R:
+    def call(*args: object, **options: object) -> Any:
         deadline = time.monotonic() + patience
         while True:
             try:
