@@ -103,6 +103,8 @@ CASES = {
     ),
     "squashed, wide": lambda: make(env=vec(WIDE), **small(squash_output=True)),
 }
+#: What other cases and tests have parts of.
+NIGHTLY = {"lstm", "lru", "gru, masks", "of a single number, normalized", "of multibinary_2d", *TOP_LEVEL}
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def test_the_files_of_mixed_actions_act_as_predict_with_masks(mixed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", part(CASES, CASES.keys() - {"lstm", "lru", "gru, masks", *TOP_LEVEL}))
+@pytest.mark.parametrize("case", part(CASES, CASES.keys() - NIGHTLY))
 def test_the_files_act_as_predict(case, tmp_path):
     check(CASES[case](), tmp_path / "policy.onnx", n_steps=50 if case in ("lstm", "lru", "attention") else 4)
 
