@@ -1,6 +1,5 @@
 """Self-play: games against other policies, and a league of frozen ones to play against."""
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,6 +15,7 @@ from ppo_plus.envs.checks import Info, as_reward
 from ppo_plus.envs.normalization import warn_of_statistics
 from ppo_plus.envs.resumable.attributes import NotResumableError, State, differ, plain
 from ppo_plus.envs.tensors.vec_env import ObservationLayout
+from ppo_plus.policy.arguments import frozen
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.policy.policies import ActorCriticPolicy, Carry
 from ppo_plus.ppo import PPO_Plus
@@ -182,14 +182,6 @@ class SelfPlay(GameEnv):
             raise NotResumableError(f"the same actions led {self.game} elsewhere: it depends on more than its seed")
 
 
-def _frozen(policy: ActorCriticPolicy) -> ActorCriticPolicy:
-    """A copy of a policy that does not learn, on the CPU and without the optimizer."""
-    unused = policy.optimizer, getattr(policy, "_networks", None)  # networks may be made by local functions
-    snapshot = copy.deepcopy(policy, {id(part): None for part in unused}).to("cpu").requires_grad_(False)
-    snapshot.set_training_mode(False)
-    return snapshot
-
-
 def _as_player(name: str, player: Any) -> Any:
     """What plays a seat: a frozen policy, a function, or ``None``, which draws actions at random."""
     if isinstance(player, (str, Path)):
@@ -198,7 +190,7 @@ def _as_player(name: str, player: Any) -> Any:
     warn_of_statistics(getattr(player, "_trained_normalized", None), None)
     player = getattr(player, "policy", player)
     if isinstance(player, ActorCriticPolicy):
-        return _frozen(player)
+        return frozen(player)
     if player is not None and (not callable(player) or isinstance(player, th.nn.Module)):
         remedy = "pass a function of observation and mask, a model of PPO_Plus or its file, or None"
         raise TypeError(f"opponents: {name!r} is {player!r:.80}: {remedy}")
@@ -264,7 +256,7 @@ class League(BaseCallback):
         if self.n_rollouts % self.every == 0:
             name = f"step_{self.num_timesteps}"
             name += f"_{len(self.players)}" if name in self.players else ""  # after another call of learn
-            self.snapshots[name] = _frozen(self.model.policy)  # type: ignore[arg-type]
+            self.snapshots[name] = frozen(self.model.policy)  # type: ignore[assignment]
             self._add(name)
             self._tell("snapshots", self.snapshots)
         self.n_rollouts += 1
@@ -321,7 +313,7 @@ class League(BaseCallback):
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.rating, self.n_rollouts, self.players = state["rating"], state["n_rollouts"], state["players"]
-        self.snapshots = {name: _frozen(self.model.policy) for name in state["weights"]}  # type: ignore[arg-type]
+        self.snapshots = {name: frozen(self.model.policy) for name in state["weights"]}  # type: ignore[misc]
         for name, weights in state["weights"].items():
             self.snapshots[name].load_state_dict(weights)
         self._tell("snapshots", self.snapshots)

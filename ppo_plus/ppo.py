@@ -12,6 +12,7 @@ import torch as th
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common import utils
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
+from stable_baselines3.common.logger import HumanOutputFormat
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.policies import BasePolicy
@@ -317,6 +318,9 @@ class PPO_Plus(ModelFiles):
         checked = CheckedEnvs(self.env, self._steps)
         with checked:
             total, _ = super()._setup_learn(total_timesteps, None, reset_num_timesteps, tb_log_name)
+        for table in self.logger.output_formats:
+            if isinstance(table, HumanOutputFormat) and not self._custom_logger:
+                table.max_length = 99  # cut off, long names such as those of streams may be the same
         if begins:
             checked.check_reset(self._last_obs)
         self.shared.share_statistics(self.get_vec_normalize_env())

@@ -1,5 +1,7 @@
 """Evaluations after updates."""
 
+import warnings
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -207,6 +209,16 @@ def test_evaluation_without_masks_gives_a_warning():
     # The environment raises an error for a forbidden action.
     with pytest.warns(UserWarning, match="predict was called without action_masks"), pytest.raises(AssertionError):
         model.learn(16, EvalCallback(env, eval_freq=8))
+
+
+def test_evaluating_in_the_environments_of_training_gives_a_warning():
+    env = make_vec_env("CartPole-v1")
+    model = PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu")
+    with pytest.warns(UserWarning, match="EvalCallback resets the environments that are trained in"):
+        model.learn(16, EvalCallback(env, eval_freq=8, n_eval_episodes=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(32, [EvalCallback(make_vec_env("CartPole-v1"), eval_freq=8), EvalAfterUpdates(env, 8)])
 
 
 @pytest.mark.parametrize("eval_freq", [0, -1])

@@ -186,12 +186,23 @@ class Compiled:
             places = [place[id(leaf)] for leaf in results]
             return computed
 
+        def plain() -> Any:
+            with th.random.fork_rng(devices=[leaf.device for leaf in leaves if leaf.is_cuda][:1]):
+                return self.function(*tree_map(th.clone, args[:1]), *args[1:])
+
+        plain()  # what it makes at its first call, such as a table, is kept
         before = constants_of(self.reads)
-        graph = trace(flat, tensors)
-        after = constants_of(self.reads)
-        if before != after:
-            self.n_traces = MAX_TRACES  # it would again
-            raise CompileError(f"it keeps something from call to call ({first_difference(before, after)})")
+        # Traced last, since what it keeps is then no real tensor.
+        for run_once in (plain, lambda: trace(flat, tensors)):
+            graph = run_once()
+            try:
+                after = constants_of(self.reads)
+                changed = first_difference(before, after) if before != after else None
+            except NotComparable as error:
+                changed = str(error).split()[0]  # where it is
+            if changed is not None:
+                self.n_traces = MAX_TRACES  # it would again
+                raise CompileError(f"it keeps something from call to call ({changed})")
         _check_tensors(graph, tensors)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")

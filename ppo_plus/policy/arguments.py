@@ -1,13 +1,15 @@
-"""The arguments of policies, ``policy_kwargs``: their checks before a policy is built, and custom networks."""
+"""The arguments of policies, ``policy_kwargs``: their checks before a policy is built, custom networks, and copies."""
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch as th
 from torch import nn
 
 from ppo_plus.policy.normalization import OPTIONS
+
+P = TypeVar("P", bound=nn.Module)
 
 #: Arguments of policies that ``PPO_Plus`` passes; they shape the policy, besides its class and ``policy_kwargs``.
 SHAPING = frozenset({"use_sde", "exploration", "action_mask_key", "streams", *OPTIONS})
@@ -63,3 +65,12 @@ def split_network(
         raise ValueError(f"{needed} returns the shape {tuple(shape)}")
     module.train(training)
     return hidden, last, latent.shape[1]
+
+
+def frozen(policy: P) -> P:
+    """A copy of a policy that does not learn, on the CPU and without the optimizer."""
+    unused = getattr(policy, "optimizer", None), getattr(policy, "_networks", None)  # these may be of local functions
+    kept = [value for module in policy.modules() for value in vars(module).values()]
+    # What a module keeps of its last call, without its graph, which torch does not copy.
+    results = {id(value): value.detach() for value in kept if isinstance(value, th.Tensor) and not value.is_leaf}
+    return copy.deepcopy(policy, {id(part): None for part in unused} | results).to("cpu").requires_grad_(False).eval()

@@ -667,7 +667,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if action_masks is None:
             return None
         layout, n_obs = self.distribution.mask_layout, n_rows(obs)
-        masks = as_masks("action_masks", action_masks, layout)
+        is_one = n_obs == 1 and getattr(action_masks, "ndim", 0) == 1 and str(action_masks.dtype) != "object"  # type: ignore[union-attr]
+        masks = as_masks("action_masks", [action_masks] if is_one else action_masks, layout)
         if len(masks) != n_obs:
             raise ValueError(f"action_masks has {len(masks)} masks for {n_obs} observations: give one for each")
         if nothing_allowed(masks, layout).any():

@@ -137,10 +137,20 @@ def predict_in(model: Model, env: VecEnv) -> Predict:
 
 
 def check_evaluations(model: Model, callbacks: Sequence[BaseCallback]) -> None:
-    """:raises ValueError: a callback would evaluate on observations that are normalized twice"""
+    """Warn of a callback of SB3 that evaluates, in the middle of a rollout, in the environments of training.
+
+    :raises ValueError: a callback would evaluate on observations that are normalized twice
+    """
     for callback in callbacks:
         if isinstance(callback, EvalCallback):
             require_one_normalization(callback.eval_env, model.normalize_observations)
+            between_rollouts = getattr(callback, "in_all_processes", False)
+            if not between_rollouts and model.env is not None and share_layers(callback.eval_env, model.env):
+                warnings.warn(
+                    f"{type(callback).__name__} resets the environments that are trained in, and learning sees none of "
+                    "it: pass others as eval_env, or use ppo_plus.EvalAfterUpdates",
+                    stacklevel=5,
+                )
 
 
 def with_statistics_of(model: Model, vec_env: VecEnv) -> VecEnv:

@@ -36,6 +36,7 @@ from torch import nn
 from ppo_plus.envs.layers import layers
 from ppo_plus.envs.normalization import mean_seen, normalized_by, observation_moments
 from ppo_plus.envs.resumable.state import Resumable
+from ppo_plus.policy.arguments import frozen
 from ppo_plus.policy.masking import nothing_allowed
 from ppo_plus.policy.observations import parts_of
 from ppo_plus.policy.policies import ActorCriticPolicy, n_rows
@@ -104,7 +105,7 @@ def outermost(env: VecEnv | None, normalization: Normalization) -> tuple[list[Ve
     if normalization is not None and any(isinstance(one, VecNormalize) and one.norm_obs for one in layers(env)):
         raise ValueError(
             f"VecNormalize is inside {type(env).__name__}, and so cannot be a part of the policy: train with it around "
-            "the other wrappers, or keep it (to export, pass normalization=None and normalize observations before)"
+            "the other wrappers, or keep it (to export, model.export(path, normalization=None), and normalize before)"
         )
     return inside, env
 
@@ -129,7 +130,7 @@ class Deployed(nn.Module):
         if not model.policy.has_params:
             remedy = "derive it from ppo_plus.ActorCriticPolicy to export it, or trace it as SB3's page on export does"
             raise ValueError(f"policy={type(model.policy).__name__} overrides methods of SB3's policy: {remedy}")
-        policy = self.policy = copy.deepcopy(model.policy).to("cpu").requires_grad_(False).eval()
+        policy = self.policy = frozen(model.policy)
         #: What it must act like: the policy before (not a module of this one), and what normalizes its observations.
         vars(self)["trained"] = copy.deepcopy(policy)
         self.normalizes = [one for one in self.wrappers if isinstance(one, VecNormalize) and one.norm_obs]

@@ -150,6 +150,30 @@ def test_what_keeps_something_from_call_to_call_runs_as_it_is():
     assert compiled.bind()(th.ones(1)) == first + 1
 
 
+def test_what_makes_something_once_is_compiled():
+    tables = {}
+
+    def shifted(x):
+        table = tables.setdefault(len(x), th.arange(float(len(x))))
+        return x + table
+
+    call = Compiled(shifted, "a table", reads=Reads(objects={"tables": tables}), strict=True).bind()
+    assert call(th.zeros(3)).tolist() == [0.0, 1.0, 2.0] and tables[3].numpy().sum() == 3.0
+
+
+def test_what_is_kept_of_a_call_is_no_tensor_of_a_trace():
+    kept = []
+
+    def keeping(x):
+        kept[:] = [2 * x]
+        return kept[0]
+
+    compiled = Compiled(keeping, "keeping", reads=Reads(objects={"kept": kept}))
+    with pytest.warns(RuntimeWarning, match="it keeps something from call to call"):
+        compiled.bind()(th.ones(1))
+    assert kept[0].numpy() == 2.0
+
+
 def wrong(graph, tensors):
     return lambda given: [given[0] + 1e-2]
 

@@ -11,10 +11,11 @@ from envs import ACTIONS, VECTOR, RandomEnv, vec
 from gymnasium import spaces
 from models import make_model
 from stable_baselines3.common import policies as sb3
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from ppo_plus import MlpPolicy, PPO_Plus, StateDependentNoise, register
-from ppo_plus.policy.arguments import split_network
+from ppo_plus.policy.arguments import frozen, split_network
 
 
 def make(policy="MlpPolicy", **policy_kwargs):
@@ -235,3 +236,26 @@ def test_a_network_stays_in_its_mode_and_one_row_is_enough():
     given = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     hidden, last, _ = split_network("actor", given, 5, 3, th.device("cpu"))
     assert hidden.training and last.training and hidden[1].num_batches_tracked == 0
+
+
+class Attentive(BaseFeaturesExtractor):
+    """Keeps the weights of its last call, as for pictures."""
+
+    def __init__(self, space):
+        super().__init__(space, 4)
+        self.layer = nn.Linear(space.shape[0], 4)
+
+    def forward(self, observations):
+        self.weights = self.layer(observations).softmax(1)
+        return self.weights
+
+
+def test_what_a_module_keeps_of_its_last_call_is_copied():
+    model = make_model(policy_kwargs={"features_extractor_class": Attentive})
+    model.learn(16)
+    kept = model.policy.features_extractor.weights
+    copied = frozen(model.policy)
+    assert not kept.is_leaf and th.equal(copied.features_extractor.weights, kept)
+    obs = model.env.reset()
+    assert copied.optimizer is None and not any(weight.requires_grad for weight in copied.parameters())
+    assert (copied.predict(obs, deterministic=True)[0] == model.predict(obs, deterministic=True)[0]).all()

@@ -433,6 +433,15 @@ def test_a_multidiscrete_mask_may_be_an_array_for_each_choice():
     assert as_masks("m", [{"a": masks[0]}], {"a": [4, 3]}).astype(int).tolist() == [[1, 0, 1, 1, 1, 1, 0]]
 
 
+@pytest.mark.parametrize("as_given", [np.asarray, th.as_tensor])
+def test_predict_takes_the_mask_of_a_single_environment(as_given):
+    env = vec(ACTIONS["discrete"], n_envs=1, env_class=MaskedEnv)
+    model = make(env)
+    mask = as_given(np.array([False, True, False]))
+    for action_masks in (mask, mask[None], [mask]):
+        assert model.predict(env.reset(), action_masks=action_masks)[0].tolist() == [1 + ACTIONS["discrete"].start]
+
+
 def test_predict_takes_a_mask_for_each_observation():
     model = masked()
     with pytest.raises(ValueError, match="action_masks has 1 masks for 2 observations: give one for each"):

@@ -57,6 +57,12 @@ def test_wrong_arguments_are_named(wrong, error, message):
         wrong()
 
 
+def test_names_may_be_long(capsys):
+    name = "of a collision with one of many obstacles"
+    make([Stream("cost", name=name)], verbose=1).learn(64)
+    assert f"{name}_explained_variance" in capsys.readouterr().out
+
+
 def test_names_and_places_of_streams():
     assert [stream.name for stream in STREAMS] == ["cost", "energy", "progress", "curiosity"]
     assert ENERGY.find({"reward_terms": {"energy": 2.0}}) == 2.0

@@ -85,7 +85,8 @@ class _Writer:
             return {f"!{_KINDS[cls].tag}": self._content(value, path, _KINDS[cls])}
         state = object_state(value)
         if state is None:
-            raise _undescribable(path, value, f"cannot be described: {_REMEDY}")
+            remedy = _REMEDY if callable(value) else "use numbers and texts in its place"
+            raise _undescribable(path, value, f"cannot be described: {remedy}")
         return {f"!{_name(cls, path)}": {key: self.write(entry, f"{path}.{key}") for key, entry in state.items()}}
 
     def _pairs(self, value: Mapping[Any, Any], path: str) -> list[Json]:
