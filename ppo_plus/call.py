@@ -73,6 +73,8 @@ class Call:
             for bar in self.bars():  # rich draws one at a time
                 bar.close()
             model.ranks.leave()
+            if not self.between_rollouts:
+                model._last_obs = None  # the environments may have taken a step that no rollout has
             raise
         finally:
             if self.resumed is None:  # otherwise it can be resumed again

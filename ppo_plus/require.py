@@ -68,7 +68,8 @@ def same_space(space: spaces.Space, other: spaces.Space) -> bool:
         return len(space) == len(other) and all(map(same_space, space, other))
     if isinstance(space, spaces.Box) and isinstance(other, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         bounds = space.low, space.high, other.low, other.high
-        low, high, *others = [np.where(np.abs(bound) < LARGEST, bound, np.copysign(np.inf, bound)) for bound in bounds]
+        largest = np.float32(LARGEST)
+        low, high, *others = [np.where(np.abs(bound) < largest, bound, np.copysign(np.inf, bound)) for bound in bounds]
         return space.dtype == other.dtype and all(map(np.array_equal, (low, high), others))
     return bool(space == other)
 

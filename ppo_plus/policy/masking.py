@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from ppo_plus.policy.observations import parts_of
-from ppo_plus.trees import named_parts
+from ppo_plus.trees import named_parts, tree_leaves
 
 #: The number of alternatives of each choice, in the structure of the action space (see the module).
 MaskLayout = list[int] | dict[str, "MaskLayout"] | tuple["MaskLayout", ...]
@@ -146,8 +146,8 @@ def _flat(mask: Any, layout: MaskLayout, batched: bool = True, where: str = "") 
         columns: list[Any] = [
             _flat(parts.get(key), sublayout, batched, f"{where}[{key!r}]")
             for key, sublayout in sublayouts.items()
-            # Only what has no choices may be missing.
-            if choices_of(sublayout) or parts.get(key) is not None
+            # Only what has no choices may be missing, or have parts without masks.
+            if choices_of(sublayout) or tree_leaves(parts.get(key))
         ]
         return th.cat(columns, 1) if isinstance(columns[0], th.Tensor) else np.concatenate(columns, 1)
     if isinstance(layout, list) and isinstance(mask, (list, tuple)):

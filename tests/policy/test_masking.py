@@ -271,6 +271,13 @@ def test_several_masks_may_be_an_array_of_rows_for_each_choice(space, make_rows)
     np.testing.assert_array_equal(found, np.hstack([first, second]))
 
 
+@pytest.mark.parametrize("part", [{}, {"x": None}, None])
+def test_what_has_no_choices_has_an_empty_mask(part):
+    box = spaces.Box(-1, 1, (1,))
+    layout = make_distribution(spaces.Tuple([spaces.Discrete(2), spaces.Dict(x=box, y=box)])).mask_layout
+    assert as_masks("m", [(np.array([1, 0]), part)], layout).tolist() == [[True, False]]
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [

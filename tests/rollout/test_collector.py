@@ -251,6 +251,19 @@ def test_training_continues_where_a_callback_stopped_it(in_tensors, at):
     assert dones.all() == (at == 5)
 
 
+@pytest.mark.parametrize("in_tensors", [False, True])
+def test_training_starts_new_episodes_after_an_error_between_a_step_and_its_record(in_tensors):
+    def interrupt(model):
+        raise KeyboardInterrupt
+
+    env = list(twins(ACTIONS["box"], 2, limit=5))[in_tensors]
+    model = PPO_Plus("MlpPolicy", as_vec_env(env), n_steps=8, batch_size=8, seed=0, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(32, At(interrupt, [5]))
+    model.learn(8, reset_num_timesteps=False)
+    assert model.rollout_buffer.episode_starts[0].all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("in_tensors", "policy", "duplicate"),
