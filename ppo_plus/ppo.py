@@ -268,7 +268,7 @@ class PPO_Plus(ModelFiles):
             )
             # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
             iteration = call.iteration
-            callback.on_training_start(LazyLocals(locals()), globals())  # type: ignore[arg-type]
+            callback.on_training_start(LazyLocals(locals()), globals())
             checkpoint.restore(self)
             while self.num_timesteps < total_timesteps:
                 self._fit_buffer()

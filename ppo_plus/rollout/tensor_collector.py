@@ -5,8 +5,7 @@ limits there were, what to log) is computed on the device and read in one copy.
 """
 
 import warnings
-from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -40,15 +39,27 @@ class Lazy:
         return self._make()
 
 
-class LazyLocals(UserDict[str, Any]):
-    """A mapping that returns the value of a :class:`Lazy` entry, however it is read."""
+class LazyLocals(dict[str, Any]):
+    """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
+
+    # A dict's own methods read the entries themselves, those of a mapping call `__getitem__`.
+    get, setdefault = MutableMapping.get, MutableMapping.setdefault  # type: ignore[assignment]
+    values, items = MutableMapping.values, MutableMapping.items  # type: ignore[assignment]
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
         return value.value if isinstance(value, Lazy) else value
 
-    def update(self, *args: Any, **kwargs: Any) -> None:  # at once, since SB3 calls it in every step
-        self.data.update(*args, **kwargs)
+    def __iter__(self) -> Iterator[str]:
+        # Because this method is defined, `dict(locals)` and `{**locals}` read each value.
+        return super().__iter__()
+
+    def pop(self, key: str, *default: Any) -> Any:
+        value = super().pop(key, *default)
+        return value.value if isinstance(value, Lazy) else value
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self)
 
 
 class TensorCollector(Collector):

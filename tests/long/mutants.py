@@ -753,8 +753,8 @@ COMPILING = (
     Fault(
         "trial-changes-weights",
         "compiling/compiled.py",
-        "tree_map(th.clone, args[:1])",
-        "args[:1]",
+        "mutable = tree_map(th.clone, args[:1])",
+        "mutable = args[:1]",
         "tests/compiling/test_compiled.py",
     ),
     Fault(
@@ -824,8 +824,8 @@ TOP = (
     ),
     Fault(
         "snapshots-share-weights",
-        "league.py",
-        "copy.deepcopy(policy, {id(part): None for part in unused})",
+        "policy/arguments.py",
+        "copy.deepcopy(policy, {id(part): None for part in unused} | results)",
         "copy.copy(policy)",
         "tests/test_league.py",
     ),
