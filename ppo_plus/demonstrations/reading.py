@@ -49,7 +49,7 @@ def read_demonstrations(model: Model, dataset: Any) -> dict[str, Any]:
             with np.load(dataset) as file:
                 dataset = dict(file)
         except (ValueError, TypeError, EOFError, BadZipFile) as error:
-            raise ValueError(f"dataset={str(dataset)!r} must be an .npz file of arrays (np.savez)") from error
+            raise ValueError(f"dataset={str(dataset)!r} must be an .npz file of arrays, without dicts") from error
     if isinstance(dataset, tuple):
         if len(dataset) > len(NAMES):
             raise ValueError(f"dataset has {len(dataset)} parts: give {[*NAMES]}, or a dict, which may have {MASKS!r}")

@@ -40,7 +40,8 @@ class Evaluations(EvalAfterUpdates):
         """What to say of the best model, if it was evaluated as better than the last one."""
         means = [np.mean(returns) for returns in self.evaluations_results]
         best = int(np.argmax(means))
-        if best == len(means) - 1 or means[best] <= np.mean(self.last):
+        limited = any(hasattr(stream, "limit") for stream in self.model.streams)  # which the best may have exceeded
+        if limited or best == len(means) - 1 or means[best] <= np.mean(self.last):
             return ""
         n, steps = len(self.evaluations_results[best]), self.evaluations_timesteps[best]
         evaluated = f"mean return {means[best]:.2f} over {n} evaluation episodes after {steps:,} timesteps"

@@ -17,7 +17,7 @@ import yaml
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus import PPO_Plus
+from ppo_plus import Cost, PPO_Plus
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.cli import main
@@ -105,6 +105,9 @@ def test_a_best_model_that_is_better_than_the_last_one_is_named(finished, monkey
     assert evaluations.better() == expected
     assert (summary := _summary(finished[0], 0, 1.0)).endswith(expected)
     assert summary.startswith(f"CartPole-v1: mean return {np.mean(last):.2f} +/- ")
+    # With a limit, a higher return may have cost more than is allowed.
+    monkeypatch.setattr(evaluations, "model", SimpleNamespace(streams=[Cost("cost", limit=1.0)]))
+    assert evaluations.better() == ""
 
 
 @pytest.mark.slow

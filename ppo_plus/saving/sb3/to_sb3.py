@@ -86,6 +86,8 @@ def _policy_for_sb3(model: SavedModel, trainer: type[PPO]) -> str | type[BasePol
     names = {model.policy_aliases[name]: name for name in trainer.policy_aliases}
     if model._expects_masks and (model.policy.remembers or model.use_sde):
         what = "action masks with memory or gSDE"
+    elif model.streams:
+        what = "streams"
     elif policy_class not in names and issubclass(policy_class, ActorCriticPolicy):
         what = f"policy={policy_class.__name__}"
     else:

@@ -433,7 +433,7 @@ def same_command(words: Sequence[str], n: int) -> Iterator[None]:
     finally:
         for process in processes:
             try:
-                if process.wait(END_PATIENCE) not in (0, INTERRUPTED):
+                if process.wait(END_PATIENCE) not in (0, INTERRUPTED, -signal.SIGTERM):
                     print(f"a worker ended with exit code {process.returncode}: --workers 1 shows why", file=sys.stderr)
             except subprocess.TimeoutExpired:
                 process.kill()
